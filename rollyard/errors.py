@@ -1,0 +1,79 @@
+"""The error tree. Everything Rollyard raises on purpose derives from `RollyardError`.
+
+    RollyardError                  retryable: may the same call work if made again?
+    ├── ConfigError                a user's mistake: what was wrong, where, what would be right (exit code 2)
+    ├── EngineError                an inference engine could not do what it was asked
+    │   ├── EngineLost             the engine is gone; only tokens received so far count (retryable elsewhere)
+    │   ├── RequestRejected        this request can never run on this engine
+    │   └── StaleWeights           a forward pass was about to run on weights the engine did not acknowledge
+    ├── ScoringError               a judge failed; the member has no verdict
+    ├── TrainError                 the policy could not be updated
+    │   └── NonFinite              a loss or gradient was NaN or infinite; the parameters were left as they were
+    ├── WeightSyncError            a version did not reach an engine; the version there is unchanged
+    ├── JournalError               the run's record could not be written or read
+    └── TimeLimitExceeded          a bounded wait ran out
+"""
+
+
+class RollyardError(Exception):
+    """Base of all errors raised on purpose. `retryable` says whether the same call may work if made again."""
+
+    retryable = False
+
+
+class ConfigError(RollyardError):
+    """A user's mistake, raised before anything loads.
+
+    Args:
+        problem: what is wrong, in one sentence.
+        where: the option, file or line it was found in, such as `rollout.group_size` or `prompts.jsonl:3`.
+        remedy: what would be right.
+    """
+
+    def __init__(self, problem: str, *, where: str, remedy: str) -> None:
+        super().__init__(f"{where}: {problem} ({remedy})")
+        self.problem, self.where, self.remedy = problem, where, remedy
+
+
+class EngineError(RollyardError):
+    """An inference engine could not do what it was asked."""
+
+
+class EngineLost(EngineError):
+    """The engine is gone. Only the tokens received so far count as written."""
+
+    retryable = True
+
+
+class RequestRejected(EngineError):
+    """This request can never run on this engine."""
+
+
+class StaleWeights(EngineError):
+    """A forward pass was about to run on weights the engine did not acknowledge."""
+
+
+class ScoringError(RollyardError):
+    """A judge failed. The member has no verdict; it is never counted as 0."""
+
+
+class TrainError(RollyardError):
+    """The policy could not be updated."""
+
+
+class NonFinite(TrainError):
+    """A loss or gradient was NaN or infinite. The parameters were left as they were."""
+
+
+class WeightSyncError(RollyardError):
+    """A version did not reach an engine. The version there is unchanged."""
+
+    retryable = True
+
+
+class JournalError(RollyardError):
+    """The run's record could not be written or read."""
+
+
+class TimeLimitExceeded(RollyardError):
+    """A bounded wait ran out."""

@@ -1,0 +1,310 @@
+"""Events (what happened) and instructions (what to do next): the only language between the core and the world.
+
+The pure machines (`rollout.core`, `place.modes`, `weights.rollover`, joined by `conductor`) take events and return
+instructions. The shell (`rollout.controller`, `loop`) carries instructions out and reports the outcomes as events.
+Signals are what one machine tells another; they are delivered within the same step and never leave the conductor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rollyard.types import Completion, DropReason, Group, Prompt, Request, RequestId, Reward, Segment, WeightVersion
+
+EngineId = str
+
+
+class Rollover(StrEnum):
+    """What happens to requests in flight when an engine takes new weights."""
+
+    DRAIN = "drain"  # finish them first
+    ABORT = "abort"  # cut them; they continue later under the new weights, tokens kept
+    KEEP = "keep"  # swap under them; their cached keys and values stay
+
+
+class WakePart(StrEnum):
+    """Waking has a fixed order: weights, load, cache."""
+
+    WEIGHTS = "weights"
+    CACHE = "cache"
+
+
+# ------------------------------------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsOffered(Event):
+    """The source's answer to FetchPrompts. Fewer prompts than asked only when `exhausted`."""
+
+    prompts: tuple[Prompt, ...]
+    exhausted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUp(Event):
+    """An engine can be reached. `version` is the one it acknowledged, None if it has not."""
+
+    engine: EngineId
+    slots: int
+    version: WeightVersion | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDown(Event):
+    engine: EngineId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentArrived(Event):
+    engine: EngineId
+    segment: Segment
+    text: str = ""  # the whole completion's text, given with the last segment
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed(Event):
+    engine: EngineId
+    request: RequestId
+    cause: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(Event):
+    group: int
+    member: int
+    reward: Reward
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTrained(Event):
+    version: WeightVersion  # the new one
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Event):
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePaused(Event):
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoaded(Event):
+    engine: EngineId
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResumed(Event):
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSlept(Event):
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWoke(Event):
+    engine: EngineId
+    part: WakePart
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Event):
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed(Event):
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested(Event):
+    cause: str
+
+
+# ----------------------------------------------------------------------------------------------- signals
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """What one machine tells another, within the same step."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOpened(Signal):
+    """Admission and dispatch may go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationClosed(Signal):
+    """No admission and no dispatch until opened again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWanted(Signal):
+    """The trainer is free: take the next batch as soon as the rules allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTaken(Signal):
+    step: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsFinished(Signal):
+    """No batch will come any more: the source is exhausted and nothing is live."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsCancelled(Signal):
+    """Drop whatever is live."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginesGone(Signal):
+    """No engine is left to serve the requests that wait."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHeld(Signal):
+    """The engine is being changed: it gets no request."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReleased(Signal):
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class RolloverWanted(Signal):
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class RolloverDone(Signal):
+    """Every engine acknowledged the version and takes requests again."""
+
+    version: WeightVersion
+
+
+# ------------------------------------------------------------------------------------------ instructions
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """Something to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPrompts(Instruction):
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit(Instruction):
+    """Record that a prompt is live from now on."""
+
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Generate(Instruction):
+    engine: EngineId
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(Instruction):
+    engine: EngineId
+    requests: tuple[RequestId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Score(Instruction):
+    prompt: Prompt
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(Instruction):
+    """Record that a prompt (member None) or one member left without being trained on."""
+
+    group: int
+    member: int | None
+    reason: DropReason
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Train(Instruction):
+    step: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish(Instruction):
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Instruction):
+    engine: EngineId
+    rollover: Rollover
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Instruction):
+    engine: EngineId
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Instruction):
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep(Instruction):
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class Wake(Instruction):
+    engine: EngineId
+    part: WakePart
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate(Instruction):
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Instruction):
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Instruction):
+    """The run is over. `failed` when it ended because of `cause` rather than as planned."""
+
+    cause: str
+    failed: bool = False

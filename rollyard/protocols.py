@@ -1,0 +1,149 @@
+"""Every seam between rooms. A station knows these and the types; it never knows another station.
+
+Methods that touch a device are async: what they do runs elsewhere (a device thread, a child, an actor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from rollyard.events import Rollover, WakePart
+from rollyard.types import (
+    Completion,
+    EngineStats,
+    Manifest,
+    Prompt,
+    Request,
+    RequestId,
+    Reward,
+    Segment,
+    TrainBatch,
+    TrainStats,
+    WeightVersion,
+)
+
+T = TypeVar("T")
+
+
+class Device(Protocol):
+    """One place where torch work runs, one call at a time. Trainer and engine of a colocated run share one."""
+
+    async def run(self, call: Callable[..., T], *args: Any) -> T: ...
+
+
+class PromptSource(Protocol):
+    """A resumable stream of prompts."""
+
+    @property
+    def cursor(self) -> int:
+        """How many prompts were taken: the id of the next one."""
+        ...
+
+    def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
+        """The next `count` prompts, and whether the source is exhausted (fewer than asked only then)."""
+        ...
+
+
+class Engine(Protocol):
+    """Token ids in, token ids and logprobs out."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def slots(self) -> int:
+        """How many requests it decodes at once."""
+        ...
+
+    @property
+    def version(self) -> WeightVersion | None:
+        """The version it acknowledged, None before the first load."""
+        ...
+
+    async def start(self) -> None:
+        """Make ready to serve. Raises EngineError."""
+        ...
+
+    def generate(self, requests: Sequence[Request]) -> None:
+        """Hand over requests; their tokens come out of `segments`. Raises EngineError if the engine cannot take them now."""
+        ...
+
+    def segments(self) -> AsyncIterator[tuple[Segment, ...]]:
+        """What was written, as it is written (at least every 16 tokens or 200 ms). One consumer.
+
+        Raises EngineLost when the engine is gone; ends when it is closed.
+        """
+        ...
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        """Cut these requests: each ends with a segment that finishes with ABORT, its tokens kept. Unknown ids are ignored."""
+        ...
+
+    async def pause(self, rollover: Rollover) -> None:
+        """Stop at a token boundary. Returns when nothing runs (DRAIN, ABORT) or all stand still (KEEP)."""
+        ...
+
+    async def load(self, version: WeightVersion, receiver: Receiver) -> None:
+        """Switch to `version` and drop caches that belong to older weights. Raises WeightSyncError, version unchanged."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def sleep(self) -> None:
+        """Give back the memory of the cache. Raises EngineError while requests run."""
+        ...
+
+    async def wake(self, part: WakePart) -> None: ...
+
+    def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None: ...
+
+
+class Scorer(Protocol):
+    """A judge. Bounded in time; a failure is a Reward without a value, never an exception and never 0."""
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Reward: ...
+
+    async def close(self) -> None: ...
+
+
+class Trainer(Protocol):
+    """Learns from a batch and holds the policy's parameters."""
+
+    @property
+    def version(self) -> WeightVersion: ...
+
+    async def train(self, batch: TrainBatch) -> TrainStats:
+        """One optimizer step. Raises TrainError; the version is then unchanged."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Write the policy in Hugging Face format, and beside it what training needs to go on."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Publisher(Protocol):
+    """The trainer's side of a weight transport."""
+
+    async def publish(self, version: WeightVersion) -> Manifest: ...
+
+
+class Receiver(Protocol):
+    """The engine's side of a weight transport."""
+
+    def receive(self, version: WeightVersion) -> Manifest:
+        """Bring the engine's parameters to `version`, on the engine's device. Raises WeightSyncError."""
+        ...
+
+
+class Sink(Protocol):
+    """Somewhere metrics go."""
+
+    def write(self, record: dict[str, object]) -> None: ...
+
+    def close(self) -> None: ...

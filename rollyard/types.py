@@ -1,0 +1,270 @@
+"""The vocabulary, in the order data flows. Every record is frozen and slotted.
+
+Prompt -> Request -> Segment -> Completion -> Rollout -> Group -> Sample -> TrainBatch -> WeightVersion
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended. A closed set: every engine maps its own words onto these."""
+
+    STOP = "stop"  # an end-of-sequence token or a stop string
+    LENGTH = "length"  # max_tokens written
+    CONTEXT = "context"  # no room left in the window
+    ABORT = "abort"  # cut; the tokens so far are kept and the request can continue anywhere
+    ERROR = "error"
+
+
+class DropReason(StrEnum):
+    """Why a prompt, or one member of its group, left without being trained on."""
+
+    CONTEXT = "context"  # the prompt leaves no room for one token in the window
+    FAILED = "failed"  # retries used up, or fewer scored members than the failure policy asks for
+    NO_VERDICT = "no_verdict"  # member only: the judge gave no number
+    STALE = "stale"  # would exceed the staleness limit
+    FILTERED = "filtered"
+    OVERSAMPLED = "oversampled"
+    STOPPED = "stopped"  # the run was stopped while it was live
+
+
+class WeightVersion(NamedTuple):
+    """Which weights: `step` optimizer steps taken, in the `incarnation`-th life of the run.
+
+    A resumed run trains a step again under a higher incarnation, so that the two are never confused.
+    Example: WeightVersion(3, 0).
+    """
+
+    step: int
+    incarnation: int = 0
+
+
+class RequestId(NamedTuple):
+    """Names one attempt at one member: late news of an earlier attempt is recognised by `attempt`.
+
+    Evaluation uses negative groups. Example: RequestId(group=17, member=3, attempt=0).
+    """
+
+    group: int
+    member: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 keep every token."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False  # for benchmarks that need a fixed number of tokens
+
+    def remaining(self, written: int) -> Sampling:
+        """The same sampling for a request that continues after `written` tokens."""
+        return replace(self, max_tokens=self.max_tokens - written)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt to be completed K times.
+
+    `id` is its ordinal in the source's stream: unique in a run, also over epochs, and the id of its group.
+    Example: Prompt(id=4, row=4, token_ids=(3, 9, 4), text="cab", columns={"answer": "abc"}).
+    """
+
+    id: int
+    row: int  # the row of the data set it came from
+    token_ids: tuple[int, ...]  # [tokens]
+    text: str
+    columns: Mapping[str, object] = field(default_factory=dict)  # handed to the reward by name
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """All an engine needs to write one completion, or to go on with one that was cut elsewhere.
+
+    Token i of the completion is drawn with noise that belongs to (`seed`, i) alone, whatever the batch.
+    `sampling.max_tokens` counts the tokens still to write, after `written_ids`.
+    """
+
+    id: RequestId
+    prompt_ids: tuple[int, ...]  # [tokens]
+    sampling: Sampling
+    seed: int  # 64 bits, from (run seed, prompt, member)
+    written_ids: tuple[int, ...] = ()  # [tokens]
+    priority: int = 0  # lower goes first
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Some consecutive tokens of one request, all from forward passes of one weight version.
+
+    The last segment of a request carries `finish`; it may have no tokens.
+    """
+
+    request: RequestId
+    token_ids: tuple[int, ...]  # [tokens]
+    logprobs: tuple[float, ...]  # [tokens], under the distribution each token was drawn from
+    version: WeightVersion
+    oldest_kv: WeightVersion  # the oldest version whose keys and values these tokens attended to
+    finish: FinishReason | None = None
+    problem: str = ""  # what went wrong, when finish is ERROR
+
+
+class VersionSpan(NamedTuple):
+    """`tokens` consecutive tokens written by `version`, attending to nothing older than `oldest_kv`."""
+
+    version: WeightVersion
+    oldest_kv: WeightVersion
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished completion. Spans cover the tokens in order: sum(span.tokens) == len(token_ids).
+
+    `text` is for people and rewards: special tokens left out, cut before a stop string.
+    """
+
+    group: int
+    member: int
+    token_ids: tuple[int, ...]  # [tokens], what the policy sampled, end-of-sequence included
+    logprobs: tuple[float, ...]  # [tokens]
+    spans: tuple[VersionSpan, ...]
+    finish: FinishReason
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A verdict. `value` None means no verdict, which is not zero: the member gets weight 0.
+
+    Example: Reward(1.0, parts={"exact_match": 1.0}); Reward(None, problem="ValueError: no number").
+    """
+
+    value: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A completion that was judged."""
+
+    completion: Completion
+    reward: Reward
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The judged completions of one prompt, by member. Members that were dropped are not among them.
+
+    A member without a verdict is among them, with reward.value None.
+    """
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def id(self) -> int:
+        return self.prompt.id
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """[members], None where there is no verdict."""
+        return tuple(rollout.reward.value for rollout in self.rollouts)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One training row: a prompt, what the policy wrote after it, and what to learn from it.
+
+    Example with 2 prompt and 3 sampled tokens: mask (0, 0, 1, 1, 1); logprobs and advantages are 0 where mask is.
+    """
+
+    group: int
+    member: int
+    token_ids: tuple[int, ...]  # [tokens]
+    mask: tuple[bool, ...]  # [tokens], True on tokens the policy sampled, end-of-sequence included
+    logprobs: tuple[float, ...]  # [tokens], behaviour logprobs: recorded when the token was sampled
+    advantages: tuple[float, ...]  # [tokens]
+    spans: tuple[VersionSpan, ...]  # over the sampled tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """What one optimizer step learns from, packed into micro-batches that fit a token budget.
+
+    `sampling` holds the temperature, top_p and top_k the tokens were drawn with.
+    """
+
+    step: int  # trains weight version `step` into `step + 1`
+    micro_batches: tuple[tuple[Sample, ...], ...]
+    sampling: Sampling
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return tuple(sample for micro in self.micro_batches for sample in micro)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStats:
+    """What one optimizer step did. Means are over all trained tokens of the global batch."""
+
+    step: int
+    loss: float
+    grad_norm: float  # before clipping
+    learning_rate: float
+    tokens: int  # trained tokens: mask True
+    entropy: float  # nats per token, of the distribution tokens were drawn from
+    clipped_share: float  # of trained tokens, ratio outside the clip range on the side that matters
+    ratio_mean: float
+    logprob_gap_mean: float  # |trainer - engine| per trained token, nats
+    logprob_gap_max: float
+    kept_set_misses: float  # share of tokens that the trainer's own top_p/top_k set would have left out
+
+
+class TensorInfo(NamedTuple):
+    """One tensor of a manifest."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a publisher offers: the version, its tensors, and how many bytes had to be copied for it."""
+
+    version: WeightVersion
+    tensors: tuple[TensorInfo, ...]
+    bytes_copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Running totals of one engine since it started."""
+
+    steps: int = 0
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0  # prompt tokens computed, shared ones once
+    shared_tokens: int = 0  # prompt tokens taken from shared pages instead
+    recomputed_tokens: int = 0  # computed again after a preemption or a cut
+    preemptions: int = 0
+    near_ties: int = 0  # draws so close to a boundary that float rounding could flip them
+    step_s: float = 0.0  # seconds inside engine steps
+    busy_slot_s: float = 0.0  # sum over steps of (sequences that got a token) x seconds
+    slots: int = 0
+
+    @property
+    def slots_busy(self) -> float:
+        """Mean share of decode slots doing work while the engine was stepping."""
+        whole = self.step_s * self.slots
+        return self.busy_slot_s / whole if whole else 0.0
