@@ -84,6 +84,7 @@ class RolloutConfig(Section):
     on_stale: Literal["wait", "drop"] = Field("wait", description="when overtaking would make an older group too stale: wait for it or drop it")
     retries: Natural = Field(2, description="times a failed request is tried again, keeping its tokens")
     min_scored: Count = Field(2, description="scored members a group needs to be trained on")
+    give_up_after: Count = Field(100, description="prompts dropped in a row after which the run stops as failed")
 
 
 class RewardConfig(Section):

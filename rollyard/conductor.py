@@ -1,0 +1,58 @@
+"""The conductor (PURE): joins the rollout core, the placement and the rollover into one state machine.
+
+What one machine signals to the others is delivered within the same step, in a fixed order (rollover, placement,
+core); only instructions leave. The same conductor serves the real run, the tests, the simulator and recovery.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rollyard.events import Event, Instruction, Rollover, Signal
+from rollyard.place.modes import Colocated, Schedule
+from rollyard.rollout.core import RolloutCore, RolloutPolicy
+from rollyard.rollout.state import Counts
+from rollyard.types import WeightVersion
+from rollyard.weights.rollover import RolloverMachine
+
+MAX_SIGNALS = 10_000  # in one step; more means that the machines chase each other
+
+
+class Conductor:
+    """Events in, instructions out. Owns every decision of a run."""
+
+    def __init__(self, policy: RolloutPolicy, schedule: Schedule, rollover: Rollover, version: WeightVersion) -> None:
+        self._core = RolloutCore(policy, version.step)
+        self._mode = Colocated(schedule, version)
+        self._rollover = RolloverMachine(rollover)
+
+    def step(self, event: Event, now: float) -> list[Instruction]:
+        """Take one event; return what to do next, in order.
+
+        Args:
+            event: what happened.
+            now: seconds on the run's clock.
+        """
+        instructions: list[Instruction] = []
+        pending: deque[Event | Signal] = deque([event])
+        for _ in range(MAX_SIGNALS):
+            if not pending:
+                return instructions
+            message = pending.popleft()
+            for machine in (self._rollover, self._mode, self._core):
+                for output in machine.step(message, now):
+                    if isinstance(output, Signal):
+                        pending.append(output)
+                    else:
+                        instructions.append(output)
+        raise AssertionError(f"the machines exchanged {MAX_SIGNALS} signals after {event!r}")
+
+    @property
+    def counts(self) -> Counts:
+        """Running totals of prompts and members."""
+        return self._core.counts
+
+    @property
+    def live(self) -> int:
+        """Groups admitted and not yet taken or dropped."""
+        return self._core.live

@@ -1,0 +1,1 @@
+"""Station 8: token ids in, token ids and logprobs out. `embedded` decodes with torch; `fake` is the scripted double."""

@@ -1,0 +1,61 @@
+"""How records become columns of the journal, and back."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rollyard.types import VersionSpan, WeightVersion
+
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """`[tokens]` as little-endian int32."""
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def unpack_ids(blob: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(blob) // 4}i", blob)
+
+
+def pack_floats(values: Sequence[float]) -> bytes:
+    """`[tokens]` as little-endian float32: a logprob keeps 7 digits, more than any engine computes."""
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def unpack_floats(blob: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(blob) // 4}f", blob)
+
+
+def pack_spans(spans: Sequence[VersionSpan]) -> str:
+    return str([[*span.version, *span.oldest_kv, span.tokens] for span in spans])  # lists of numbers read the same in JSON
+
+
+def unpack_spans(text: str) -> tuple[VersionSpan, ...]:
+    rows: list[list[int]] = json.loads(text)
+    return tuple(VersionSpan(WeightVersion(*row[0:2]), WeightVersion(*row[2:4]), row[4]) for row in rows)
+
+
+def pack_json(record: Mapping[str, object]) -> str:
+    """A JSON object. A value that JSON has no words for (a NaN, a date) is written as its `repr`."""
+    try:
+        encoded = _encode(record)
+    except (TypeError, ValueError):
+        encoded = _encode({str(key): _plain(value) for key, value in record.items()})
+    return clean(encoded)
+
+
+def clean(text: str) -> str:
+    """Text that UTF-8 can hold: a lone surrogate becomes its escape, as in JSON."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _plain(value: object) -> object:
+    try:
+        _encode(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value

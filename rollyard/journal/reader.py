@@ -1,0 +1,210 @@
+"""Reads the journal of a finished or a running run, without disturbing it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rollyard.errors import JournalError
+from rollyard.journal.codec import unpack_floats, unpack_ids, unpack_spans
+from rollyard.journal.journal import check_format, guarded
+from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout, WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One life of a run. `ended_at`, `cause` and `failed` are None while it lives, or when it was killed."""
+
+    incarnation: int
+    name: str
+    rollyard: str
+    seed: int
+    group_size: int
+    config: str  # JSON
+    started_at: float
+    ended_at: float | None
+    cause: str | None
+    failed: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Where prompts and members went, by what is written so far. The rest are live or in training."""
+
+    admitted: int
+    trained: int
+    dropped: dict[str, int]  # by reason
+    completions: int  # finished members
+    members_trained: int
+    members_dropped: dict[str, int]  # by reason
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    version: WeightVersion
+    folder: str
+    prompt_cursor: int
+    counters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    version: WeightVersion
+    mean_reward: float | None
+    samples: int
+    unscored: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    engine: str
+    event: str  # up, down, loaded, request failed
+    version: WeightVersion | None
+    text: str
+    happened_at: float  # unix seconds
+
+
+class JournalReader:
+    """The journal of one incarnation, read-only; the newest unless said otherwise. A context manager.
+
+    Raises:
+        JournalError: there is no such file or incarnation, or the file is no journal of a known format.
+    """
+
+    def __init__(self, path: Path, incarnation: int | None = None) -> None:
+        self._path = path
+        if not path.is_file():
+            raise JournalError(f"{path}: no such file")
+        with guarded(path):
+            self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            try:
+                check_format(self._connection, path)
+            except BaseException:
+                self._connection.close()
+                raise
+        lives = {life.incarnation: life for life in self.incarnations()}
+        chosen = max(lives) if incarnation is None else incarnation
+        if chosen not in lives:
+            self.close()
+            raise JournalError(f"{path}: no incarnation {chosen}, only {', '.join(map(str, lives))}")
+        self.incarnation = lives[chosen]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def query(self, sql: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
+        """Rows of any SELECT. The tables and views are described in `rollyard.journal.schema`."""
+        with guarded(self._path):
+            yield from self._connection.execute(sql, parameters)
+
+    def _mine(self, sql: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
+        """Rows of this incarnation: the statement's first parameter."""
+        return self.query(sql, self.incarnation.incarnation, *parameters)
+
+    def incarnations(self) -> tuple[Incarnation, ...]:
+        rows = self.query("SELECT * FROM incarnations ORDER BY incarnation")
+        return tuple(Incarnation(*(*rest, None if failed is None else bool(failed))) for *rest, failed in rows)
+
+    def prompt(self, group: int) -> Prompt:
+        sql = "SELECT group_id, row, token_ids, text, columns FROM prompts WHERE incarnation = ? AND group_id = ?"
+        for id_, row, ids, text, columns in self._mine(sql, group):
+            return Prompt(id_, row, unpack_ids(ids), text, json.loads(columns))
+        raise JournalError(f"{self._path}: prompt {group} was not admitted")
+
+    def group(self, group: int) -> Group:
+        """A prompt with its judged completions so far, by member, those that were dropped later included."""
+        sql = """
+            SELECT c.member, token_ids, logprobs, spans, finish, text, value, parts, problem
+            FROM completions c JOIN verdicts USING (incarnation, group_id, member)
+            WHERE incarnation = ? AND group_id = ? ORDER BY member"""
+        rollouts = []
+        for member, ids, logprobs, spans, finish, text, value, parts, problem in self._mine(sql, group):
+            tokens = (unpack_ids(ids), unpack_floats(logprobs), unpack_spans(spans))
+            completion = Completion(group, member, *tokens, FinishReason(finish), text)
+            rollouts.append(Rollout(completion, Reward(value, json.loads(parts), problem)))
+        return Group(self.prompt(group), tuple(rollouts))
+
+    def unjudged(self) -> tuple[Completion, ...]:
+        """Finished members that have no verdict yet, in the order they finished."""
+        sql = """
+            SELECT group_id, member, token_ids, logprobs, spans, finish, text FROM completions c
+            WHERE incarnation = ? AND NOT EXISTS (
+                SELECT 1 FROM verdicts v
+                WHERE v.incarnation = c.incarnation AND v.group_id = c.group_id AND v.member = c.member)
+            ORDER BY c.rowid"""
+        return tuple(
+            Completion(group, member, unpack_ids(ids), unpack_floats(logprobs), unpack_spans(spans), FinishReason(finish), text)
+            for group, member, ids, logprobs, spans, finish, text in self._mine(sql)
+        )
+
+    def batches(self) -> dict[int, tuple[int, ...]]:
+        """Group ids of each batch taken, in order, by the step that trains it."""
+        batches: dict[int, list[int]] = {}
+        sql = "SELECT step, group_id FROM batch_groups WHERE incarnation = ? ORDER BY step, position"
+        for step, group in self._mine(sql):
+            batches.setdefault(step, []).append(group)
+        return {step: tuple(groups) for step, groups in batches.items()}
+
+    def trained_steps(self) -> tuple[int, ...]:
+        """Steps whose batch was trained."""
+        sql = "SELECT step FROM batches WHERE incarnation = ? AND trained_at IS NOT NULL ORDER BY step"
+        return tuple(step for (step,) in self._mine(sql))
+
+    def counts(self) -> Counts:
+        return Counts(
+            admitted=self._count("SELECT count(*) FROM prompts WHERE incarnation = ?"),
+            trained=self._count("SELECT count(*) FROM groups WHERE incarnation = ? AND trained_step IS NOT NULL"),
+            dropped=self._by_reason("IS NULL"),
+            completions=self._count("SELECT count(*) FROM completions WHERE incarnation = ?"),
+            members_trained=self._count("SELECT count(*) FROM rollouts WHERE incarnation = ? AND trained_step IS NOT NULL"),
+            members_dropped=self._by_reason("IS NOT NULL"),
+        )
+
+    def _count(self, sql: str) -> int:
+        ((count,),) = self._mine(sql)
+        return int(count)
+
+    def _by_reason(self, member: str) -> dict[str, int]:
+        sql = f"SELECT reason, count(*) FROM drops WHERE incarnation = ? AND member {member} GROUP BY reason ORDER BY reason"
+        return dict(self._mine(sql))
+
+    def versions(self) -> tuple[WeightVersion, ...]:
+        """Versions published, in order."""
+        sql = "SELECT version_step, version_incarnation FROM versions WHERE incarnation = ? ORDER BY rowid"
+        return tuple(WeightVersion(*row) for row in self._mine(sql))
+
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Checkpoints committed, oldest first."""
+        sql = """
+            SELECT version_step, version_incarnation, folder, prompt_cursor, counters
+            FROM checkpoints WHERE incarnation = ? ORDER BY rowid"""
+        return tuple(
+            Checkpoint(WeightVersion(step, life), folder, cursor, json.loads(counters))
+            for step, life, folder, cursor, counters in self._mine(sql)
+        )
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        sql = """
+            SELECT version_step, version_incarnation, mean_reward, samples, unscored
+            FROM evaluations WHERE incarnation = ? ORDER BY rowid"""
+        return tuple(Evaluation(WeightVersion(step, life), *rest) for step, life, *rest in self._mine(sql))
+
+    def engine_events(self) -> tuple[EngineEvent, ...]:
+        sql = """
+            SELECT engine, event, version_step, version_incarnation, text, happened_at
+            FROM engine_events WHERE incarnation = ? ORDER BY rowid"""
+        return tuple(
+            EngineEvent(engine, event, None if step is None else WeightVersion(step, life), text, at)
+            for engine, event, step, life, text, at in self._mine(sql)
+        )

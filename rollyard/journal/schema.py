@@ -1,0 +1,198 @@
+"""The tables of `journal.sqlite`, format 1 (`PRAGMA user_version`).
+
+Every row carries the `incarnation` it was written in: 0 for the first life of a run, one more for each resume. An
+incarnation is whole by itself: what a resumed run reuses of an earlier one it records again. Times are unix seconds.
+
+| table           | a row is                                                                     | written on        |
+| --------------- | ---------------------------------------------------------------------------- | ----------------- |
+| `incarnations`  | one life of the run: its config, and how it ended                            | opening, `Finish` |
+| `prompts`       | a prompt admitted; `group_id` is its ordinal in the stream                   | `Admit`           |
+| `completions`   | a finished member: its tokens, logprobs and the versions that wrote them     | `Score`           |
+| `verdicts`      | a member's reward; `value` NULL is no verdict, which is not zero             | `Scored`          |
+| `drops`         | a prompt (`member` NULL) or one member that left untrained, with the reason  | `Drop`            |
+| `batches`       | a batch: trains version `step` into `step + 1`; `trained_at` when it has     | `Train`           |
+| `batch_groups`  | the groups of a batch, in order                                              | `Train`           |
+| `versions`      | a weight version published                                                   | `Published`       |
+| `evaluations`   | mean reward on held-out prompts under one version                            | evaluations       |
+| `checkpoints`   | a checkpoint that is complete on disk; a folder without a row is garbage     | checkpoints       |
+| `engine_events` | an engine came up, went down, loaded a version, or failed a request          | engine events     |
+
+Blobs are little-endian: `token_ids` int32 `[tokens]`, `logprobs` float32 `[tokens]`. `columns`, `parts`, `counters` and
+`config` are JSON objects. `spans` is a JSON list of [version step, version incarnation, oldest key-value step, oldest
+key-value incarnation, tokens], which together cover the completion's tokens in order.
+
+Views for people: `rollouts` (one row a member: prompt, completion, reward, the step that trained it or why none did) and
+`groups` (one row a prompt: rewards summed up, and its fate). For example the prompts the policy never solves:
+
+    SELECT prompt, members, best_reward FROM groups WHERE best_reward = 0 ORDER BY group_id;
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+APPLICATION_ID: Final = 0x726C7964  # "rlyd": tells a journal from any other SQLite file
+FORMAT: Final = 1
+
+TABLES: Final = """
+CREATE TABLE incarnations (
+    incarnation INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    rollyard TEXT NOT NULL,
+    seed INTEGER NOT NULL,
+    group_size INTEGER NOT NULL,
+    config TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    ended_at REAL,
+    cause TEXT,
+    failed INTEGER
+) STRICT;
+
+CREATE TABLE prompts (
+    incarnation INTEGER NOT NULL REFERENCES incarnations,
+    group_id INTEGER NOT NULL,
+    row INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    token_ids BLOB NOT NULL,
+    columns TEXT NOT NULL,
+    admitted_at REAL NOT NULL,
+    PRIMARY KEY (incarnation, group_id)
+) STRICT;
+
+CREATE TABLE completions (
+    incarnation INTEGER NOT NULL,
+    group_id INTEGER NOT NULL,
+    member INTEGER NOT NULL,
+    finish TEXT NOT NULL,
+    tokens INTEGER NOT NULL,
+    token_ids BLOB NOT NULL,
+    logprobs BLOB NOT NULL,
+    spans TEXT NOT NULL,
+    oldest_version INTEGER,
+    text TEXT NOT NULL,
+    finished_at REAL NOT NULL,
+    PRIMARY KEY (incarnation, group_id, member),
+    FOREIGN KEY (incarnation, group_id) REFERENCES prompts
+) STRICT;
+
+CREATE TABLE verdicts (
+    incarnation INTEGER NOT NULL,
+    group_id INTEGER NOT NULL,
+    member INTEGER NOT NULL,
+    value REAL,
+    parts TEXT NOT NULL,
+    problem TEXT NOT NULL,
+    judged_at REAL NOT NULL,
+    PRIMARY KEY (incarnation, group_id, member),
+    FOREIGN KEY (incarnation, group_id, member) REFERENCES completions
+) STRICT;
+
+CREATE TABLE drops (
+    incarnation INTEGER NOT NULL,
+    group_id INTEGER NOT NULL,
+    member INTEGER,
+    reason TEXT NOT NULL,
+    cause TEXT NOT NULL,
+    dropped_at REAL NOT NULL,
+    FOREIGN KEY (incarnation, group_id) REFERENCES prompts
+) STRICT;
+CREATE UNIQUE INDEX one_drop ON drops (incarnation, group_id, ifnull(member, -1));
+
+CREATE TABLE batches (
+    incarnation INTEGER NOT NULL REFERENCES incarnations,
+    step INTEGER NOT NULL,
+    taken_at REAL NOT NULL,
+    trained_at REAL,
+    PRIMARY KEY (incarnation, step)
+) STRICT;
+
+CREATE TABLE batch_groups (
+    incarnation INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    group_id INTEGER NOT NULL,
+    PRIMARY KEY (incarnation, step, position),
+    UNIQUE (incarnation, group_id),
+    FOREIGN KEY (incarnation, step) REFERENCES batches,
+    FOREIGN KEY (incarnation, group_id) REFERENCES prompts
+) STRICT;
+
+CREATE TABLE versions (
+    incarnation INTEGER NOT NULL REFERENCES incarnations,
+    version_step INTEGER NOT NULL,
+    version_incarnation INTEGER NOT NULL,
+    published_at REAL NOT NULL
+) STRICT;
+
+CREATE TABLE evaluations (
+    incarnation INTEGER NOT NULL REFERENCES incarnations,
+    version_step INTEGER NOT NULL,
+    version_incarnation INTEGER NOT NULL,
+    mean_reward REAL,
+    samples INTEGER NOT NULL,
+    unscored INTEGER NOT NULL,
+    evaluated_at REAL NOT NULL
+) STRICT;
+
+CREATE TABLE checkpoints (
+    incarnation INTEGER NOT NULL REFERENCES incarnations,
+    version_step INTEGER NOT NULL,
+    version_incarnation INTEGER NOT NULL,
+    folder TEXT NOT NULL,
+    prompt_cursor INTEGER NOT NULL,
+    counters TEXT NOT NULL,
+    committed_at REAL NOT NULL
+) STRICT;
+
+CREATE TABLE engine_events (
+    incarnation INTEGER NOT NULL REFERENCES incarnations,
+    engine TEXT NOT NULL,
+    event TEXT NOT NULL,
+    version_step INTEGER,
+    version_incarnation INTEGER,
+    text TEXT NOT NULL,
+    happened_at REAL NOT NULL
+) STRICT;
+
+CREATE VIEW rollouts AS
+SELECT c.incarnation, c.group_id, c.member, p.text AS prompt, c.text AS completion, v.value AS reward,
+       CASE WHEN b.trained_at IS NOT NULL AND v.value IS NOT NULL THEN b.step END AS trained_step,
+       coalesce(dm.reason, dg.reason) AS dropped, coalesce(dm.cause, dg.cause) AS drop_cause,
+       c.finish, c.tokens, c.oldest_version, v.problem, c.finished_at
+FROM completions c
+JOIN prompts p USING (incarnation, group_id)
+LEFT JOIN verdicts v USING (incarnation, group_id, member)
+LEFT JOIN batch_groups bg USING (incarnation, group_id)
+LEFT JOIN batches b ON b.incarnation = bg.incarnation AND b.step = bg.step
+LEFT JOIN drops dm ON dm.incarnation = c.incarnation AND dm.group_id = c.group_id AND ifnull(dm.member, -1) = c.member
+LEFT JOIN drops dg ON dg.incarnation = c.incarnation AND dg.group_id = c.group_id AND ifnull(dg.member, -1) = -1;
+
+CREATE VIEW groups AS
+SELECT p.incarnation, p.group_id, p.row, p.text AS prompt, p.columns,
+       count(c.member) AS members, count(v.value) AS judged,
+       avg(v.value) AS mean_reward, min(v.value) AS worst_reward, max(v.value) AS best_reward, sum(c.tokens) AS tokens,
+       CASE WHEN b.trained_at IS NOT NULL THEN b.step END AS trained_step, d.reason AS dropped, d.cause AS drop_cause
+FROM prompts p
+LEFT JOIN completions c USING (incarnation, group_id)
+LEFT JOIN verdicts v USING (incarnation, group_id, member)
+LEFT JOIN batch_groups bg ON bg.incarnation = p.incarnation AND bg.group_id = p.group_id
+LEFT JOIN batches b ON b.incarnation = bg.incarnation AND b.step = bg.step
+LEFT JOIN drops d ON d.incarnation = p.incarnation AND d.group_id = p.group_id AND ifnull(d.member, -1) = -1
+GROUP BY p.incarnation, p.group_id;
+"""
+
+# Rows are buffered by table and written in this order: a row comes after those it refers to.
+INSERTS: Final = {
+    "prompts": "INSERT INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "completions": "INSERT INTO completions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "verdicts": "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "drops": "INSERT INTO drops VALUES (?, ?, ?, ?, ?, ?)",
+    "batches": "INSERT INTO batches VALUES (?, ?, ?, NULL)",
+    "batch_groups": "INSERT INTO batch_groups VALUES (?, ?, ?, ?)",
+    "batches_trained": "UPDATE batches SET trained_at = ? WHERE incarnation = ? AND step = ?",
+    "versions": "INSERT INTO versions VALUES (?, ?, ?, ?)",
+    "evaluations": "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "checkpoints": "INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "engine_events": "INSERT INTO engine_events VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "endings": "UPDATE incarnations SET ended_at = ?, cause = ?, failed = ? WHERE incarnation = ?",
+}

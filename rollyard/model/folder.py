@@ -1,0 +1,163 @@
+"""Hugging Face folders: read into a `CausalLM`, written so that `AutoModelForCausalLM.from_pretrained` loads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rollyard.errors import ConfigError
+from rollyard.model.architecture import WHERE, Architecture
+from rollyard.model.transformer import CausalLM
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+# Beside the weights: what the model is, how it ends, and its tokenizer.
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> CausalLM:
+    """Read a model. Tensors go straight into the parameters, file by file.
+
+    Raises ConfigError for a folder that is no supported model, or whose tensors are not exactly the architecture's.
+    """
+    model = CausalLM(Architecture.from_folder(folder), dtype, device)
+    files = _weight_files(folder)
+    parameters = dict(model.named_parameters())
+    missing = set(parameters)
+    with model.stamp.writing(), torch.no_grad():
+        for path in files:
+            missing -= _fill(parameters, path, tied=model.architecture.tied)
+    if missing:
+        raise ConfigError(f"{folder} lacks {_some(missing)}", where=WHERE, remedy="give a complete model folder")
+    return model
+
+
+def save(model: CausalLM, folder: Path, source: Path, also: Callable[[Path], None] | None = None) -> None:
+    """Write `model` as a new folder, with the configuration and the tokenizer of `source`.
+
+    The folder appears whole or not at all: it is written beside its place, synced to disk, then renamed.
+
+    Args:
+        model: on any device.
+        folder: must not exist; its parent is made.
+        source: the folder the model was loaded from.
+        also: adds more files to the folder it is given, before the rename.
+
+    Raises FileExistsError when `folder` exists.
+    """
+    write_folder(folder, lambda draft: _write(model, draft, source, also))
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make `folder` with what `write` puts into the draft folder it is given: whole or not at all, also when power fails.
+
+    Raises FileExistsError when `folder` exists.
+    """
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
+    draft.mkdir()
+    try:
+        write(draft)
+        for path in (*draft.rglob("*"), draft):
+            _sync(path)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # gone already when all went well
+    _sync(folder.parent)
+
+
+def tensors(model: CausalLM) -> dict[str, Tensor]:
+    """The parameters by their Hugging Face names, detached and shared, a tied head left out."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _write(model: CausalLM, draft: Path, source: Path, also: Callable[[Path], None] | None) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors(model).items()}, draft / WEIGHTS, {"format": "pt"})
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, draft / name)
+    if also is not None:
+        also(draft)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        try:
+            names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{folder / INDEX} is broken: {error!r}", where=WHERE, remedy="fetch the model again") from error
+        if absent := [name for name in names if not (folder / name).is_file()]:
+            raise ConfigError(f"{folder} lacks {_some(absent)}", where=WHERE, remedy="fetch the model again")
+        return [folder / name for name in names]
+    if any(folder.glob("pytorch_model*.bin")):
+        raise ConfigError(
+            f"{folder} has weights only as pytorch_model.bin, which can run code when it is read",
+            where=WHERE,
+            remedy="convert it to safetensors: load it with transformers and call save_pretrained",
+        )
+    raise ConfigError(f"{folder} has no {WEIGHTS}", where=WHERE, remedy="give a folder with safetensors weights")
+
+
+def _fill(parameters: Mapping[str, Tensor], path: Path, *, tied: bool) -> set[str]:
+    """Copy the tensors of one file into the parameters. Returns the names that were found."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if tied and HEAD in names:
+                # Some writers store a tied head once more. Fine when it is the same, for it is not read.
+                names -= {HEAD}
+                if EMBEDDING in names and not torch.equal(file.get_tensor(HEAD), file.get_tensor(EMBEDDING)):
+                    raise ConfigError(
+                        f"{path.name} has an {HEAD} of its own, but config.json ties it to the embedding",
+                        where=WHERE,
+                        remedy="set tie_word_embeddings to false in config.json",
+                    )
+            if unknown := {name for name in names if name not in parameters and not name.endswith("rotary_emb.inv_freq")}:
+                raise ConfigError(f"{path} holds unknown tensors: {_some(unknown)}", where=WHERE, remedy="check model_type in config.json")
+            found = names & set(parameters)
+            for name in found:
+                tensor = file.get_tensor(name)
+                if tensor.shape != parameters[name].shape:
+                    shapes = f"{list(tensor.shape)}, where config.json asks for {list(parameters[name].shape)}"
+                    raise ConfigError(f"{name} in {path} has the shape {shapes}", where=WHERE, remedy="check config.json")
+                parameters[name].copy_(tensor)
+    except SafetensorError as error:
+        raise ConfigError(f"{path} cannot be read: {error}", where=WHERE, remedy="fetch the model again") from error
+    return found
+
+
+def _some(names: set[str] | list[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")

@@ -1,0 +1,188 @@
+"""The packed forward pass, one for trainer and engine: flat tokens in, flat hidden states out.
+
+Parameter names are Hugging Face's. How tokens attend to each other is the caller's: padded buckets when training, pages
+of a key-value cache when generating.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rollyard.model.architecture import Architecture, RopeScaling
+from rollyard.model.stamp import WeightStamp
+
+
+class Attend(Protocol):
+    """Causal attention of a flat batch, given the rotated queries and keys of one layer."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]` -> `[tokens, heads, head_dim]`."""
+        ...
+
+
+class Attention(nn.Module):
+    def __init__(self, arch: Architecture, index: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.index, self.heads, self.kv_heads, self.head_dim = index, arch.heads, arch.kv_heads, arch.head_dim
+        queries, keys, width = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim, arch.hidden_size
+        self.q_proj = nn.Linear(width, queries, arch.qkv_bias, device, dtype)
+        self.k_proj = nn.Linear(width, keys, arch.qkv_bias, device, dtype)
+        self.v_proj = nn.Linear(width, keys, arch.qkv_bias, device, dtype)
+        self.o_proj = nn.Linear(queries, width, arch.output_bias, device, dtype)
+        self.qk_norm = arch.qk_norm
+        if arch.qk_norm:
+            self.q_norm = nn.RMSNorm(arch.head_dim, arch.rms_eps, device=device, dtype=dtype)
+            self.k_norm = nn.RMSNorm(arch.head_dim, arch.rms_eps, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.qk_norm:
+            q = self.q_norm(q.view(-1, self.heads, self.head_dim)).flatten(1)
+            k = self.k_norm(k.view(-1, self.kv_heads, self.head_dim)).flatten(1)
+        # One rotation over both: tiny models are bound by the number of calls.
+        rotated = rotate(torch.cat((q, k), dim=1).view(-1, self.heads + self.kv_heads, self.head_dim), cos, sin)
+        q, k = rotated.split((self.heads, self.kv_heads), dim=1)
+        attended = attend(self.index, q, k, v.view(-1, self.kv_heads, self.head_dim))
+        out: Tensor = self.o_proj(attended.reshape(x.shape[0], -1))
+        return out
+
+
+class FeedForward(nn.Module):
+    def __init__(self, arch: Architecture, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(arch.hidden_size, arch.feed_forward, arch.mlp_bias, device, dtype)
+        self.up_proj = nn.Linear(arch.hidden_size, arch.feed_forward, arch.mlp_bias, device, dtype)
+        self.down_proj = nn.Linear(arch.feed_forward, arch.hidden_size, arch.mlp_bias, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, arch: Architecture, index: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(arch.hidden_size, arch.rms_eps, device=device, dtype=dtype)
+        self.self_attn = Attention(arch, index, dtype, device)
+        self.post_attention_layernorm = nn.RMSNorm(arch.hidden_size, arch.rms_eps, device=device, dtype=dtype)
+        self.mlp = FeedForward(arch, dtype, device)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Decoder(nn.Module):
+    """What Hugging Face calls `model`: everything but the head."""
+
+    def __init__(self, arch: Architecture, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(arch.vocab_size, arch.hidden_size, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(Layer(arch, index, dtype, device) for index in range(arch.layers))
+        self.norm = nn.RMSNorm(arch.hidden_size, arch.rms_eps, device=device, dtype=dtype)
+        # A plain attribute, set by CausalLM: no part of a checkpoint, and never on the meta device.
+        self.rope: Tensor
+
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        cos, sin = self.rope.index_select(0, positions).unbind(1)
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x, cos, sin, attend)
+        out: Tensor = self.norm(x)
+        return out
+
+
+class CausalLM(nn.Module):
+    """A causal language model whose `state_dict` has Hugging Face's names. Dtype and device are fixed at construction.
+
+    Parameters are uninitialised until `initialise`, or `folder.load`, fills them. Change them only inside
+    `stamp.writing()`: engines that share them look at the stamp before every forward pass.
+    """
+
+    def __init__(self, architecture: Architecture, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        device, nowhere = torch.device(device), torch.device("meta")
+        self.architecture = architecture
+        self.stamp = WeightStamp()
+        self.model = Decoder(architecture, dtype, nowhere)
+        if not architecture.tied:
+            self.lm_head = nn.Linear(architecture.hidden_size, architecture.vocab_size, False, nowhere, dtype)
+        self.to_empty(device=device)
+        self.model.rope = rope_table(architecture, dtype, device)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """`[vocab, hidden]`: the head, which is the embedding when tied."""
+        return self.model.embed_tokens.weight if self.architecture.tied else self.lm_head.weight
+
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the last norm.
+
+        Args:
+            ids: `[tokens]` int64, of all sequences one after the other.
+            positions: `[tokens]` int64, the place of each token in its sequence.
+            attend: attention over this flat batch.
+
+        Returns:
+            `[tokens, hidden]` in the model's dtype.
+        """
+        out: Tensor = self.model(ids, positions, attend)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[n, hidden]` -> `[n, vocab]` float32. For few rows; training uses `head.sampled_logprobs`."""
+        return F.linear(hidden, self.head_weight).float()
+
+    @torch.no_grad()
+    def initialise(self, seed: int, std: float = 0.02) -> None:
+        """Random weights for a new model: matrices normal(0, std), biases 0, norms 1."""
+        generator = torch.Generator().manual_seed(seed)
+        with self.stamp.writing():
+            for name, parameter in self.named_parameters():
+                if parameter.dim() == 2:
+                    parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+                else:
+                    parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: x `[tokens, heads, head_dim]`, cos and sin `[tokens, 1, head_dim]`, the first half of sin negated.
+
+    Pairs are (i, i + head_dim / 2), as in Hugging Face's weights.
+    """
+    left, right = x.chunk(2, dim=-1)
+    return torch.addcmul(x * cos, torch.cat((right, left), dim=-1), sin)
+
+
+def rope_table(arch: Architecture, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`[window, 2, 1, head_dim]`: cosines and signed sines of every position, computed in float32.
+
+    Source: RoFormer, https://arxiv.org/abs/2104.09864.
+    """
+    exponent = torch.arange(0, arch.head_dim, 2, dtype=torch.float32, device=device) / arch.head_dim
+    frequencies = 1.0 / arch.rope_theta**exponent
+    if arch.rope_scaling is not None:
+        frequencies = stretched(frequencies, arch.rope_scaling)
+    angles = torch.arange(arch.window, dtype=torch.float32, device=device)[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.stack((torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)), dim=1)
+    return table[:, :, None, :].to(dtype)
+
+
+def stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Rotary frequencies `[head_dim / 2]` stretched for a longer window.
+
+    `llama3` divides only the frequencies whose waves are longer than the original window allows, and blends in between;
+    source: the Llama 3 reference code, https://github.com/meta-llama/llama-models.
+    """
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    turns = scaling.original_window * frequencies / (2 * math.pi)  # full turns within the original window
+    blend = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0.0, 1.0)
+    return frequencies * blend + frequencies / scaling.factor * (1.0 - blend)

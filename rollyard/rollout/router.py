@@ -1,0 +1,120 @@
+"""Which engine gets a request (PURE): the one with the fewest tokens in flight.
+
+A group stays on the engine that already holds one of its members while that costs nothing: the prompt it need not
+compute again is at least as long as the difference in load. Each operation is O(log engines).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sortedcontainers import SortedList
+
+from rollyard.events import EngineId
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """What the router knows of one engine. `version` None: nothing acknowledged yet."""
+
+    id: EngineId
+    slots: int
+    version: int | None
+    held: bool = False
+    running: int = 0  # requests
+    tokens: int = 0  # prompt and written tokens of the running requests
+
+    @property
+    def open(self) -> bool:
+        return not self.held and self.version is not None and self.running < self.slots
+
+
+class Router:
+    """Keeps the open engines in order of load."""
+
+    def __init__(self) -> None:
+        self._engines: dict[EngineId, EngineLoad] = {}
+        self._open: dict[int, SortedList[tuple[int, int, EngineId]]] = {}  # by version; few are alive at once
+
+    def __contains__(self, engine: EngineId) -> bool:
+        return engine in self._engines
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def add(self, engine: EngineId, slots: int, version: int | None, *, held: bool) -> None:
+        self.remove(engine)
+        self._engines[engine] = EngineLoad(engine, slots, version, held)
+        self._file(self._engines[engine])
+
+    def remove(self, engine: EngineId) -> None:
+        if engine in self._engines:
+            self._unfile(self._engines.pop(engine))
+
+    def version(self, engine: EngineId) -> int | None:
+        return self._engines[engine].version
+
+    def set_version(self, engine: EngineId, version: int) -> None:
+        load = self._engines[engine]
+        self._unfile(load)
+        load.version = version
+        self._file(load)
+
+    def hold(self, engine: EngineId, held: bool) -> None:
+        load = self._engines[engine]
+        self._unfile(load)
+        load.held = held
+        self._file(load)
+
+    def change(self, engine: EngineId, *, requests: int = 0, tokens: int = 0) -> None:
+        """Account for requests and tokens that came (positive) or went (negative)."""
+        load = self._engines[engine]
+        self._unfile(load)
+        load.running += requests
+        load.tokens += tokens
+        self._file(load)
+
+    def choose(self, oldest_allowed: int, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None) -> EngineId | None:
+        """The engine for a request, or None while every allowed one is full.
+
+        Args:
+            oldest_allowed: engines below this version may not work for the request.
+            prompt_tokens: what staying at `home` saves, in tokens.
+            home: where other members of the group are.
+            avoid: where the request failed before; taken only when there is no other.
+        """
+        best, last_resort = None, None
+        for load in self._least_loaded(oldest_allowed, avoid):
+            if load.id == avoid:
+                last_resort = load.id
+            elif best is None or (load.tokens, load.running) < (best.tokens, best.running):
+                best = load
+        if best is None:
+            return last_resort
+        near = self._engines.get(home) if home is not None and home != avoid else None
+        if near is not None and self._allowed(near, oldest_allowed) and near.tokens - best.tokens <= prompt_tokens:
+            return near.id
+        return best.id
+
+    def _least_loaded(self, oldest_allowed: int, avoid: EngineId | None) -> Iterator[EngineLoad]:
+        """The least loaded open engine of each allowed version, and the next one where that is to be avoided."""
+        for version, engines in self._open.items():
+            if version >= oldest_allowed:
+                for _, _, engine in engines[: 1 + (engines[0][2] == avoid)]:
+                    yield self._engines[engine]
+
+    @staticmethod
+    def _allowed(load: EngineLoad, oldest_allowed: int) -> bool:
+        return load.open and load.version is not None and load.version >= oldest_allowed
+
+    def _file(self, load: EngineLoad) -> None:
+        if load.open and load.version is not None:
+            self._open.setdefault(load.version, SortedList()).add((load.tokens, load.running, load.id))
+
+    def _unfile(self, load: EngineLoad) -> None:
+        if load.open and load.version is not None:
+            engines = self._open[load.version]
+            engines.remove((load.tokens, load.running, load.id))
+            if not engines:
+                del self._open[load.version]

@@ -1,0 +1,94 @@
+"""The core's private state: groups of members on their way (PURE)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from rollyard.events import EngineId
+from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout, Segment, VersionSpan
+
+
+class Phase(Enum):
+    """Where a member is. Only the last two are final."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    SCORING = auto()
+    SCORED = auto()
+    DROPPED = auto()
+
+
+@dataclass(slots=True)
+class Member:
+    """One of the K completions of a prompt."""
+
+    group: int
+    index: int
+    phase: Phase = Phase.WAITING
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+    attempt: int = 0
+    failures: int = 0
+    engine: EngineId | None = None  # while RUNNING
+    avoid: EngineId | None = None  # where it failed last
+    completion: Completion | None = None
+    reward: Reward | None = None
+
+    @property
+    def final(self) -> bool:
+        return self.phase in (Phase.SCORED, Phase.DROPPED)
+
+    def write(self, segment: Segment) -> None:
+        """Append a segment's tokens; neighbouring spans of one version become one."""
+        if not segment.token_ids:
+            return
+        self.token_ids.extend(segment.token_ids)
+        self.logprobs.extend(segment.logprobs)
+        span = VersionSpan(segment.version, segment.oldest_kv, len(segment.token_ids))
+        if self.spans and self.spans[-1][:2] == span[:2]:
+            span = span._replace(tokens=self.spans.pop().tokens + span.tokens)
+        self.spans.append(span)
+
+    def complete(self, finish: FinishReason, text: str) -> Completion:
+        self.completion = Completion(
+            self.group, self.index, tuple(self.token_ids), tuple(self.logprobs), tuple(self.spans), finish, text
+        )
+        return self.completion
+
+
+@dataclass(slots=True)
+class GroupState:
+    """A live group: admitted, not yet taken for training or dropped."""
+
+    prompt: Prompt
+    members: list[Member]
+    max_tokens: int  # what the window leaves, at most what sampling asks
+    clamped: bool  # the window left less than was asked
+    home: EngineId | None = None  # the engine that took a member last
+    oldest: int | None = None  # version step of the oldest token written
+    unfinished: int = 0  # members that are not final
+
+    @property
+    def scored(self) -> int:
+        return sum(member.phase is Phase.SCORED for member in self.members)
+
+    def record(self) -> Group:
+        """The finished group as the trainer sees it: members that were judged, those without a verdict too."""
+        judged = (m for m in self.members if m.completion is not None and m.reward is not None)
+        return Group(self.prompt, tuple(Rollout(m.completion, m.reward) for m in judged if m.completion and m.reward))
+
+
+@dataclass(slots=True)
+class Counts:
+    """Running totals. admitted == trained + sum(dropped) + live + in training, for prompts and for members."""
+
+    admitted: int = 0
+    trained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    members_admitted: int = 0
+    members_trained: int = 0
+    members_dropped: dict[str, int] = field(default_factory=dict)
+    retries: int = 0
+    late_segments: int = 0  # news of attempts that were given up

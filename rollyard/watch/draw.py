@@ -1,0 +1,198 @@
+"""Pictures of a run as rich renderables: the live panel and the report's table. No state, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rich.bar import Bar
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.panel import Panel
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from rollyard.watch.report import Counts, Report
+from rollyard.watch.snapshot import Header, Snapshot
+from rollyard.watch.timeline import PhaseSeconds
+
+COLOURS: Final = {
+    "generate": "blue",
+    "score": "cyan",
+    "train": "green",
+    "sync": "magenta",
+    "eval": "yellow",
+    "checkpoint": "bright_magenta",
+    "setup": "bright_black",
+    "unaccounted": "red",
+}
+TRACK: Final = "grey23"  # the part of a bar that is not filled
+LEVELS: Final = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """The curve in at most `width` characters, lowest to highest value; each is the mean of its part of the curve.
+
+    A part without a value is a space.
+    """
+    parts = [values[i * len(values) // width : (i + 1) * len(values) // width] for i in range(width)]
+    if len(values) <= width:
+        parts = [[value] for value in values]
+    known = [[value for value in part if value is not None] for part in parts]
+    means = [sum(part) / len(part) if part else None for part in known]
+    present = [mean for mean in means if mean is not None]
+    if not present:
+        return " " * len(means)
+    low, high = min(present), max(present)
+    scale = (len(LEVELS) - 1) / (high - low) if high > low else 0.0
+    return "".join(" " if mean is None else LEVELS[round((mean - low) * scale)] for mean in means)
+
+
+def cells(parts: Mapping[str, float], width: int) -> dict[str, int]:
+    """Share `width` cells among the parts in proportion, by largest remainder: they add up to `width` exactly."""
+    total = sum(parts.values())
+    if total <= 0:
+        return dict.fromkeys(parts, 0)
+    exact = {name: part / total * width for name, part in parts.items()}
+    whole = {name: int(size) for name, size in exact.items()}
+    for name in sorted(parts, key=lambda name: whole[name] - exact[name])[: width - sum(whole.values())]:
+        whole[name] += 1
+    return whole
+
+
+class StackedBar:
+    """Shares of a whole side by side, as wide as there is room."""
+
+    def __init__(self, parts: Mapping[str, float]) -> None:
+        self._parts = parts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for name, size in cells(self._parts, options.max_width).items():
+            yield Segment("█" * size, Style.parse(COLOURS[name]))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(8, options.max_width)
+
+
+def duration(seconds: float) -> str:
+    """`m:ss`, or `h:mm:ss` from an hour on."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def shares(phases: PhaseSeconds) -> dict[str, float]:
+    """Share of the wall time by phase, those that took none left out."""
+    return {name: seconds / phases.wall_s for name, seconds in phases.parts().items() if seconds > 0}
+
+
+def _legend(phases: PhaseSeconds) -> Text:
+    space = "\N{NO-BREAK SPACE}"
+    parts = ([(f"■{space}", COLOURS[name]), f"{name}{space}{share:.0%}"] for name, share in shares(phases).items())
+    return Text("  ").join(Text.assemble(*part) for part in parts)
+
+
+def _grid(rows: Sequence[tuple[str, RenderableType]]) -> Table:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(style="bold", width=9, no_wrap=True)
+    grid.add_column(ratio=1)
+    for name, value in rows:
+        grid.add_row(name, value)
+    return grid
+
+
+def _beside(left: RenderableType, right: str) -> Table:
+    """`left` as wide as there is room, `right` after it."""
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True, justify="right")
+    grid.add_row(left, right)
+    return grid
+
+
+def _reward(rewards: Sequence[float | None], eval_first: float | None, eval_last: float | None) -> Text:
+    known = [reward for reward in rewards if reward is not None]
+    text = Text(f"{number(known[-1] if known else None)}  ")
+    text.append(sparkline(rewards, 30), "green")
+    if eval_first is not None:
+        text.append(f"  held-out {number(eval_first)} → {number(eval_last)}")
+    return text
+
+
+def live_panel(header: Header, snapshot: Snapshot, since_s: float = 0.0) -> Panel:
+    """The live view, readable from 80 columns on.
+
+    Args:
+        since_s: seconds since the snapshot was taken, so that the clock goes on between two.
+    """
+    eta = snapshot.eta_s(header.steps)
+    time = duration(snapshot.phases.wall_s + since_s)
+    if eta is not None:
+        time += f" · eta {duration(max(eta - since_s, 0.0))}"
+    now = Text(snapshot.activity)
+    if snapshot.wanted:
+        now.append(f"  {snapshot.judged}/{snapshot.wanted} completions judged", "dim")
+    busy = "-" if snapshot.slots_busy is None else f"{snapshot.slots_busy:.0%}"
+    slots = Bar(1.0, 0.0, snapshot.slots_busy or 0.0, width=20, color="blue", bgcolor=TRACK)
+    speed = Table.grid(padding=(0, 2))
+    speed.add_row(f"{snapshot.tokens_per_s:,.0f} tokens/s", "slots busy", slots, busy, f"dropped {snapshot.dropped}")
+    progress = Bar(header.steps, 0, snapshot.step, color="green", bgcolor=TRACK)
+    rows: list[tuple[str, RenderableType]] = [
+        ("model", Text(f"{header.model}   {header.placement} · {header.engine}", no_wrap=True, overflow="ellipsis")),
+        ("step", _beside(progress, f"{snapshot.step}/{header.steps}")),
+        ("now", now),
+        ("reward", _reward(snapshot.rewards, snapshot.eval_first, snapshot.eval_last)),
+        ("speed", speed),
+        ("time", StackedBar(snapshot.phases.parts())),
+        ("", _legend(snapshot.phases)),
+    ]
+    title, subtitle = Text(f"rollyard · {header.run}", "bold"), Text(time)
+    return Panel(_grid(rows), title=title, title_align="left", subtitle=subtitle, subtitle_align="right")
+
+
+def table(report: Report) -> RenderableType:
+    """The report for people: what came out, where prompts went, and the phase shares side by side."""
+    lengths = report.lengths
+    spread = "-" if lengths.max is None else f"p50 {lengths.p50}, p95 {lengths.p95}, max {lengths.max} tokens"
+    speed = f"{report.generation_tokens:,} tokens, {report.generation_tokens_per_s:,.0f} a second of generation"
+    rows: list[tuple[str, RenderableType]] = [
+        ("model", Text(f"{report.model}   {report.placement} · {report.engine}")),
+        ("steps", f"{report.steps} in {duration(report.wall_s)} ({report.wall_s:.1f} s)"),
+        ("reward", _reward(report.reward.curve, report.eval.first, report.eval.last)),
+        ("speed", f"{speed}, slots busy {report.slots_busy:.0%}"),
+        ("lengths", spread),
+        ("prompts", _counts(report.prompts)),
+        ("members", _counts(report.members)),
+        ("weights", f"{len(report.versions)} versions, {report.weights.transport}, {report.weights.bytes_copied:,} bytes copied"),
+        ("ended", Text(report.finished.cause, "bold red" if report.finished.failed else "")),
+    ]
+    title = Text(f"rollyard · {report.name}", "bold")
+    return Panel(Group(_grid(rows), Text(), _phases(report.phases)), title=title, title_align="left")
+
+
+def _counts(counts: Counts) -> str:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.items())
+    dropped = sum(counts.dropped.values())
+    return f"{counts.admitted} admitted, {counts.trained} trained, {dropped} dropped" + (f" ({reasons})" if reasons else "")
+
+
+def _phases(phases: PhaseSeconds) -> Table:
+    """Every phase with its seconds and its share as a bar; all bars on one scale."""
+    grid = Table(box=None, padding=(0, 1, 0, 0), expand=True, header_style="bold", show_edge=False)
+    grid.add_column("phase", width=11, no_wrap=True)
+    grid.add_column("seconds", justify="right", no_wrap=True)
+    grid.add_column("share", justify="right", no_wrap=True)
+    grid.add_column(ratio=1)
+    total = phases.wall_s or 1.0
+    longest = max(phases.parts().values())
+    for name, seconds in phases.parts().items():
+        bar = Bar(longest or 1.0, 0.0, seconds, color=COLOURS[name])
+        grid.add_row(name, f"{seconds:.2f}", f"{seconds / total:.1%}", bar)
+    grid.add_row("wall", f"{phases.wall_s:.2f}", "100.0%", "", style="bold")
+    return grid

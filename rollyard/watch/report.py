@@ -1,0 +1,243 @@
+"""What a run did, in one record: `report.json`, and the same as a table (`rollyard.watch.draw.table`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from rollyard.errors import JournalError
+from rollyard.events import Event, Instruction, Published, Score, SegmentArrived
+from rollyard.types import EngineStats, WeightVersion
+from rollyard.watch.step import Step
+from rollyard.watch.timeline import PhaseSeconds
+
+SOFTWARE: Final = ("rollyard", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCurve:
+    """Mean reward of each step's members that have a verdict; None for a step without one.
+
+    `first` and `last` are the first and the last of the curve that are not None.
+    """
+
+    first: float | None
+    last: float | None
+    curve: tuple[float | None, ...]  # [steps]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRewards:
+    """Mean reward on held-out prompts, at the first and the last evaluation. None before there is one."""
+
+    first: float | None
+    last: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a finished completion, over all that finished; percentiles by nearest rank. None when none did."""
+
+    p50: int | None
+    p95: int | None
+    max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Where prompts, or members, went. admitted == trained + sum of dropped, when the run has ended."""
+
+    admitted: int
+    trained: int
+    dropped: Mapping[str, int]  # by reason
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTraffic:
+    """How new weights reached the engines, and the bytes copied for it over the whole run."""
+
+    transport: str
+    bytes_copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Why the run ended; `failed` when not as planned."""
+
+    cause: str
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run did.
+
+    `phases` are seconds of the main timeline (see `rollyard.watch.timeline`). `generation_tokens` were sampled for
+    rollouts, those of dropped ones included and those of evaluations not; `generation_tokens_per_s` is per second of
+    the generate phase. `slots_busy` is the mean share of decode slots doing work while engines were stepping.
+    `versions` are the weight versions published, [step, incarnation] each.
+    """
+
+    name: str
+    model: str
+    placement: str
+    engine: str
+    steps: int
+    wall_s: float
+    phases: PhaseSeconds
+    generation_tokens: int
+    generation_tokens_per_s: float
+    reward: RewardCurve
+    eval: EvalRewards
+    lengths: Lengths
+    slots_busy: float
+    prompts: Counts
+    members: Counts
+    weights: WeightTraffic
+    versions: tuple[WeightVersion, ...]
+    finished: Finished
+    software: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """A JSON object, one line a field. The counts of prompts stand at the top: admitted, trained, dropped."""
+        record = asdict(self)
+        phases = record["phases"]
+        del phases["wall_s"]
+        record |= record.pop("prompts")
+        lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in record.items())
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    def write(self, path: Path) -> None:
+        """Write `report.json` so that a reader finds a whole one or none. Raises OSError."""
+        partial = path.with_name(f".{path.name}.partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(self.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+
+def read_report(path: Path) -> Report:
+    """The report that `Report.write` wrote. Raises OSError, or JournalError when it is none."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Report(
+            phases=PhaseSeconds(wall_s=record["wall_s"], **record.pop("phases")),
+            reward=RewardCurve(**record.pop("reward")),
+            eval=EvalRewards(**record.pop("eval")),
+            lengths=Lengths(**record.pop("lengths")),
+            prompts=Counts(*(record.pop(name) for name in ("admitted", "trained", "dropped"))),
+            members=Counts(**record.pop("members")),
+            weights=WeightTraffic(**record.pop("weights")),
+            versions=tuple(WeightVersion(*version) for version in record.pop("versions")),
+            finished=Finished(**record.pop("finished")),
+            **record,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise JournalError(f"{path}: not a report of this version of Rollyard: {error}") from error
+
+
+class ReportBuilder:
+    """Gathers the report while the run goes on.
+
+    Args:
+        name, model, placement, engine, transport: what the report calls them.
+    """
+
+    def __init__(self, *, name: str, model: str, placement: str, engine: str, transport: str) -> None:
+        self._names = {"name": name, "model": model, "placement": placement, "engine": engine}
+        self._transport = transport
+        self._bytes_copied = 0
+        self._rewards: list[float | None] = []
+        self._evaluations: list[float | None] = []
+        self._versions: list[WeightVersion] = []
+        self._lengths: Counter[int] = Counter()
+        self.generation_tokens = 0
+
+    def record(self, entry: Event | Instruction) -> None:
+        """Count what the conductor saw or said; most kinds are ignored. Evaluations have negative groups."""
+        if type(entry) is SegmentArrived:
+            if entry.segment.request.group >= 0:
+                self.generation_tokens += len(entry.segment.token_ids)
+        elif type(entry) is Score:
+            self._lengths[len(entry.completion.token_ids)] += 1
+        elif type(entry) is Published:
+            self._versions.append(entry.version)
+
+    def add_step(self, step: Step) -> None:
+        self._rewards.append(step.reward_mean)
+
+    def add_evaluation(self, mean_reward: float | None) -> None:
+        self._evaluations.append(mean_reward)
+
+    def add_bytes_copied(self, count: int) -> None:
+        """Bytes that one weight sync had to copy."""
+        self._bytes_copied += count
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """Mean reward of each step so far."""
+        return tuple(self._rewards)
+
+    def build(
+        self, *, phases: PhaseSeconds, prompts: Counts, members: Counts, engines: Iterable[EngineStats], finished: Finished
+    ) -> Report:
+        """The report of what was gathered so far. `engines` are the totals of every engine the run had."""
+        known = [reward for reward in self._rewards if reward is not None]
+        return Report(
+            **self._names,
+            steps=len(self._rewards),
+            wall_s=phases.wall_s,
+            phases=phases,
+            generation_tokens=self.generation_tokens,
+            generation_tokens_per_s=self.generation_tokens / phases.generate_s if phases.generate_s else 0.0,
+            reward=RewardCurve(known[0] if known else None, known[-1] if known else None, self.rewards),
+            eval=EvalRewards(*(self._evaluations[i] if self._evaluations else None for i in (0, -1))),
+            lengths=Lengths(*(percentile(self._lengths, p) for p in (50, 95, 100))),
+            slots_busy=slots_busy(engines),
+            prompts=prompts,
+            members=members,
+            weights=WeightTraffic(self._transport, self._bytes_copied),
+            versions=tuple(self._versions),
+            finished=finished,
+            software=software(),
+        )
+
+
+def percentile(histogram: Mapping[int, int], percent: int) -> int | None:
+    """Nearest rank: the smallest value that at least `percent` of all are not above. None of nothing.
+
+    Args:
+        histogram: how often each value occurs.
+    """
+    rank = -(-percent * sum(histogram.values()) // 100)
+    for value in sorted(histogram):
+        rank -= histogram[value]
+        if rank <= 0:
+            return value
+    return None
+
+
+def slots_busy(engines: Iterable[EngineStats]) -> float:
+    """Share of decode slots doing work over all engines, each weighted by its slots and its seconds of stepping."""
+    stats = tuple(engines)
+    whole = sum(engine.step_s * engine.slots for engine in stats)
+    return sum(engine.busy_slot_s for engine in stats) / whole if whole else 0.0
+
+
+def software() -> dict[str, str]:
+    """Versions of what the results depend on, without importing any of it."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in SOFTWARE:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

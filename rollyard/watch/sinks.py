@@ -1,0 +1,37 @@
+"""Somewhere metrics go. A sink that fails is given up with one warning; it never stops a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+
+
+class JsonlSink:
+    """Appends one JSON object a line, such as `metrics.jsonl`. Whole lines reach the file with each write.
+
+    A number that is not finite is written as the text "nan", "inf" or "-inf": JSON has no such numbers.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._failed = False
+
+    def write(self, record: dict[str, object]) -> None:
+        if self._failed:
+            return
+        try:
+            line = json.dumps({name: _finite(value) for name, value in record.items()}, allow_nan=False)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except (OSError, TypeError, ValueError) as error:
+            self._failed = True
+            warnings.warn(f"no more metrics are written to {self._path}: {error}", RuntimeWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+
+def _finite(value: object) -> object:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

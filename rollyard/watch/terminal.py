@@ -1,0 +1,130 @@
+"""What the terminal shows while a run goes on. A view knows snapshots and the report, and nothing of the loop."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Final, Literal, Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from rollyard.watch.draw import duration, live_panel, number, shares, table
+from rollyard.watch.report import Report
+from rollyard.watch.snapshot import Header, Snapshot
+
+REFRESHES_PER_S: Final = 4.0
+
+
+class View(Protocol):
+    """Somewhere people look."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show this from now on. Cheap: may be called at any rate."""
+        ...
+
+    def finish(self, report: Report) -> None:
+        """The run is over: show what it did."""
+        ...
+
+    def close(self) -> None:
+        """Give the terminal back. May be called again, and without `finish`."""
+        ...
+
+
+class LiveView:
+    """A panel that stays in place, redrawn a few times a second by a thread of its own from the newest snapshot."""
+
+    def __init__(self, header: Header, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._header = header
+        self._console = console
+        self._clock = clock
+        self._live: Live | None = None
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._newest = (snapshot, self._clock())
+        if self._live is None:
+            self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESHES_PER_S)
+            self._live.start(refresh=True)
+
+    def _draw(self) -> RenderableType:
+        snapshot, taken = self._newest
+        return live_panel(self._header, snapshot, self._clock() - taken)
+
+    def finish(self, report: Report) -> None:
+        self.close()
+        self._console.print(table(report))
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+class PlainView:
+    """One line a step, for pipes and logs. When nobody reads any more it goes quiet; the run goes on."""
+
+    def __init__(self, header: Header, console: Console) -> None:
+        self._header = header
+        self._console = console
+        self._shown: Snapshot | None = None
+        self._broken = False
+
+    def update(self, snapshot: Snapshot) -> None:
+        if self._shown is None:
+            header = self._header
+            self._print(f"run {header.run}  {header.model}  {header.placement}  {header.engine}  {header.steps} steps")
+        if self._shown is None or snapshot.step > self._shown.step:
+            if snapshot.step:
+                self._print(self._line(snapshot))
+            self._shown = snapshot
+
+    def _line(self, snapshot: Snapshot) -> str:
+        steps = self._header.steps
+        parts = [
+            f"step {snapshot.step:>{len(str(steps))}}/{steps}",
+            f"reward {number(snapshot.rewards[-1] if snapshot.rewards else None)}",
+            f"held-out {number(snapshot.eval_last)}",
+            f"{snapshot.tokens_per_s:,.0f} tokens/s",
+            " ".join(f"{name} {share:.0%}" for name, share in shares(snapshot.phases).items()),
+            f"dropped {snapshot.dropped}",
+            f"{duration(snapshot.phases.wall_s)} eta {duration(snapshot.eta_s(steps) or 0.0)}",
+        ]
+        return "  ".join(parts)
+
+    def finish(self, report: Report) -> None:
+        self._print(table(report))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _print(self, what: RenderableType) -> None:
+        if self._broken:
+            return
+        try:
+            self._console.print(what, soft_wrap=isinstance(what, str), markup=False, highlight=False)
+        except OSError as error:
+            self._broken = True
+            warnings.warn(f"the run goes on unseen: {error}", RuntimeWarning, stacklevel=3)
+
+
+class QuietView:
+    """Shows nothing."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Nothing is shown."""
+
+    def finish(self, report: Report) -> None:
+        """Nothing is shown."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def open_view(kind: Literal["auto", "live", "plain", "quiet"], header: Header, console: Console) -> View:
+    """The view that `watch.view` asks for; `auto` is live on a terminal that can move its cursor, plain elsewhere."""
+    if kind == "auto":
+        kind = "live" if console.file.isatty() and not console.is_dumb_terminal else "plain"
+    if kind == "live":
+        return LiveView(header, console)
+    return PlainView(header, console) if kind == "plain" else QuietView()

@@ -1,0 +1,123 @@
+"""Where the wall clock went: each moment of the main timeline belongs to one phase, or is unaccounted for.
+
+Several phases may be open at once; the moment then goes to the one that comes first in `Phase`. So time hidden behind
+another phase is not counted twice, and the sum of all phases and the unaccounted rest is the wall time, exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Phase(StrEnum):
+    """What a run does, the one that takes the time first. Generation hides scoring; setup gives way to all it contains."""
+
+    TRAIN = "train"
+    SYNC = "sync"
+    CHECKPOINT = "checkpoint"
+    EVAL = "eval"
+    GENERATE = "generate"
+    SCORE = "score"
+    SETUP = "setup"
+
+
+class Interval(NamedTuple):
+    """A phase was open from `start_ns` to `end_ns`, measured from the timeline's start. Intervals may overlap."""
+
+    phase: Phase
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSeconds:
+    """Seconds of the main timeline. Each is measured; only `unaccounted_s` is what the others leave of `wall_s`."""
+
+    wall_s: float = 0.0
+    generate_s: float = 0.0
+    score_s: float = 0.0
+    train_s: float = 0.0
+    sync_s: float = 0.0
+    eval_s: float = 0.0
+    checkpoint_s: float = 0.0
+    setup_s: float = 0.0
+    unaccounted_s: float = 0.0
+
+    def since(self, earlier: PhaseSeconds) -> PhaseSeconds:
+        """What came after `earlier` on the same timeline."""
+        return PhaseSeconds(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+    def parts(self) -> dict[str, float]:
+        """Seconds by phase name, `unaccounted` last; they add up to `wall_s`."""
+        return {f.name.removesuffix("_s"): getattr(self, f.name) for f in fields(self)[1:]}
+
+
+class Timeline:
+    """Phase accounting. Starts when made.
+
+    Args:
+        clock: nanoseconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._clock = clock
+        self._start = self._since = clock()
+        self._depth = dict.fromkeys(Phase, 0)
+        self._opened = dict.fromkeys(Phase, 0)
+        self._spent = dict.fromkeys(Phase, 0)
+        self._intervals: list[Interval] = []
+
+    def open(self, phase: Phase) -> None:
+        """The phase begins. It may be opened again before it is closed; it ends with the last close."""
+        now = self._advance()
+        if not self._depth[phase]:
+            self._opened[phase] = now
+        self._depth[phase] += 1
+
+    def close(self, phase: Phase) -> None:
+        """Raises ValueError when the phase is not open."""
+        if not self._depth[phase]:
+            raise ValueError(f"phase {phase} is not open")
+        now = self._advance()
+        self._depth[phase] -= 1
+        if not self._depth[phase]:
+            self._intervals.append(Interval(phase, self._opened[phase] - self._start, now - self._start))
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        self.open(phase)
+        try:
+            yield
+        finally:
+            self.close(phase)
+
+    @property
+    def current(self) -> Phase | None:
+        """The phase that the present moment goes to."""
+        return next((phase for phase in Phase if self._depth[phase]), None)
+
+    @property
+    def intervals(self) -> tuple[Interval, ...]:
+        """Phases that have ended, in the order they ended."""
+        return tuple(self._intervals)
+
+    def seconds(self) -> PhaseSeconds:
+        """The accounts so far, phases that are open included."""
+        now = self._advance()
+        wall = now - self._start
+        spent = {f"{phase}_s": nanoseconds / 1e9 for phase, nanoseconds in self._spent.items()}
+        return PhaseSeconds(wall_s=wall / 1e9, unaccounted_s=(wall - sum(self._spent.values())) / 1e9, **spent)
+
+    def _advance(self) -> int:
+        """Give the time since the last change to the phase it belongs to."""
+        now = self._clock()
+        phase = self.current
+        if phase is not None:
+            self._spent[phase] += now - self._since
+        self._since = now
+        return now

@@ -1,0 +1,192 @@
+"""The core against a hostile world, and its right values by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollyard import events as ev
+from rollyard.rollout.core import RolloutCore, RolloutPolicy
+from rollyard.types import FinishReason, Prompt, RequestId, Reward, Sampling, Segment, WeightVersion
+from tests.rollout.world import Odds, World
+
+
+def policy(**changes) -> RolloutPolicy:
+    values = dict(group_size=3, groups_per_batch=4, batches=6, sampling=Sampling(5), window=100, min_scored=2, give_up_after=10**6)
+    return RolloutPolicy(**(values | changes))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    staleness=st.integers(0, 2),
+    batch=st.integers(1, 5),
+    size=st.integers(1, 4),
+    engines=st.integers(1, 4),
+    slots=st.integers(1, 6),
+    prompts=st.integers(0, 40),
+    cap=st.sampled_from([0, 0, 7]),
+    overtaking=st.sampled_from(["allow", "never"]),
+    on_stale=st.sampled_from(["wait", "drop"]),
+    rollover=st.sampled_from(list(ev.Rollover)),
+    window=st.sampled_from([100, 6, 3]),
+    odds=st.sampled_from([Odds(), Odds(error=0.1), Odds(0.05, 0.02, 0.1, 0.05)]),
+    seed=st.integers(0, 2**32),
+)
+def test_nothing_lost_nothing_stale_nothing_idle(
+    staleness, batch, size, engines, slots, prompts, cap, overtaking, on_stale, rollover, window, odds, seed
+):
+    rules = policy(
+        group_size=size, groups_per_batch=batch, max_staleness=staleness, max_live_groups=max(cap, batch) if cap else 0,
+        overtaking=overtaking, on_stale=on_stale, window=window, min_scored=min(2, size),
+    )
+    world = World(rules, prompts, engines, slots, seed, odds, rollover)
+    world.run()
+    if world.finished:
+        assert not world.live
+        assert world.admitted == set(range(prompts)) == set(world.trained) | set(world.dropped)
+    world.send(ev.RolloutsCancelled())
+    world.training = None
+    counts = world.core.counts
+    assert not world.live and len(world.trained) + len(world.dropped) == len(world.admitted)
+    assert counts.members_admitted == counts.members_trained + sum(counts.members_dropped.values())
+
+
+def steps_of(prompts: int, **changes) -> list[int]:
+    world = World(policy(**changes), prompts, engines=2, slots=8, seed=1, odds=Odds(), rollover=ev.Rollover.DRAIN)
+    world.run()
+    return [len(batch) for batch in world.batches]
+
+
+@pytest.mark.parametrize("cap", [0, 15])
+def test_23_prompts_in_batches_of_10(cap):
+    changes = dict(groups_per_batch=10, batches=100, max_staleness=1, max_live_groups=cap)
+    assert steps_of(23, **changes) == [10, 10, 3]
+    core = opened(policy(**changes))
+    assert asked(core.step(ev.BatchWanted(), 0.0)) == 0  # already asked when opened
+    assert core.first == (15 if cap else 20)
+
+
+def test_at_most_one_batch_is_live_without_staleness():
+    assert opened(policy(groups_per_batch=10, batches=100)).first == 10
+
+
+class opened(RolloutCore):
+    """A core with generation open; `first` is what it asked for at once."""
+
+    def __init__(self, rules: RolloutPolicy, version: int = 0) -> None:
+        super().__init__(rules, version)
+        self.first = asked(self.step(ev.GenerationOpened(), 0.0))
+
+
+def asked(outputs) -> int:
+    return sum(output.count for output in outputs if isinstance(output, ev.FetchPrompts))
+
+
+def prompts(*ids: int, tokens: int = 2) -> tuple[Prompt, ...]:
+    return tuple(Prompt(i, i, tuple(range(1, tokens + 1)), f"p{i}") for i in ids)
+
+
+def test_room_after_a_resume():
+    """Limit 2, batch 4, version 10, nothing live: room for 12; 5 live: 7 more; one dropped: one more."""
+    rules = policy(max_staleness=2, groups_per_batch=4, batches=100, min_scored=3)
+    core = opened(rules, version=10)
+    assert core.first == 12
+    assert asked(core.step(ev.PromptsOffered(prompts(*range(40, 45)), exhausted=False), 0.0)) == 7
+    core.step(ev.EngineUp("e", 1, WeightVersion(10)), 0.0)
+    core.step(ev.PromptsOffered((), exhausted=False), 0.0)
+    out = core.step(ev.RequestFailed("e", RequestId(40, 0), "broken", retryable=False), 0.0)
+    assert asked(out) == 0  # one member is gone, its group is still live
+    for member in (1, 2):
+        out = core.step(ev.RequestFailed("e", RequestId(40, member), "broken", retryable=False), 0.0)
+    assert [(o.group, o.reason) for o in out if isinstance(o, ev.Drop) and o.member is None] == [(40, "failed")]
+    assert asked(out) == 8
+
+
+def generates(outputs) -> list[ev.Generate]:
+    return [output for output in outputs if isinstance(output, ev.Generate)]
+
+
+def test_a_cut_request_continues_with_its_tokens():
+    """[a, b] at v1, cut, [c] at v2 -> versions 1, 1, 2; the continued request asks for max - 2."""
+    core = opened(policy(group_size=1, groups_per_batch=1, max_staleness=1, batches=9, min_scored=1), version=1)
+    core.step(ev.EngineUp("e", 4, WeightVersion(1)), 0.0)
+    first = generates(core.step(ev.PromptsOffered(prompts(7), exhausted=False), 0.0))[0].request
+    v1, v2 = WeightVersion(1), WeightVersion(2)
+    core.step(ev.EngineHeld("e"), 0.0)
+    core.step(ev.SegmentArrived("e", Segment(first.id, (11, 12), (-0.1, -0.2), v1, v1, FinishReason.ABORT)), 0.0)
+    core.step(ev.EngineLoaded("e", v2), 0.0)
+    second = generates(core.step(ev.EngineReleased("e"), 0.0))[0].request
+    assert second.written_ids == (11, 12) and second.seed == first.seed
+    assert (first.sampling.max_tokens, second.sampling.max_tokens) == (5, 3)
+    out = core.step(ev.SegmentArrived("e", Segment(second.id, (13,), (-0.3,), v2, v2, FinishReason.STOP), "abc"), 0.0)
+    completion = next(o for o in out if isinstance(o, ev.Score)).completion
+    assert completion.token_ids == (11, 12, 13) and completion.logprobs == (-0.1, -0.2, -0.3)
+    assert [(s.version.step, s.tokens) for s in completion.spans] == [(1, 2), (2, 1)]
+
+
+def test_window():
+    """Window 32: a prompt of 30 may write 2; of 32 or 40: dropped for context, the sibling unharmed."""
+    core = opened(policy(group_size=1, groups_per_batch=3, sampling=Sampling(8), window=32, min_scored=1))
+    core.step(ev.EngineUp("e", 4, WeightVersion(0)), 0.0)
+    offered = prompts(0, tokens=30) + prompts(1, tokens=32) + prompts(2, tokens=40)
+    out = core.step(ev.PromptsOffered(offered, exhausted=False), 0.0)
+    assert [(g.request.id.group, g.request.sampling.max_tokens) for g in generates(out)] == [(0, 2)]
+    assert [(d.group, d.reason) for d in out if isinstance(d, ev.Drop) and d.member is None] == [(1, "context"), (2, "context")]
+    v0 = WeightVersion(0)
+    done = core.step(ev.SegmentArrived("e", Segment(RequestId(0, 0), (1, 2), (-1.0, -1.0), v0, v0, FinishReason.LENGTH)), 0.0)
+    assert next(o for o in done if isinstance(o, ev.Score)).completion.finish is FinishReason.CONTEXT
+
+
+def test_retries_are_bounded_and_go_elsewhere():
+    core = opened(policy(group_size=2, groups_per_batch=1, min_scored=1, retries=1))
+    for engine in ("a", "b"):
+        core.step(ev.EngineUp(engine, 4, WeightVersion(0)), 0.0)
+    first = generates(core.step(ev.PromptsOffered(prompts(0), exhausted=False), 0.0))
+    victim = first[0]
+    again = generates(core.step(ev.RequestFailed(victim.engine, victim.request.id, "broken", retryable=True), 0.0))[0]
+    assert again.engine != victim.engine and again.request.id == RequestId(0, victim.request.id.member, 1)
+    out = core.step(ev.RequestFailed(again.engine, again.request.id, "broken again", retryable=True), 0.0)
+    assert [(d.member, d.reason, d.cause) for d in out if isinstance(d, ev.Drop)] == [
+        (victim.request.id.member, "failed", "broken again")
+    ]
+
+
+def test_a_judge_that_always_fails_ends_the_run():
+    core = opened(policy(group_size=1, groups_per_batch=1, min_scored=1, give_up_after=3))
+    core.step(ev.EngineUp("e", 4, WeightVersion(0)), 0.0)
+    v0 = WeightVersion(0)
+    for i in range(3):
+        core.step(ev.PromptsOffered(prompts(i), exhausted=False), 0.0)
+        core.step(ev.SegmentArrived("e", Segment(RequestId(i, 0), (1,), (-1.0,), v0, v0, FinishReason.STOP)), 0.0)
+        out = core.step(ev.Scored(i, 0, Reward(None, problem="KeyError: 'answer'")), 0.0)
+    failed = [o for o in out if isinstance(o, ev.RolloutsFailed)]
+    assert len(failed) == 1 and "3 prompts in a row" in failed[0].cause
+
+
+def test_losing_the_last_engine_is_told():
+    core = opened(policy())
+    core.step(ev.EngineUp("e", 4, WeightVersion(0)), 0.0)
+    out = core.step(ev.EngineDown("e", "killed"), 0.0)
+    assert [o.cause for o in out if isinstance(o, ev.RolloutsFailed)] == ["no engine is left: killed"]
+
+
+def test_a_group_held_by_an_old_engine_is_not_overtaken():
+    """S 1, B 1, version 1: group 10 is with an engine at 0. Were 11 trained first, 10 would be due 2 and may not use 0."""
+    core = opened(policy(group_size=1, groups_per_batch=1, max_staleness=1, batches=9, min_scored=1), version=1)
+    core.step(ev.EngineUp("old", 1, WeightVersion(0)), 0.0)
+    core.step(ev.EngineUp("new", 1, WeightVersion(1)), 0.0)
+    out = core.step(ev.PromptsOffered(prompts(10, 11), exhausted=False), 0.0)
+    assert {g.request.id.group: g.engine for g in generates(out)} == {10: "old", 11: "new"}
+    v1 = WeightVersion(1)
+    core.step(ev.SegmentArrived("new", Segment(RequestId(11, 0), (1,), (-1.0,), v1, v1, FinishReason.STOP)), 0.0)
+    core.step(ev.Scored(11, 0, Reward(1.0)), 0.0)
+    assert not [o for o in core.step(ev.BatchWanted(), 0.0) if isinstance(o, ev.BatchTaken)]
+
+
+def test_what_a_dropped_group_still_runs_is_cut():
+    core = opened(policy(group_size=2, groups_per_batch=1))
+    core.step(ev.EngineUp("e", 4, WeightVersion(0)), 0.0)
+    core.step(ev.PromptsOffered(prompts(0), exhausted=False), 0.0)
+    out = core.step(ev.RolloutsCancelled(), 0.0)
+    assert {o.requests for o in out if isinstance(o, ev.Abort)} == {(RequestId(0, 0),), (RequestId(0, 1),)}

@@ -1,0 +1,317 @@
+"""A small hostile world for the core, and a referee that keeps its own books from what goes in and comes out.
+
+Nothing here looks into the core: the referee knows only events, instructions and the rules of the design.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rollyard import events as ev
+from rollyard.rollout.core import RolloutCore, RolloutPolicy
+from rollyard.types import Completion, FinishReason, Prompt, Request, RequestId, Reward, Segment, WeightVersion
+
+
+@dataclass
+class WorldEngine:
+    slots: int
+    version: int | None = None
+    held: bool = False
+    up: bool = True
+    running: dict[RequestId, Request] = field(default_factory=dict)
+
+
+@dataclass
+class Odds:
+    """Shares of actions that go wrong."""
+
+    error: float = 0.0
+    death: float = 0.0
+    no_verdict: float = 0.0
+    wrong_answer: float = 0.0
+
+
+class World:
+    def __init__(self, policy: RolloutPolicy, prompts: int, engines: int, slots: int, seed: int, odds: Odds, rollover: ev.Rollover):
+        self.policy, self.random, self.odds, self.rollover = policy, random.Random(seed), odds, rollover
+        self.core = RolloutCore(policy)
+        self.version = self.next_batch = 0
+        self.source = [Prompt(i, i, tuple(range(1, 2 + i % 3)), f"p{i}") for i in range(prompts)]
+        self.cursor = self.asked = 0
+        self.exhausted = self.finished = self.wanted = False
+        self.engines = {f"e{i}": WorldEngine(slots) for i in range(engines)}
+        self.to_score: list[Completion] = []
+        self.training: list[int] | None = None
+        # the referee's books
+        self.live: list[int] = []
+        self.admitted: set[int] = set()
+        self.trained: list[int] = []
+        self.dropped: dict[int, str] = {}
+        self.member_dropped: dict[tuple[int, int], str] = {}
+        self.tokens: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (token, version) of each member
+        self.done: dict[tuple[int, int], Completion] = {}
+        self.rewards: dict[tuple[int, int], Reward] = {}
+        self.batches: list[tuple[int, ...]] = []
+        self.abort_wanted: set[RequestId] = set()
+        self.now = 0.0
+
+    # ------------------------------------------------------------------------------------------- messages
+
+    def send(self, message: ev.Event | ev.Signal) -> None:
+        self.now += 1.0
+        for output in self.core.step(message, self.now):
+            self.take(output)
+        self.check()
+
+    def take(self, output: ev.Instruction | ev.Signal) -> None:
+        match output:
+            case ev.FetchPrompts(count):
+                assert count > 0 and not self.exhausted
+                self.asked += count
+            case ev.Admit(prompt):
+                self.on_admit(prompt)
+            case ev.Generate(engine, request):
+                self.on_generate(engine, request)
+            case ev.Abort(engine, requests):
+                if self.engines[engine].up:
+                    self.abort_wanted |= set(requests) & set(self.engines[engine].running)
+            case ev.Score(_, completion):
+                key = (completion.group, completion.member)
+                assert key not in self.done
+                assert [t for t, _ in self.tokens[key]] == list(completion.token_ids)
+                spelt = [s.version.step for s in completion.spans for _ in range(s.tokens)]
+                assert [v for _, v in self.tokens[key]] == spelt
+                self.done[key] = completion
+                self.to_score.append(completion)
+            case ev.Drop(group, member, reason, _):
+                self.on_drop(group, member, reason)
+            case ev.BatchTaken(step, groups):
+                self.on_batch(step, [g.id for g in groups], groups)
+            case ev.RolloutsFinished():
+                self.finished = True
+            case ev.RolloutsFailed():
+                pass
+            case _:
+                raise AssertionError(output)
+
+    # -------------------------------------------------------------------------------------------- referee
+
+    def due(self, group: int) -> int:
+        return self.next_batch + self.live.index(group) // self.policy.groups_per_batch
+
+    def on_admit(self, prompt: Prompt) -> None:
+        assert prompt.id not in self.admitted
+        self.admitted.add(prompt.id)
+        self.live.append(prompt.id)
+        assert self.due(prompt.id) <= self.version + self.policy.max_staleness, "admitted too early"
+        for k in range(self.policy.group_size):
+            self.tokens[prompt.id, k] = []
+
+    def on_generate(self, name: str, request: Request) -> None:
+        engine = self.engines[name]
+        key = request.id[:2]
+        assert engine.up and not engine.held and engine.version is not None, "an unsynced engine was asked"
+        assert len(engine.running) < engine.slots
+        assert engine.version >= self.due(request.id.group) - self.policy.max_staleness, "too old for this group"
+        attempts = [r for e in self.engines.values() for r in e.running if r[:2] == key and r not in self.abort_wanted]
+        assert not attempts, "two attempts at one member"
+        assert key not in self.done and key not in self.member_dropped
+        assert list(request.written_ids) == [t for t, _ in self.tokens[key]]
+        room = min(self.policy.sampling.max_tokens, self.policy.window - len(request.prompt_ids))
+        assert request.sampling.max_tokens == room - len(request.written_ids) > 0
+        engine.running[request.id] = request
+
+    def on_drop(self, group: int, member: int | None, reason: str) -> None:
+        assert group in self.admitted
+        if member is not None:
+            assert (group, member) not in self.member_dropped
+            self.member_dropped[group, member] = reason
+            return
+        assert group not in self.dropped and group not in self.trained
+        self.dropped[group] = reason
+        if group in self.live:
+            self.live.remove(group)
+        else:
+            assert self.training is not None and group in self.training
+        assert all((group, k) in self.member_dropped for k in range(self.policy.group_size))
+
+    def on_batch(self, step: int, ids: list[int], groups) -> None:
+        size, limit = self.policy.groups_per_batch, self.policy.max_staleness
+        assert self.wanted and step == self.next_batch == self.version
+        assert len(set(ids)) == len(ids) and set(ids) <= set(self.live)
+        if len(ids) < size:
+            assert self.exhausted and len(ids) == len(self.live), "a short batch before the end"
+        for group in groups:
+            scored = 0
+            for rollout in group.rollouts:
+                key = (group.id, rollout.completion.member)
+                assert rollout.completion == self.done[key] and rollout.reward == self.rewards[key]
+                assert all(version >= step - limit for _, version in self.tokens[key]), "a token too stale to train on"
+                scored += rollout.reward.value is not None
+            assert scored >= self.policy.min_scored
+            assert scored == sum((group.id, k) not in self.member_dropped for k in range(self.policy.group_size))
+        self.live = [g for g in self.live if g not in set(ids)]
+        self.next_batch += 1
+        for g in self.live:
+            held = [e.version for e in self.engines.values() if e.up for r in e.running if r.group == g and r not in self.abort_wanted]
+            versions = held + [v for k in range(self.policy.group_size) for _, v in self.tokens[g, k]]
+            assert all(v >= self.due(g) - limit for v in versions if v is not None), "left behind too stale"
+        self.wanted, self.training = False, ids
+        self.batches.append(tuple(ids))
+
+    def check(self) -> None:
+        """What must hold after every transition."""
+        assert self.core.live == len(self.live)
+        counts = self.core.counts
+        in_training = len(self.training or ())
+        assert counts.admitted == len(self.admitted)
+        assert counts.admitted == counts.trained + sum(counts.dropped.values()) + len(self.live) + in_training
+        assert counts.dropped == dict(Counter(self.dropped.values()))
+        if not self.finished:
+            self.check_work_conserving()
+
+    def check_work_conserving(self) -> None:
+        for group in self.live:
+            for k in range(self.policy.group_size):
+                key = (group, k)
+                active = any(r[:2] == key and r not in self.abort_wanted for e in self.engines.values() for r in e.running)
+                if active or key in self.done or key in self.member_dropped:
+                    continue
+                for engine in self.engines.values():
+                    free = engine.up and not engine.held and engine.version is not None and len(engine.running) < engine.slots
+                    oldest = self.due(group) - self.policy.max_staleness
+                    assert not (free and engine.version is not None and engine.version >= oldest), f"{key} waits beside a free slot"
+
+    # ------------------------------------------------------------------------------------------ happenings
+
+    def start(self) -> None:
+        self.send(ev.GenerationOpened())
+        for name, engine in self.engines.items():
+            engine.version = 0
+            self.send(ev.EngineUp(name, engine.slots, WeightVersion(0)))
+
+    def run(self, actions: int = 100_000) -> None:
+        self.start()
+        for _ in range(actions):
+            if self.finished or (self.next_batch == self.policy.batches and self.training is None):
+                return
+            self.act()
+        raise AssertionError("no end in sight: a deadlock or a livelock")
+
+    def act(self) -> None:
+        choices = []
+        if self.asked:
+            choices.append(self.offer)
+        if self.to_score:
+            choices.append(self.score)
+        choices.extend([self.write] * 3 if any(e.running for e in self.engines.values() if e.up) else [])
+        choices.append(self.trainer)
+        choices.append(self.sync_one)
+        self.random.choice(choices)()
+
+    def offer(self) -> None:
+        count, self.asked = self.asked, 0
+        prompts = tuple(self.source[self.cursor : self.cursor + count])
+        self.cursor += len(prompts)
+        self.exhausted = self.cursor == len(self.source)
+        self.send(ev.PromptsOffered(prompts, self.exhausted))
+
+    def score(self) -> None:
+        completion = self.to_score.pop(self.random.randrange(len(self.to_score)))
+        bad = self.random.random() < self.odds.no_verdict
+        reward = Reward(None, problem="ValueError: no") if bad else Reward(self.random.random())
+        self.rewards[completion.group, completion.member] = reward
+        self.send(ev.Scored(completion.group, completion.member, reward))
+
+    def write(self) -> None:
+        name = self.random.choice([n for n, e in self.engines.items() if e.up and e.running])
+        engine = self.engines[name]
+        if self.random.random() < self.odds.death:
+            self.kill(name)
+            return
+        request = self.random.choice(list(engine.running.values()))
+        dice = self.random.random()
+        if request.id in self.abort_wanted:
+            self.end(name, request, FinishReason.ABORT, tokens=self.random.randrange(2))
+        elif dice < self.odds.error:
+            self.end(name, request, FinishReason.ERROR, tokens=0)
+        elif dice < self.odds.error + self.odds.wrong_answer:
+            self.write_wrongly(name, request)
+        else:
+            self.write_well(name, request)
+
+    def left(self, request: Request) -> int:
+        return request.sampling.max_tokens - (len(self.tokens[request.id[:2]]) - len(request.written_ids))
+
+    def write_well(self, name: str, request: Request) -> None:
+        left = self.left(request)
+        tokens = self.random.randint(1, min(3, left))
+        if tokens == left:
+            self.end(name, request, FinishReason.LENGTH, tokens)
+        elif self.random.random() < 0.3:
+            self.end(name, request, FinishReason.STOP, tokens)
+        else:
+            self.end(name, request, None, tokens)
+
+    def write_wrongly(self, name: str, request: Request) -> None:
+        """A segment without its logprobs: refused as a whole, and the request cut."""
+        version = WeightVersion(self.engines[name].version or 0)
+        self.abort_wanted.add(request.id)
+        self.send(ev.SegmentArrived(name, Segment(request.id, (1, 2), (-0.5,), version, version)))
+
+    def end(self, name: str, request: Request, finish: FinishReason | None, tokens: int) -> None:
+        engine = self.engines[name]
+        assert engine.version is not None
+        version = WeightVersion(engine.version)
+        tokens = min(tokens, self.left(request)) if request.id not in self.abort_wanted else tokens
+        ids = tuple(self.random.randrange(50) for _ in range(tokens))
+        if finish is not None:
+            del engine.running[request.id]
+        if request.id in self.abort_wanted:
+            if finish is not None:
+                self.abort_wanted.discard(request.id)
+        else:
+            self.tokens[request.id[:2]] += [(token, engine.version) for token in ids]
+        segment = Segment(request.id, ids, tuple(-0.5 for _ in ids), version, version, finish, "a reason")
+        self.send(ev.SegmentArrived(name, segment, "text"))
+
+    def kill(self, name: str) -> None:
+        engine = self.engines[name]
+        self.abort_wanted -= set(engine.running)
+        engine.running = {}
+        engine.up, engine.version = False, None
+        self.send(ev.EngineDown(name, "killed"))
+        engine.up, engine.held = True, False
+        self.send(ev.EngineUp(name, engine.slots, None))
+
+    def trainer(self) -> None:
+        if self.training is not None:
+            self.trained += self.training
+            self.training = None
+            self.version += 1
+            self.send(ev.BatchTrained(WeightVersion(self.version)))
+        elif not self.wanted:
+            self.wanted = True
+            self.send(ev.BatchWanted())
+
+    def sync_one(self) -> None:
+        """Bring one lagging engine to the trainer's version, in the way the rollover says."""
+        lagging = [n for n, e in self.engines.items() if e.up and e.version != self.version]
+        if not lagging:
+            return
+        name = self.random.choice(lagging)
+        engine = self.engines[name]
+        if not engine.held:
+            engine.held = True
+            self.send(ev.EngineHeld(name))
+        if self.rollover is ev.Rollover.ABORT:
+            for request in list(engine.running.values()):
+                self.end(name, request, FinishReason.ABORT, tokens=self.random.randrange(2))
+        if self.rollover is ev.Rollover.DRAIN and engine.running:
+            return
+        engine.version = self.version
+        self.send(ev.EngineLoaded(name, WeightVersion(self.version)))
+        engine.held = False
+        self.send(ev.EngineReleased(name))

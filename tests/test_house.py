@@ -1,0 +1,186 @@
+"""The rules of the house that no linter knows. What each rule is for stands in docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "rollyard"
+HEAVY = {"torch", "transformers", "ray", "vllm"}
+CLOCKS = {"time", "datetime"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(module: ast.Module) -> Iterator[str]:
+    """Top-level names of all that is imported, also inside functions."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+
+
+def contract(name: str) -> dict[str, list[str]]:
+    (found,) = (c for c in PROJECT["tool"]["importlinter"]["contracts"] if c["id"] == name)
+    return found
+
+
+def loaded_by(*names: str) -> set[str]:
+    """What a fresh interpreter holds after importing these modules."""
+    code = f"import importlib, sys\nfor n in {names!r}: importlib.import_module(n)\nprint(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    return set(run.stdout.split())
+
+
+# ---------------------------------------------------------------------------------------------------- imports
+
+
+@pytest.mark.parametrize("name", ["rollyard", "rollyard.cli", "rollyard.conductor", "rollyard.config"])
+def test_the_control_plane_imports_without_torch(name: str) -> None:
+    loaded = loaded_by(name)
+    assert name in loaded
+    assert not loaded & HEAVY
+
+
+def test_pure_modules_load_no_torch_and_no_runtime() -> None:
+    pure = contract("pure")["source_modules"]
+    loaded = loaded_by(*pure)
+    assert set(pure) <= loaded
+    assert not loaded & (HEAVY | {"asyncio"})
+
+
+@pytest.mark.parametrize("name", contract("pure")["source_modules"])
+def test_pure_modules_import_no_clock(name: str) -> None:
+    found = set(imports(tree(ROOT / f"{name.replace('.', '/')}.py")))
+    assert not found & (HEAVY | CLOCKS | {"asyncio"})
+
+
+def test_a_module_that_calls_itself_pure_is_held_to_it() -> None:
+    claims = {name_of(path) for path in modules() if "(PURE)" in (ast.get_docstring(tree(path)) or "")}
+    assert claims <= set(contract("pure")["source_modules"])
+
+
+def test_package_files_hold_only_a_docstring() -> None:
+    for path in PACKAGE.glob("*/**/__init__.py"):
+        assert [type(node) for node in tree(path).body] == [ast.Expr], f"{path} would run code whenever the room is imported"
+
+
+# ----------------------------------------------------------------------------------------------------- layout
+
+
+def rooms() -> set[str]:
+    """Packages (with a slash) and single files under rollyard/."""
+    files = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
+    folders = {f"{path.name}/" for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] not in "._"}
+    return files | folders
+
+
+def test_the_map_lists_exactly_the_rooms_that_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    found = re.search(r"^```\nrollyard/\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert found, "docs/architecture.md has no map"
+    listed = [line.split()[0] for line in found[1].splitlines() if line.strip()]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == rooms()
+
+
+def test_the_page_shows_the_layers_that_are_checked() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    shown = re.search(r"^```\n(cli\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert shown, "docs/architecture.md has no layers"
+    exist = {room.removesuffix("/").removesuffix(".py") for room in rooms()}
+    checked = []
+    for layer in contract("layers")["layers"]:
+        names = [name.strip("() ") for name in layer.split("|")]
+        checked.append(" | ".join(name for name in names if name in exist))
+    assert shown[1].splitlines() == [layer for layer in checked if layer]
+
+
+def test_no_room_for_odds_and_ends() -> None:
+    names = {part for path in modules() for part in path.relative_to(PACKAGE).with_suffix("").parts}
+    assert not names & {"utils", "util", "common", "helpers", "helper", "misc"}
+
+
+def test_files_and_functions_stay_short() -> None:
+    for path in modules():
+        source = path.read_text()
+        assert source.count("\n") <= 500, f"{path} has more than 500 lines"
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert length <= 100, f"{path}:{node.lineno} {node.name} has {length} lines"
+
+
+def reads_environment(module: ast.Module) -> bool:
+    named = {"environ", "environb", "getenv", "getenvb", "putenv"}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute) and node.attr in named and isinstance(node.value, ast.Name) and node.value.id == "os":
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module == "os" and named & {alias.name for alias in node.names}:
+            return True
+    return False
+
+
+def test_only_config_reads_the_environment() -> None:
+    assert {name_of(path) for path in modules() if reads_environment(tree(path))} <= {"rollyard.config"}
+
+
+# ------------------------------------------------------------------------------------ the files around the code
+
+
+def test_every_marker_has_a_lane() -> None:
+    options = PROJECT["tool"]["pytest"]["ini_options"]
+    markers = [marker.split(":")[0] for marker in options["markers"]]
+    assert options["addopts"][-2:] == ["-m", f"not ({' or '.join(markers)})"], "the ordinary lane leaves out exactly these"
+    outside = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}  # this may be `make test`
+    for marker in markers:
+        command = ["make", "--dry-run", f"test-{marker}"]
+        plan = subprocess.run(command, cwd=ROOT, env=outside, capture_output=True, text=True, check=True, timeout=30)
+        assert plan.stdout.rstrip().endswith(f"pytest -q -m {marker}")
+
+
+def requirement_name(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert found, requirement
+    return found[0].lower().replace("_", "-")
+
+
+def declared() -> set[str]:
+    project = PROJECT["project"]
+    extras = [requirement for extra in project["optional-dependencies"].values() for requirement in extra]
+    return {requirement_name(requirement) for requirement in project["dependencies"] + extras}
+
+
+def test_each_dependency_is_accounted_for() -> None:
+    page = (ROOT / "docs/dependencies.md").read_text()
+    explained = re.findall(r"^### (\S+)$", page, re.MULTILINE)
+    assert len(explained) == len(set(explained))
+    assert set(explained) == declared() | {requirement_name(r) for r in PROJECT["build-system"]["requires"]}
+
+
+def test_each_dependency_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9a-z.]*", pin) for pin in pins), "exact, public versions only"
+    assert declared() <= {requirement_name(pin) for pin in pins}
