@@ -56,9 +56,9 @@ clean: ## remove the environment and what runs and checks left behind; models/ s
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Rollyard needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12" >&2; \
+	  echo "Rollyard needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo 'not there'). Name another: make PYTHON=python3.12" >&2; \
 	  exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # PyTorch first and by itself, so that one build is chosen and kept.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python

@@ -1,0 +1,30 @@
+"""Rollyard: rollout orchestration for reinforcement learning on language models.
+
+The map, in the order data flows:
+
+    types  events  protocols  config      what everything speaks
+    prompts     1 what to ask             a resumable stream of prompts
+    rollout     2 ask, K times            which request goes where; groups; staleness
+    reward      3 judge                   verdicts
+    advantage   4 compare                 rewards of a group -> advantages
+    batch       5 pack                    training rows under a token budget
+    train       6 learn                   loss, optimizer
+    weights     7 publish                 new weights to the engines
+    engine      8 generate                token ids in, token ids and logprobs out
+    model       the transformer that trainer and embedded engine share
+    place       who generates and trains when, and where stations run
+    journal  watch                        what happened; what is happening
+    conductor   rollout, placement and rollover as one pure state machine
+    worker  warmup  evaluate  loop  cli   stations, base policies, held-out scores, the run, the command line
+
+    run = rollyard.Run(rollyard.resolve(preset="sort").config)
+    for step in run:
+        print(step.step, step.reward_mean, len(step.groups))
+"""
+
+from rollyard.config import Config, resolve
+from rollyard.errors import ConfigError, RollyardError, RunFailed
+from rollyard.loop import Run
+from rollyard.watch.step import Step
+
+__all__ = ["Config", "ConfigError", "RollyardError", "Run", "RunFailed", "Step", "resolve"]

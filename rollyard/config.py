@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from rollyard.errors import ConfigError
@@ -25,6 +25,7 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
@@ -79,16 +80,16 @@ class RolloutConfig(Section):
     top_k: Natural = Field(0, description="keep this many of the likeliest tokens (0: all)")
     stop: tuple[str, ...] = Field((), description="texts that end a completion (separate several with commas)")
     max_staleness: Natural = Field(0, description="versions a rollout may lag behind the one it trains (S)")
-    max_live_groups: Natural = Field(0, description="cap on prompts admitted and not yet trained or dropped (0: the staleness rule alone)")
+    max_live_groups: Natural = Field(0, description="cap on prompts under way (0: the staleness rule alone)")
     overtaking: Literal["allow", "never"] = Field("allow", description="may finished younger groups be trained before older ones")
-    on_stale: Literal["wait", "drop"] = Field("wait", description="when overtaking would make an older group too stale: wait for it or drop it")
+    on_stale: Literal["wait", "drop"] = Field("wait", description="when overtaking would make an older group too stale")
     retries: Natural = Field(2, description="times a failed request is tried again, keeping its tokens")
     min_scored: Count = Field(2, description="scored members a group needs to be trained on")
     give_up_after: Count = Field(100, description="prompts dropped in a row after which the run stops as failed")
 
 
 class RewardConfig(Section):
-    function: str = Field("", description="FILE.py:function or package.module:function, called (prompt, completion, **columns) -> float (empty: the task's own)")
+    function: str = Field("", description="FILE.py:function or package.module:function (empty: the task's own)")
     time_limit_s: Positive = Field(10.0, description="seconds one judgement may take; beyond it there is no verdict")
     concurrency: Count = Field(8, description="judgements at a time")
 
@@ -105,7 +106,7 @@ class BatchConfig(Section):
 
 class TrainConfig(Section):
     lr: Positive = Field(1e-6, description="learning rate of AdamW after warm-up")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field((0.9, 0.99), description="AdamW's decay rates")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.99), description="AdamW's decay rates")
     eps: Positive = Field(1e-8, description="AdamW's epsilon")
     weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay")
     warmup_steps: Natural = Field(0, description="steps over which the learning rate rises linearly")
@@ -138,7 +139,7 @@ class PlaceConfig(Section):
 
 
 class EvalConfig(Section):
-    every: Natural = Field(0, description="evaluate on the held-out prompts every n steps besides first and last (0: first and last only)")
+    every: Natural = Field(0, description="also evaluate every n steps (0: first and last only)")
     samples: Count = Field(1, description="completions of each held-out prompt")
 
 
@@ -148,7 +149,9 @@ class CheckpointConfig(Section):
 
 
 class WatchConfig(Section):
-    view: Literal["auto", "live", "plain", "quiet"] = Field("auto", description="what the terminal shows (auto: live on a terminal, plain otherwise)")
+    view: Literal["auto", "live", "plain", "quiet"] = Field(
+        "auto", description="what the terminal shows (auto: live on a terminal, else plain)"
+    )
 
 
 class Config(Section):
@@ -169,3 +172,226 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     watch: WatchConfig = WatchConfig()
+
+
+# ---------------------------------------------------------------------------------------------- checking
+
+
+def check(config: Config) -> None:
+    """What the options together must satisfy. Raises ConfigError for the first that does not hold."""
+    _check_prompts(config)
+    _check_rollout(config.rollout)
+    _check_group_size(config)
+
+
+def _check_prompts(config: Config) -> None:
+    prompts = config.prompts
+    if bool(prompts.path) == bool(prompts.task):
+        found = "both are given" if prompts.path else "neither is given"
+        remedy = "give --prompts FILE.jsonl, or --prompts.task, or start from a preset such as --preset sort"
+        raise ConfigError(f"prompts come from a file or from a built-in task, but {found}", where="prompts.path", remedy=remedy)
+    if prompts.path and not config.model.path:
+        remedy = "give --model FOLDER, a Hugging Face causal LM"
+        raise ConfigError("prompts from a file need a model", where="model.path", remedy=remedy)
+
+
+def _check_rollout(rollout: RolloutConfig) -> None:
+    if rollout.temperature == 0:
+        problem = "greedy completions of a prompt are all alike and have no importance ratio"
+        raise ConfigError(problem, where="rollout.temperature", remedy="use a temperature above 0, usually 1")
+    if rollout.max_staleness:
+        problem = f"a colocated run trains and generates in turn, so nothing can be {rollout.max_staleness} versions old"
+        raise ConfigError(problem, where="rollout.max_staleness", remedy="use 0 with placement colocated")
+    if 0 < rollout.max_live_groups < rollout.groups_per_step:
+        problem = f"with at most {rollout.max_live_groups} live prompts a batch of {rollout.groups_per_step} never fills"
+        raise ConfigError(problem, where="rollout.max_live_groups", remedy=f"use 0 or at least {rollout.groups_per_step}")
+
+
+def _check_group_size(config: Config) -> None:
+    size, kind = config.rollout.group_size, config.advantage.kind
+    if size < 2:
+        problem = f"{kind} compares the completions of one prompt, and group_size is {size}"
+        raise ConfigError(problem, where="rollout.group_size", remedy="use at least 2, usually 8")
+    if config.rollout.min_scored > size:
+        problem = f"a group of {size} can never have {config.rollout.min_scored} scored members"
+        raise ConfigError(problem, where="rollout.min_scored", remedy=f"use at most {size}")
+
+
+# --------------------------------------------------------------------------------------------- the layers
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One leaf of the tree, for help texts. `values` says what it takes."""
+
+    name: str  # dotted, such as rollout.group_size
+    values: str
+    default: Any
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A config and where each value came from: `origins["train.lr"]` is such as "default" or "preset sort"."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def options() -> Iterator[Option]:
+    """Every option, in the order of the tree."""
+    for section, field in Config.model_fields.items():
+        for name, leaf in _section_type(field).model_fields.items():
+            yield Option(f"{section}.{name}", _values(leaf.annotation), leaf.default, leaf.description or "")
+
+
+def presets() -> tuple[str, ...]:
+    """Names of the presets that ship with the package."""
+    found = resources.files("rollyard").joinpath("presets").iterdir()
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml")))
+
+
+def resolve(
+    *,
+    preset: str = "",
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Join the layers and check the whole.
+
+    Args:
+        preset: name of a preset in the package.
+        file: a TOML file of the same tree.
+        environment: variables such as ROLLYARD_TRAIN__LR; the process's own when None.
+        overrides: dotted names and values; values that are text are converted.
+
+    Raises:
+        ConfigError: naming the option, where it was set, and what would be right.
+    """
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if preset:
+        layers.append((f"preset {preset}", _flatten(_read_preset(preset), f"preset {preset}")))
+    if file is not None:
+        layers.append((f"file {file}", _flatten(_read_toml(file), str(file))))
+    layers.append(("environment", _from_environment(os.environ if environment is None else environment)))
+    layers.append(("command line", overrides or {}))
+    known = {option.name for option in options()}
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(known, "default")
+    for origin, layer in layers:
+        for name, value in layer.items():
+            if name not in known:
+                raise ConfigError(f"there is no option {name!r}", where=origin, remedy=_nearest(name, known))
+            values[name] = value
+            origins[name] = origin
+    config = _build(values, origins)
+    check(config)
+    return Resolved(config, origins)
+
+
+def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
+    tree: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        section, leaf = name.split(".")
+        tree.setdefault(section, {})[leaf] = _converted(name, value, origins[name])
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"][:2])
+        where = f"{name} ({origins.get(name, 'default')})"
+        raise ConfigError(f"{first['input']!r} does not fit", where=where, remedy=_remedy(first["msg"])) from None
+
+
+def _converted(name: str, value: Any, origin: str) -> Any:
+    """Lists may be given as text with commas; a truth value is never taken for a number."""
+    section, leaf = name.split(".")
+    annotation = _section_type(Config.model_fields[section]).model_fields[leaf].annotation
+    if get_origin(annotation) is tuple and isinstance(value, str):
+        return tuple(part for part in value.split(",") if part)
+    if isinstance(value, bool) and annotation is not bool:
+        raise ConfigError(f"{value!r} does not fit", where=f"{name} ({origin})", remedy=f"give {_values(annotation)}")
+    return value
+
+
+def _remedy(message: str) -> str:
+    return message[0].lower() + message[1:]
+
+
+def _read_preset(name: str) -> dict[str, Any]:
+    if name not in presets():
+        raise ConfigError(f"there is no preset {name!r}", where="--preset", remedy=f"one of: {', '.join(presets())}")
+    return tomllib.loads(resources.files("rollyard").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no such file", where=str(path), remedy="give the path of a TOML file, or --preset NAME") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=str(path), remedy="give the path of a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not valid TOML: {error}", where=str(path), remedy="see toml.io for the format") from None
+
+
+def _flatten(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section, values in tree.items():
+        if not isinstance(values, dict):
+            remedy = f"{section} is a section: [{section}]" if section in Config.model_fields else "sections are such as [train]"
+            raise ConfigError(f"{section!r} stands outside any section", where=origin, remedy=remedy)
+        flat.update({f"{section}.{name}": value for name, value in values.items()})
+    return flat
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """ROLLYARD_TRAIN__LR=1e-5 sets train.lr."""
+    found = {}
+    for variable, value in environment.items():
+        if variable.startswith("ROLLYARD_") and "__" in variable:
+            section, _, leaf = variable.removeprefix("ROLLYARD_").lower().partition("__")
+            found[f"{section}.{leaf}"] = value
+    return found
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    leaf = name.rpartition(".")[2]
+    close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(leaf, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else "`rollyard explain` lists all options"
+
+
+def _section_type(field: FieldInfo) -> type[BaseModel]:
+    assert isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    return field.annotation
+
+
+def _values(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return "|".join(str(value) or '""' for value in get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, Rollover):
+        return "|".join(annotation)
+    if get_origin(annotation) is tuple:
+        return "LIST"
+    return {bool: "BOOL", int: "INT", float: "FLOAT", str: "TEXT"}.get(annotation, "VALUE")
+
+
+# ----------------------------------------------------------------------------------------- the environment
+
+
+def cache_folder() -> Path:
+    """Where base policies are kept: ROLLYARD_CACHE, or rollyard/ under XDG_CACHE_HOME or ~/.cache."""
+    if folder := os.environ.get("ROLLYARD_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollyard"
+
+
+def settle_environment() -> None:
+    """Defaults for libraries that read the environment when they are imported; what the user set stays.
+
+    Waiting OpenMP threads must not spin (they slow a busy machine many times over); a model is a folder, so nothing
+    asks a hub; the tokenizers' own threads would only compete with torch's.
+    """
+    for variable, value in (("OMP_WAIT_POLICY", "PASSIVE"), ("HF_HUB_OFFLINE", "1"), ("TOKENIZERS_PARALLELISM", "false")):
+        os.environ.setdefault(variable, value)

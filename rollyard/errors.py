@@ -1,17 +1,17 @@
 """The error tree. Everything Rollyard raises on purpose derives from `RollyardError`.
 
-    RollyardError                  retryable: may the same call work if made again?
-    ├── ConfigError                a user's mistake: what was wrong, where, what would be right (exit code 2)
-    ├── EngineError                an inference engine could not do what it was asked
-    │   ├── EngineLost             the engine is gone; only tokens received so far count (retryable elsewhere)
-    │   ├── RequestRejected        this request can never run on this engine
-    │   └── StaleWeights           a forward pass was about to run on weights the engine did not acknowledge
-    ├── ScoringError               a judge failed; the member has no verdict
-    ├── TrainError                 the policy could not be updated
-    │   └── NonFinite              a loss or gradient was NaN or infinite; the parameters were left as they were
-    ├── WeightSyncError            a version did not reach an engine; the version there is unchanged
-    ├── JournalError               the run's record could not be written or read
-    └── TimeLimitExceeded          a bounded wait ran out
+RollyardError                  retryable: may the same call work if made again?
+├── ConfigError                a user's mistake: what was wrong, where, what would be right (exit code 2)
+├── EngineError                an inference engine could not do what it was asked
+│   ├── EngineLost             the engine is gone; only tokens received so far count (retryable elsewhere)
+│   ├── RequestRejected        this request can never run on this engine
+│   └── StaleWeights           a forward pass was about to run on weights the engine did not acknowledge
+├── ScoringError               a judge failed; the member has no verdict
+├── TrainError                 the policy could not be updated
+│   └── NonFinite              a loss or gradient was NaN or infinite; the parameters were left as they were
+├── WeightSyncError            a version did not reach an engine; the version there is unchanged
+├── JournalError               the run's record could not be written or read
+└── TimeLimitExceeded          a bounded wait ran out
 """
 
 
@@ -77,3 +77,7 @@ class JournalError(RollyardError):
 
 class TimeLimitExceeded(RollyardError):
     """A bounded wait ran out."""
+
+
+class RunFailed(RollyardError):
+    """The run ended before it was done. What it had reached is in its report."""

@@ -132,7 +132,17 @@ class Checkpointed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopRequested(Event):
+    """End the run cleanly: finish and save the training under way, cut the rest."""
+
     cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunBroken(Event):
+    """The run cannot go on, or nobody wants it to (`failed` False): nothing more is done for it."""
+
+    cause: str
+    failed: bool
 
 
 # ----------------------------------------------------------------------------------------------- signals

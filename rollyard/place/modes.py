@@ -35,6 +35,7 @@ from rollyard.events import (
     RolloutsFinished,
     RolloverDone,
     RolloverWanted,
+    RunBroken,
     Signal,
     Sleep,
     StopRequested,
@@ -100,6 +101,7 @@ class Colocated:
             RolloutsFinished: self._on_no_more,
             RolloutsFailed: lambda signal: self._finish(signal.cause, failed=True),
             StopRequested: self._on_stop,
+            RunBroken: lambda event: self._finish(event.cause, failed=event.failed),
         }
 
     def step(self, message: Event | Signal, now: float) -> list[Output]:

@@ -128,9 +128,10 @@ def read_report(path: Path) -> Report:
     """The report that `Report.write` wrote. Raises OSError, or JournalError when it is none."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        reward = record.pop("reward")
         return Report(
             phases=PhaseSeconds(wall_s=record["wall_s"], **record.pop("phases")),
-            reward=RewardCurve(**record.pop("reward")),
+            reward=RewardCurve(reward["first"], reward["last"], tuple(reward["curve"])),
             eval=EvalRewards(**record.pop("eval")),
             lengths=Lengths(**record.pop("lengths")),
             prompts=Counts(*(record.pop(name) for name in ("admitted", "trained", "dropped"))),

@@ -10,11 +10,21 @@ from typing import Final, Literal, Protocol
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from rollyard.watch.draw import duration, live_panel, number, shares, table
+from rollyard.watch.draw import LivePanel, duration, number, shares, table
 from rollyard.watch.report import Report
 from rollyard.watch.snapshot import Header, Snapshot
 
 REFRESHES_PER_S: Final = 4.0
+
+
+class Terminal(Console):
+    """Standard output. When its reader goes away (`| head`), the run goes on unseen instead of ending."""
+
+    def on_broken_pipe(self) -> None:
+        try:
+            super().on_broken_pipe()  # sends what is still to come to /dev/null, then asks to exit
+        except SystemExit:
+            warnings.warn("nobody reads the output any more: the run goes on unseen", RuntimeWarning, stacklevel=2)
 
 
 class View(Protocol):
@@ -50,7 +60,7 @@ class LiveView:
 
     def _draw(self) -> RenderableType:
         snapshot, taken = self._newest
-        return live_panel(self._header, snapshot, self._clock() - taken)
+        return LivePanel(self._header, snapshot, self._clock() - taken)
 
     def finish(self, report: Report) -> None:
         self.close()
@@ -62,7 +72,7 @@ class LiveView:
 
 
 class PlainView:
-    """One line a step, for pipes and logs. When nobody reads any more it goes quiet; the run goes on."""
+    """One line a step, for pipes and logs. When they cannot be written it goes quiet; the run goes on."""
 
     def __init__(self, header: Header, console: Console) -> None:
         self._header = header
@@ -105,7 +115,7 @@ class PlainView:
             self._console.print(what, soft_wrap=isinstance(what, str), markup=False, highlight=False)
         except OSError as error:
             self._broken = True
-            warnings.warn(f"the run goes on unseen: {error}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"the output cannot be written, the run goes on unseen: {error}", RuntimeWarning, stacklevel=3)
 
 
 class QuietView:
@@ -121,8 +131,12 @@ class QuietView:
         """Nothing is held."""
 
 
-def open_view(kind: Literal["auto", "live", "plain", "quiet"], header: Header, console: Console) -> View:
-    """The view that `watch.view` asks for; `auto` is live on a terminal that can move its cursor, plain elsewhere."""
+def open_view(kind: Literal["auto", "live", "plain", "quiet"], header: Header, console: Console | None = None) -> View:
+    """The view that `watch.view` asks for, on standard output unless another console is given.
+
+    `auto` is live on a terminal that can move its cursor, plain elsewhere.
+    """
+    console = console or Terminal()
     if kind == "auto":
         kind = "live" if console.file.isatty() and not console.is_dumb_terminal else "plain"
     if kind == "live":

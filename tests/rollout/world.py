@@ -34,7 +34,9 @@ class Odds:
 
 
 class World:
-    def __init__(self, policy: RolloutPolicy, prompts: int, engines: int, slots: int, seed: int, odds: Odds, rollover: ev.Rollover):
+    def __init__(
+        self, policy: RolloutPolicy, prompts: int, engines: int, slots: int, seed: int, odds: Odds, rollover: ev.Rollover
+    ):
         self.policy, self.random, self.odds, self.rollover = policy, random.Random(seed), odds, rollover
         self.core = RolloutCore(policy)
         self.version = self.next_batch = 0
@@ -155,7 +157,9 @@ class World:
         self.live = [g for g in self.live if g not in set(ids)]
         self.next_batch += 1
         for g in self.live:
-            held = [e.version for e in self.engines.values() if e.up for r in e.running if r.group == g and r not in self.abort_wanted]
+            held = [
+                e.version for e in self.engines.values() if e.up for r in e.running if r.group == g and r not in self.abort_wanted
+            ]
             versions = held + [v for k in range(self.policy.group_size) for _, v in self.tokens[g, k]]
             assert all(v >= self.due(g) - limit for v in versions if v is not None), "left behind too stale"
         self.wanted, self.training = False, ids
@@ -182,7 +186,9 @@ class World:
                 for engine in self.engines.values():
                     free = engine.up and not engine.held and engine.version is not None and len(engine.running) < engine.slots
                     oldest = self.due(group) - self.policy.max_staleness
-                    assert not (free and engine.version is not None and engine.version >= oldest), f"{key} waits beside a free slot"
+                    assert not (free and engine.version is not None and engine.version >= oldest), (
+                        f"{key} waits beside a free slot"
+                    )
 
     # ------------------------------------------------------------------------------------------ happenings
 

@@ -24,6 +24,7 @@ class PagePool:
         self.size, self.page_tokens = pages, page_tokens
         self._free = list(range(pages - 1, -1, -1))
         self._holders = [0] * pages
+        self.touched = 0  # pages below this number were in use at some time; no other needs memory yet
 
     @property
     def available(self) -> int:
@@ -78,4 +79,5 @@ class PagePool:
     def _take(self) -> int:
         page = self._free.pop()
         self._holders[page] = 1
+        self.touched = max(self.touched, page + 1)
         return page

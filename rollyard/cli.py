@@ -1,0 +1,153 @@
+"""The command line: `rollyard run`, `rollyard explain`. Exit codes: 0 done, 1 failed, 2 a user's mistake, 130 stopped."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+from rollyard.config import Resolved, options, presets, resolve, settle_environment
+from rollyard.errors import ConfigError, RollyardError
+
+SHORT = {  # short names of common options
+    "--model": "model.path",
+    "--prompts": "prompts.path",
+    "--reward": "reward.function",
+    "--group-size": "rollout.group_size",
+    "--max-tokens": "rollout.max_tokens",
+    "--name": "run.name",
+    "--out": "run.out",
+    "--overwrite": "run.overwrite",
+    "--steps": "run.steps",
+    "--seed": "run.seed",
+    "--lr": "train.lr",
+    "--view": "watch.view",
+}
+STOPPED = 130  # exit code after Ctrl-C
+
+
+class _Parser(argparse.ArgumentParser):
+    """Mistakes on the command line are ConfigErrors like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, where="command line", remedy=f"see `{self.prog} --help`")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code."""
+    settle_environment()
+    console = Console(stderr=True)
+    try:
+        given = _parser().parse_args(arguments)
+        resolved = _resolved(given)
+        if given.command == "explain":
+            Console().print(_explanation(resolved))
+            return 0
+        return _run(resolved)
+    except ConfigError as error:
+        console.print(f"[bold red]error:[/] [bold]{_plain(error.where)}[/]: {_plain(error.problem)}", soft_wrap=True)
+        console.print(f"       {_plain(error.remedy)}", soft_wrap=True)
+        return 2
+    except RollyardError as error:
+        console.print(f"[bold red]failed:[/] {_plain(str(error))}", soft_wrap=True)
+        return 1
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="rollyard", description="Rollout orchestration for reinforcement learning on language models.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    for name, text in (
+        ("run", "train a policy: generate, judge, learn, and again"),
+        ("explain", "print every option of a run, its value, and where the value comes from"),
+    ):
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+        _add_options(command)
+    return parser
+
+
+def _add_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE.toml", help="options as TOML, sections as in `rollyard explain`"
+    )
+    command.add_argument("--preset", default="", metavar="NAME", help=f"start from a preset: {', '.join(presets())}")
+    short = {name: flag for flag, name in SHORT.items()}
+    groups: dict[str, Any] = {}
+    for option in options():
+        section = option.name.partition(".")[0]
+        group = groups.setdefault(section, command.add_argument_group(section) if section not in groups else None)
+        flags = [f"--{option.name}", *([short[option.name]] if option.name in short else [])]
+        default = f"default: {option.default}" if option.default != "" else "default: empty"
+        group.add_argument(
+            *flags,
+            dest=option.name,
+            default=argparse.SUPPRESS,
+            metavar=option.values,
+            help=f"{option.description} ({default})".replace("%", "%%"),
+            **({"nargs": "?", "const": "true"} if option.values == "BOOL" else {}),
+        )
+
+
+def _resolved(given: argparse.Namespace) -> Resolved:
+    overrides = {name: value for name, value in vars(given).items() if "." in name}
+    return resolve(preset=given.preset, file=given.file, overrides=overrides)
+
+
+def _explanation(resolved: Resolved) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("option", "value", "from", "meaning"):
+        table.add_column(column, overflow="fold")
+    for option in options():
+        section, _, leaf = option.name.partition(".")
+        value = getattr(getattr(resolved.config, section), leaf)
+        shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        origin = resolved.origins[option.name]
+        style = "dim" if origin == "default" else "bold"
+        table.add_row(f"[{style}]{option.name}[/]", _plain(shown), origin, f"[dim]{_plain(option.description)}[/]")
+    return table
+
+
+def _run(resolved: Resolved) -> int:
+    from rollyard.loop import Run
+    from rollyard.watch.terminal import open_view
+
+    console = Console()
+    kind = resolved.config.watch.view
+    run = Run(resolved.config, view=lambda header: open_view(kind, header, console))
+    stopped = asyncio.run(_drive(run))
+    if kind != "quiet":
+        console.print(f"run folder: {run.folder.path}", soft_wrap=True)
+    return STOPPED if stopped else 0
+
+
+async def _drive(run: Any) -> bool:
+    """Run to the end. The first Ctrl-C stops cleanly and is reported; a second one ends the process at once."""
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        if stopped:
+            signal.raise_signal(signal.SIGKILL)
+        stopped = True
+        run.stop("stopped by Ctrl-C")
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    async for _ in run:
+        pass
+    return stopped
+
+
+if __name__ == "__main__":
+    sys.exit(main())

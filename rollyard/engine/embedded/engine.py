@@ -1,0 +1,317 @@
+"""The embedded engine: an asyncio shell around scheduler and runner.
+
+One task runs engine steps on the device while there is work. Whoever else changes what the steps work with (abort,
+pause, load, sleep, close) first takes its turn, so it always finds the engine between two steps, at a token boundary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from time import perf_counter
+
+from rollyard.config import EngineConfig
+from rollyard.engine.embedded.output import Output
+from rollyard.engine.embedded.pages import PagePool
+from rollyard.engine.embedded.runner import Runner
+from rollyard.engine.embedded.scheduler import Scheduler
+from rollyard.engine.embedded.scheduler import Sequence as Running
+from rollyard.errors import ConfigError, EngineError, EngineLost, RequestRejected
+from rollyard.events import Rollover, WakePart
+from rollyard.model.tokenizer import Tokenizer
+from rollyard.model.transformer import CausalLM
+from rollyard.protocols import Device, Receiver
+from rollyard.types import EngineStats, FinishReason, Request, RequestId, Segment, WeightVersion
+
+SEGMENT_TOKENS = 16
+SEGMENT_S = 0.2
+
+
+class EmbeddedEngine:
+    """Decodes with the parameters of `model`, wherever they are; implements `protocols.Engine`.
+
+    Args:
+        id: its name.
+        model: the policy. Its stamp is checked before every forward pass.
+        tokenizer: finds stop strings.
+        device: where all torch work runs.
+        config: slots, pages, tokens of a step, window.
+
+    Raises:
+        ConfigError: the window is larger than the model's.
+    """
+
+    def __init__(self, id: str, model: CausalLM, tokenizer: Tokenizer, device: Device, config: EngineConfig) -> None:
+        arch = model.architecture
+        if config.window > arch.window:
+            problem = f"a window of {config.window} tokens is more than the model's {arch.window}"
+            raise ConfigError(problem, where="engine.window", remedy=f"at most {arch.window}, or 0 for the model's own")
+        self._id, self._model, self._tokenizer, self._device = id, model, tokenizer, device
+        self._slots, self._window = config.slots, config.window or arch.window
+        # A sequence at its longest, and one page more: where it leaves its prompt, that page is copied.
+        pages = config.pages or config.slots * (-(-self._window // config.page_tokens) + 1)
+        pool = PagePool(pages, config.page_tokens)
+        self._scheduler = Scheduler(pool, slots=config.slots, step_tokens=config.step_tokens, window=self._window)
+        self._runner = Runner(model, pool)
+        self._version: WeightVersion | None = None
+        self._outputs: dict[Running, Output] = {}
+        self._open: set[RequestId] = set()  # requests whose last segment was not delivered
+        self._arrived: list[Request] = []
+        self._ready: asyncio.Queue[tuple[Segment, ...] | None] = asyncio.Queue()  # None: no more will come
+        self._turn = asyncio.Lock()
+        self._work, self._still = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._asleep = self._paused = self._draining = self._closed = False
+        self._lost: BaseException | None = None
+        self._flushed_at = perf_counter()
+        self._steps = self._generated = self._near_ties = 0
+        self._step_s = self._busy_slot_s = 0.0
+        self._note_work()
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def window(self) -> int:
+        """Tokens of prompt and completion at most."""
+        return self._window
+
+    @property
+    def version(self) -> WeightVersion | None:
+        return self._version
+
+    async def start(self) -> None:
+        """Take memory for the cache and begin to serve."""
+        self._check_alive()
+        if self._task is not None:
+            raise EngineError(f"engine {self._id} was started already")
+        await self._device.run(self._runner.allocate)
+        self._task = asyncio.create_task(self._serve(), name=f"engine {self._id}")
+        self._task.add_done_callback(self._on_done)
+
+    def generate(self, requests: Sequence[Request]) -> None:
+        """Queue requests; all of them or none. Raises EngineError, and RequestRejected for one that can never run."""
+        self._check_alive()
+        state = self._why_not()
+        if state:
+            raise EngineError(f"engine {self._id} takes no requests: it {state}")
+        names = [request.id for request in requests]
+        if len(set(names)) < len(names) or not self._open.isdisjoint(names):
+            raise RequestRejected(f"engine {self._id} has a request of the same id already")
+        for request in requests:
+            self._scheduler.check(request)
+            self._check_vocabulary(request)
+        self._open.update(names)
+        self._arrived.extend(requests)
+        self._note_work()
+
+    async def segments(self) -> AsyncIterator[tuple[Segment, ...]]:
+        """What was written, as it is written. Raises EngineLost when a step failed."""
+        while (segments := await self._ready.get()) is not None:
+            yield segments
+        if not self._closed:
+            self._check_alive()
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        """Cut these requests. What they wrote comes out of `segments`."""
+        async with self._turn:
+            self._check_alive()
+            self._submit(self._take_arrived())
+            names = set(requests)
+            self._cut([output for output in self._outputs.values() if output.sequence.request.id in names])
+
+    async def pause(self, rollover: Rollover) -> None:
+        """Stop at a token boundary; under DRAIN once every request has ended."""
+        if rollover is Rollover.DRAIN:
+            self._check_alive()
+            self._draining = True
+            await self._still.wait()
+        async with self._turn:
+            self._check_alive()
+            if rollover is Rollover.ABORT:
+                self._submit(self._take_arrived())
+                self._cut(self._outputs.values())
+            self._paused, self._draining = True, False
+            self._deliver(self._flush_all())
+
+    async def load(self, version: WeightVersion, receiver: Receiver) -> None:
+        """Switch to `version`. Raises WeightSyncError with the version unchanged, EngineError while it generates."""
+        async with self._turn:
+            self._check_alive()
+            if not self._paused and len(self._scheduler) + len(self._arrived):
+                raise EngineError(f"engine {self._id} cannot change weights while it generates: pause it first")
+            await self._device.run(self._receive, version, receiver)
+            self._version = version
+            self._scheduler.switch(version)
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        self._check_alive()
+        self._paused = self._draining = False
+        self._note_work()
+
+    async def sleep(self) -> None:
+        """Give back the memory of the cache. Raises EngineError while requests run."""
+        async with self._turn:
+            self._check_alive()
+            if len(self._scheduler) + len(self._arrived):
+                raise EngineError(f"engine {self._id} cannot sleep: requests run")
+            self._scheduler.forget()
+            await self._device.run(self._runner.release)
+            self._asleep = True
+
+    async def wake(self, part: WakePart) -> None:
+        """Take memory for the cache again. The weights never left: they are the trainer's own."""
+        async with self._turn:
+            self._check_alive()
+            if part is WakePart.CACHE:
+                await self._device.run(self._runner.allocate)
+                self._asleep = False
+
+    def stats(self) -> EngineStats:
+        counters = self._scheduler.counters
+        return EngineStats(
+            steps=self._steps,
+            generated_tokens=self._generated,
+            prefilled_tokens=counters.prefilled,
+            shared_tokens=counters.shared,
+            recomputed_tokens=counters.recomputed,
+            preemptions=counters.preemptions,
+            near_ties=self._near_ties,
+            step_s=self._step_s,
+            busy_slot_s=self._busy_slot_s,
+            slots=self._slots,
+        )
+
+    async def close(self) -> None:
+        """Cut what runs, end `segments`, free the cache. Closing twice is harmless."""
+        async with self._turn:
+            if self._closed:
+                return
+            self._closed = True
+            if self._lost is None:
+                self._submit(self._take_arrived())
+                self._cut(self._outputs.values())
+                self._scheduler.forget()
+            self._ready.put_nowait(None)
+            self._still.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+        await self._device.run(self._runner.release)
+
+    async def _serve(self) -> None:
+        while True:
+            await self._work.wait()
+            async with self._turn:
+                if self._work.is_set():
+                    self._deliver(await self._device.run(self._step, self._take_arrived()))
+
+    def _step(self, arrived: Sequence[Request]) -> list[Segment]:
+        """One engine step, on the device's thread: the segments that are due."""
+        began = perf_counter()
+        self._submit(arrived)
+        plan = self._scheduler.plan()
+        drawn = self._runner.execute(plan)
+        self._scheduler.commit(plan, drawn.token_ids)
+        version = self._scheduler.version
+        segments, ended = [], []
+        for sequence, token_id, logprob in zip(plan.draws, drawn.token_ids, drawn.logprobs, strict=True):
+            output = self._outputs[sequence]
+            if output.outdated:
+                segments.append(output.flush(version))
+            finish = output.push(token_id, logprob)
+            if finish is not None:
+                ended.append(sequence)
+                del self._outputs[sequence]
+                segments.append(output.flush(version, finish))
+            elif output.unsent >= SEGMENT_TOKENS:
+                segments.append(output.flush(version))
+        self._scheduler.finish(ended)
+        now = perf_counter()
+        if now - self._flushed_at >= SEGMENT_S:
+            segments += self._flush_all()
+        self._steps += 1
+        self._generated += len(plan.draws)
+        self._near_ties += drawn.near_ties
+        self._step_s += now - began
+        self._busy_slot_s += len(plan.draws) * (now - began)
+        return segments
+
+    def _receive(self, version: WeightVersion, receiver: Receiver) -> None:
+        receiver.receive(version)
+        self._runner.acknowledge()
+
+    def _submit(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            sequence = self._scheduler.submit(request)
+            watcher = None
+            if request.sampling.stop:
+                watcher = self._tokenizer.stream(request.sampling.stop)
+                watcher.feed(request.written_ids)
+            self._outputs[sequence] = Output(sequence, self._window, self._model.architecture.eos_ids, watcher)
+
+    def _take_arrived(self) -> list[Request]:
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def _cut(self, outputs: Iterable[Output]) -> None:
+        cut = list(outputs)
+        segments = [output.flush(self._scheduler.version, FinishReason.ABORT) for output in cut]
+        self._scheduler.finish([output.sequence for output in cut])
+        for output in cut:
+            del self._outputs[output.sequence]
+        self._deliver(segments)
+
+    def _flush_all(self) -> list[Segment]:
+        self._flushed_at = perf_counter()
+        version = self._scheduler.version
+        return [output.flush(version) for output in self._outputs.values() if output.unsent]
+
+    def _deliver(self, segments: list[Segment]) -> None:
+        self._open.difference_update(segment.request for segment in segments if segment.finish is not None)
+        if segments:
+            self._ready.put_nowait(tuple(segments))
+        self._note_work()
+
+    def _note_work(self) -> None:
+        """Let the serving task run or rest, and who waits for the last request go on."""
+        busy = bool(self._arrived) or len(self._scheduler) > 0
+        (self._work.set if busy and not self._paused else self._work.clear)()
+        (self._still.clear if busy else self._still.set)()
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        """The serving task ended: unless it was cancelled by `close`, a step failed and the engine is lost."""
+        if task.cancelled():
+            return
+        self._lost = task.exception()
+        self._ready.put_nowait(None)
+        self._still.set()
+
+    def _check_alive(self) -> None:
+        if self._lost is not None:
+            raise EngineLost(f"engine {self._id} is lost: {type(self._lost).__name__}: {self._lost}") from self._lost
+        if self._closed:
+            raise EngineError(f"engine {self._id} is closed")
+
+    def _why_not(self) -> str:
+        """Why it takes no requests now, empty when it does."""
+        states = (
+            (self._task is None, "was not started"),
+            (self._version is None, "has acknowledged no weights"),
+            (self._asleep, "is asleep"),
+            (self._paused, "is paused"),
+            (self._draining, "is finishing what it has"),
+        )
+        return next((text for applies, text in states if applies), "")
+
+    def _check_vocabulary(self, request: Request) -> None:
+        vocab = self._model.architecture.vocab_size
+        for ids in (request.prompt_ids, request.written_ids):
+            if ids and (max(ids) >= vocab or min(ids) < 0):
+                raise RequestRejected(f"request {tuple(request.id)} has token ids outside the vocabulary of {vocab}")

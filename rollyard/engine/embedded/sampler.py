@@ -1,0 +1,127 @@
+"""Draws tokens. The noise of a token belongs to (request seed, its index in the completion), whatever the batch.
+
+One uniform number a token and the inverse of the cumulative distribution, in two levels: float64 sums over blocks of
+the vocabulary find the block, a float64 running sum inside it finds the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from rollyard.model.kept import keep
+from rollyard.types import Sampling
+
+BLOCK = 256  # vocabulary entries of one block
+NEAR = 1e-5  # a draw this close to a boundary (share of probability), or two best logits this close, could flip by rounding
+GAMMA = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One token for each row."""
+
+    token_ids: list[int]  # [rows]
+    logprobs: list[float]  # [rows], under the distribution each was drawn from; at temperature 0 that of temperature 1
+    near_ties: int
+
+
+def uniform(seeds: Sequence[int], indices: Sequence[int]) -> NDArray[np.float64]:
+    """`[rows]` in [0, 1): one number for each (64-bit seed, token index).
+
+    Source: the SplitMix64 generator of Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    stream = _mix(np.array(seeds, np.uint64))
+    step = (np.array(indices, np.uint64) + np.uint64(1)) * np.uint64(GAMMA)
+    uniform: NDArray[np.float64] = (_mix(stream + step) >> np.uint64(11)) * 2.0**-53
+    return uniform
+
+
+def draw(logits: Tensor, sampling: Sequence[Sampling], seeds: Sequence[int], indices: Sequence[int]) -> Drawn:
+    """Draw the next token of each row.
+
+    Args:
+        logits: `[rows, vocab]` float32.
+        sampling: `[rows]`, temperature, top_p and top_k.
+        seeds: `[rows]`, the requests' seeds.
+        indices: `[rows]`, the index in its completion of the token to draw.
+    """
+    temperatures = np.array([each.temperature for each in sampling], np.float32)
+    greedy = temperatures == 0.0
+    logprobs = F.log_softmax(_shape(logits, temperatures, greedy, sampling), dim=-1)
+    noise = torch.from_numpy(uniform(seeds, indices)).to(logits.device)
+    if greedy.all():
+        tokens, near = _likeliest(logits)
+    else:
+        tokens, near = inverse_cdf(logprobs.exp(), noise)
+        if greedy.any():
+            best, tied = _likeliest(logits)
+            chosen = torch.from_numpy(greedy).to(logits.device)
+            tokens, near = torch.where(chosen, best, tokens), torch.where(chosen, tied, near)
+    taken = logprobs.gather(1, tokens[:, None])[:, 0]
+    return Drawn(tokens.tolist(), taken.tolist(), int(near.sum()))
+
+
+def inverse_cdf(probabilities: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token whose cumulative probability exceeds `noise`, and whether it was close.
+
+    A token of probability 0 never comes out.
+
+    Args:
+        probabilities: `[rows, vocab]`.
+        noise: `[rows]` float64 in [0, 1).
+
+    Returns:
+        tokens `[rows]` int64, near ties `[rows]` bool.
+    """
+    rows, vocab = probabilities.shape
+    block = min(BLOCK, vocab)
+    blocks = F.pad(probabilities, (0, -vocab % block)).view(rows, -1, block)
+    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [rows, blocks]
+    total = ends[:, -1:]
+    target = noise[:, None] * total
+    index = _first_beyond(ends, target)
+    before = torch.where(index > 0, ends.gather(1, (index - 1).clamp(min=0)), 0.0)
+    inside = blocks[torch.arange(rows, device=blocks.device), index[:, 0]].double().cumsum(-1)  # [rows, block]
+    rest = target - before
+    within = _first_beyond(inside, rest)
+    edges = torch.cat((torch.zeros_like(rest), inside), dim=1)
+    distance = torch.minimum(rest - edges.gather(1, within), edges.gather(1, within + 1) - rest)
+    return (index * block + within)[:, 0], (distance < NEAR * total)[:, 0]
+
+
+def _first_beyond(ends: Tensor, target: Tensor) -> Tensor:
+    """`[rows, 1]`: the first place whose running sum exceeds the target, or else the last one that adds to the sum."""
+    last = (ends < ends[:, -1:]).sum(-1, keepdim=True)
+    return torch.minimum((ends <= target).sum(-1, keepdim=True), last)
+
+
+def _shape(logits: Tensor, temperatures: NDArray[np.float32], greedy: NDArray[np.bool_], sampling: Sequence[Sampling]) -> Tensor:
+    """Logits over temperature, -inf outside the kept set; greedy rows as they are."""
+    if (temperatures != 1.0).any():
+        divisor = torch.from_numpy(np.where(greedy, np.float32(1.0), temperatures)).to(logits.device)
+        logits = logits / divisor[:, None]
+    cut = [row for row, each in enumerate(sampling) if each.temperature and (each.top_p < 1.0 or each.top_k)]
+    if not cut:
+        return logits
+    rows = torch.tensor(cut, device=logits.device)
+    top_p = torch.tensor([sampling[row].top_p for row in cut], device=logits.device)
+    top_k = torch.tensor([sampling[row].top_k for row in cut], device=logits.device)
+    return logits.index_copy(0, rows, keep(logits.index_select(0, rows), top_p, top_k))
+
+
+def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    best, tokens = logits.topk(min(2, logits.shape[1]), dim=-1)
+    return tokens[:, 0], best[:, 0] - best[:, -1] < NEAR
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,388 @@
+"""The loop: wires the ring of stations around the conductor.
+
+      prompts ──> rollout ──> reward ──> advantage ──> batch ──> train
+         ^          │  ^                                           │
+         │          v  │ segments                                  v
+         │         engine <─────────────── weights <────────── new version
+         │
+         └── admission, as the staleness limit allows
+
+    station    consumes        waits for                         unblocked by            produces
+    prompts    FetchPrompts    room under the staleness limit    batch taken or trained  PromptsOffered
+    engine     Generate        a free slot, an allowed version   finish, EngineLoaded    SegmentArrived
+    reward     Score           nothing                           -                       Scored
+    train      Train           B ready groups, engines asleep    Scored, EngineSlept     BatchTrained
+    weights    Publish, Load   the optimizer step                BatchTrained            Published, EngineLoaded
+    evaluate   Evaluate        every engine at the version       EngineResumed           Evaluated
+
+Everything that happens comes back as an event in one inbox; the conductor answers with instructions; the loop starts
+them and decides nothing. An exception in any of them ends the run, with the report so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rollyard import events as ev
+from rollyard import worker
+from rollyard.advantage.group import advantages
+from rollyard.batch.sample import build
+from rollyard.conductor import Conductor
+from rollyard.config import Config, cache_folder, settle_environment
+from rollyard.errors import RollyardError, RunFailed
+from rollyard.evaluate import Evaluator
+from rollyard.journal.folder import RunFolder, folder_of, keep_newest, make_folder
+from rollyard.journal.journal import Journal, RunRecord
+from rollyard.model.architecture import Architecture
+from rollyard.place.inline import DeviceThread
+from rollyard.place.modes import Schedule
+from rollyard.protocols import Engine
+from rollyard.reward.function import RewardFunction
+from rollyard.rollout.controller import Controller
+from rollyard.rollout.core import RolloutPolicy
+from rollyard.rollout.state import Counts as CoreCounts
+from rollyard.types import Group, TrainStats, WeightVersion
+from rollyard.warmup import base_policy
+from rollyard.watch.recorder import Recorder
+from rollyard.watch.report import Counts, Report, ReportBuilder
+from rollyard.watch.sinks import JsonlSink
+from rollyard.watch.snapshot import Header
+from rollyard.watch.step import Step
+from rollyard.watch.terminal import QuietView, View
+from rollyard.watch.timeline import Phase, Timeline
+
+ENGINE = "engine-0"
+REFRESH_S = 0.2  # seconds between two pictures of the run
+
+Inbox = asyncio.Queue[ev.Event | BaseException]
+
+
+class Run:
+    """One run. Iterating over it, in a plain or an asynchronous loop, makes it go on: each item is one `Step`.
+
+    Args:
+        config: what to run.
+        reward: a function `(prompt, completion, **columns) -> float` given directly, instead of `config.reward.function`.
+        view: makes what the terminal shows; nothing by default.
+
+    Raises:
+        ConfigError: at once, before anything loads, when the config cannot work.
+        RunFailed: while iterating, when the run cannot go on; `report` then says how far it came.
+    """
+
+    def __init__(
+        self, config: Config, reward: RewardFunction | None = None, view: Callable[[Header], View] | None = None
+    ) -> None:
+        settle_environment()
+        worker.check(config, reward)
+        self.config = config
+        self.folder: RunFolder = folder_of(config)
+        self.report: Report | None = None
+        self._reward = reward
+        self._make_view = view or (lambda header: QuietView())
+        self._inbox: Inbox = asyncio.Queue()
+        self._stop_cause = ""
+
+    def __iter__(self) -> Iterator[Step]:
+        with asyncio.Runner() as runner:
+            steps = self.steps()
+            try:
+                while True:
+                    try:
+                        step = runner.run(anext(steps))
+                    except StopAsyncIteration:
+                        return
+                    yield step
+            finally:
+                runner.run(steps.aclose())
+
+    def __aiter__(self) -> AsyncIterator[Step]:
+        return self.steps()
+
+    def stop(self, cause: str) -> None:
+        """End the run cleanly: training under way is finished and saved, the rest is dropped as `stopped`."""
+        self._stop_cause = cause
+        self._inbox.put_nowait(ev.StopRequested(cause))
+
+    async def steps(self) -> AsyncGenerator[Step]:
+        """The steps, as they are done. Once only."""
+        timeline = Timeline()
+        with timeline.phase(Phase.SETUP):
+            folder = make_folder(self.config)
+            recorder = self._recorder(folder, timeline)
+            ring = Ring(self.config, folder, timeline, recorder, self._inbox)
+        try:
+            with timeline.phase(Phase.SETUP):
+                await ring.build(self._reward, lambda: self._stop_cause)
+            async for step in ring.turn():
+                yield step
+        except RollyardError as error:
+            ring.end(str(error), failed=True)
+            raise
+        finally:
+            ring.end("left by the caller", failed=False)
+            self.report = await ring.close()
+        if self.report.finished.failed:
+            raise RunFailed(self.report.finished.cause)
+
+    def _recorder(self, folder: RunFolder, timeline: Timeline) -> Recorder:
+        config = self.config
+        version = metadata.version("rollyard")
+        about = RunRecord(config.run.name, version, config.run.seed, config.rollout.group_size, config.model_dump_json())
+        model = config.model.path or f"base policy of {config.prompts.task}"
+        placement, engine = config.place.placement, config.engine.kind
+        builder = ReportBuilder(
+            name=config.run.name, model=model, placement=placement, engine=engine, transport=config.weights.transport
+        )
+        view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
+        batch = config.rollout.groups_per_step * config.rollout.group_size
+        return Recorder(Journal(folder.journal, about), builder, [JsonlSink(folder.metrics)], view, timeline, batch)
+
+
+class Ring:
+    """The stations of one run, and the conductor in their midst."""
+
+    def __init__(self, config: Config, folder: RunFolder, timeline: Timeline, recorder: Recorder, inbox: Inbox) -> None:
+        self._config = config
+        self._folder = folder
+        self._timeline = timeline
+        self._recorder = recorder
+        self._inbox = inbox
+        self._device = DeviceThread()
+        self._activity = "starting"
+        self._tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._refresh())}
+        self._engines: dict[ev.EngineId, Engine] = {}
+        self._conductor: Conductor | None = None
+        self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
+        self._finished = False
+        self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
+            ev.Train: self._train,
+            ev.Publish: self._publish,
+            ev.Pause: self._pause,
+            ev.Load: self._load,
+            ev.Resume: self._resume,
+            ev.Sleep: self._sleep,
+            ev.Wake: self._wake,
+            ev.Evaluate: self._evaluate,
+            ev.Checkpoint: self._checkpoint,
+        }
+
+    # ------------------------------------------------------------------------------------------- the start
+
+    async def build(self, reward: RewardFunction | None, stopping: Callable[[], str]) -> None:
+        """Build every station and the conductor. Raises ConfigError for what only loading shows."""
+        config, device = self._config, self._device
+        folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
+        architecture = Architecture.from_folder(folder)
+        worker.check_window(config, architecture)
+        self._activity = "loading the model"
+        await device.run(worker.set_threads, worker.threads_of(config, architecture))
+        policy = await device.run(worker.load_policy, config, folder)
+        version = WeightVersion(0)
+        self._source, held_out = worker.build_prompts(config, policy)
+        self._scorer = worker.build_scorer(config, reward)
+        self._trainer = worker.build_trainer(config, policy, device, version)
+        self._transport = worker.build_transport(policy)
+        self._engines[ENGINE] = worker.build_engine(config, ENGINE, policy, device)
+        self._evaluator = Evaluator(
+            held_out, worker.sampling_of(config), worker.window_of(config, architecture), config.eval.samples, config.run.seed
+        )
+        text = policy.tokenizer.completion_text
+        stop = config.rollout.stop
+        self._controller = Controller(
+            self._engines,
+            self._source,
+            self._scorer,
+            lambda ids, finish: text(ids, stop, finish),
+            self._inbox.put_nowait,
+            self._inbox.put_nowait,
+            self._timeline,
+        )
+        self._conductor = self._conduct(architecture, version, evaluate=bool(held_out))
+        for engine in self._engines.values():
+            await engine.start()
+        self._activity = ""
+
+    async def _base_policy(self, stopping: Callable[[], str]) -> Path:
+        """The base policy of the task: from the cache, or made now. Raises RunFailed when the run is stopped meanwhile."""
+
+        def progress(text: str) -> None:
+            self._activity = text
+            if cause := stopping():
+                raise RunFailed(cause)
+
+        await self._device.run(worker.set_threads, 1)
+        return await self._device.run(base_policy, self._config, cache_folder(), progress)
+
+    def _conduct(self, architecture: Architecture, version: WeightVersion, *, evaluate: bool) -> Conductor:
+        config, rollout = self._config, self._config.rollout
+        policy = RolloutPolicy(
+            group_size=rollout.group_size,
+            groups_per_batch=rollout.groups_per_step,
+            batches=config.run.steps,
+            sampling=worker.sampling_of(config),
+            window=worker.window_of(config, architecture),
+            max_staleness=rollout.max_staleness,
+            max_live_groups=rollout.max_live_groups,
+            overtaking=rollout.overtaking,
+            on_stale=rollout.on_stale,
+            retries=rollout.retries,
+            min_scored=rollout.min_scored,
+            give_up_after=rollout.give_up_after,
+            seed=config.run.seed,
+        )
+        schedule = Schedule(config.run.steps, len(self._engines), evaluate, config.eval.every, config.checkpoint.every)
+        return Conductor(policy, schedule, config.weights.rollover, version)
+
+    # ------------------------------------------------------------------------------------------- the circle
+
+    async def turn(self) -> AsyncIterator[Step]:
+        """Take events until the conductor says that the run is over. Raises whatever broke in a station."""
+        self._controller.listen()
+        for engine in self._engines.values():
+            self._happen(ev.EngineUp(engine.id, engine.slots, engine.version))
+        while not self._finished:
+            event = await self._inbox.get()
+            if isinstance(event, BaseException):
+                raise event
+            self._happen(event)
+            if isinstance(event, ev.BatchTrained) and self._trained is not None:
+                groups, stats = self._trained
+                step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
+                self._picture()
+                yield step
+
+    def _happen(self, event: ev.Event) -> None:
+        assert self._conductor is not None
+        instructions = self._conductor.step(event, asyncio.get_running_loop().time())
+        self._recorder.record((event, *instructions))
+        self._controller.carry_out(instructions)
+        for instruction in instructions:
+            action = self._actions.get(type(instruction))
+            if action is not None:
+                self._start(action(instruction))
+            self._finished = self._finished or isinstance(instruction, ev.Finish)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._inbox.put_nowait(error)
+
+    @property
+    def _counts(self) -> CoreCounts:
+        return CoreCounts() if self._conductor is None else self._conductor.counts
+
+    # -------------------------------------------------------------------------------------- the instructions
+
+    async def _train(self, instruction: ev.Train) -> None:
+        config, groups = self._config, instruction.groups
+        with self._timeline.phase(Phase.TRAIN):
+            judged = [advantages(group, config.advantage) for group in groups]
+            batch = build(instruction.step, groups, judged, config.batch.token_budget, worker.sampling_of(config))
+            stats = await self._trainer.train(batch)
+        self._trained = groups, stats
+        self._inbox.put_nowait(ev.BatchTrained(self._trainer.version))
+
+    async def _publish(self, instruction: ev.Publish) -> None:
+        with self._timeline.phase(Phase.SYNC):
+            manifest = await self._transport.publish(instruction.version)
+        self._recorder.copied(manifest.bytes_copied)
+        self._inbox.put_nowait(ev.Published(manifest.version))
+
+    async def _pause(self, instruction: ev.Pause) -> None:
+        with self._timeline.phase(Phase.SYNC):
+            await self._engines[instruction.engine].pause(instruction.rollover)
+        self._inbox.put_nowait(ev.EnginePaused(instruction.engine))
+
+    async def _load(self, instruction: ev.Load) -> None:
+        with self._timeline.phase(Phase.SYNC):
+            await self._engines[instruction.engine].load(instruction.version, self._transport)
+        self._inbox.put_nowait(ev.EngineLoaded(instruction.engine, instruction.version))
+
+    async def _resume(self, instruction: ev.Resume) -> None:
+        with self._timeline.phase(Phase.SYNC):
+            await self._engines[instruction.engine].resume()
+        self._inbox.put_nowait(ev.EngineResumed(instruction.engine))
+
+    async def _sleep(self, instruction: ev.Sleep) -> None:
+        """What may still run then is an attempt that was given up: it is cut first."""
+        engine = self._engines[instruction.engine]
+        with self._timeline.phase(Phase.SYNC):
+            await engine.pause(ev.Rollover.ABORT)
+            await engine.sleep()
+        self._inbox.put_nowait(ev.EngineSlept(instruction.engine))
+
+    async def _wake(self, instruction: ev.Wake) -> None:
+        with self._timeline.phase(Phase.SYNC):
+            await self._engines[instruction.engine].wake(instruction.part)
+        self._inbox.put_nowait(ev.EngineWoke(instruction.engine, instruction.part))
+
+    async def _evaluate(self, instruction: ev.Evaluate) -> None:
+        with self._timeline.phase(Phase.EVAL):
+            result = await self._evaluator.run(self._controller, self._scorer)
+        self._recorder.evaluated(instruction.version, result.mean_reward, result.samples, result.unscored)
+        self._inbox.put_nowait(ev.Evaluated(instruction.version))
+
+    async def _checkpoint(self, instruction: ev.Checkpoint) -> None:
+        with self._timeline.phase(Phase.CHECKPOINT):
+            target = self._folder.checkpoint(instruction.version.step)
+            await self._trainer.save(target)
+            relative = str(target.relative_to(self._folder.path))
+            self._recorder.checkpoint(instruction.version, relative, self._source.cursor, asdict(self._counts))
+            keep_newest(self._folder, self._config.checkpoint.keep)
+        self._inbox.put_nowait(ev.Checkpointed(instruction.version))
+
+    # ------------------------------------------------------------------------------------------- the picture
+
+    async def _refresh(self) -> None:
+        while True:
+            self._picture()
+            self._recorder.flush()
+            await asyncio.sleep(REFRESH_S)
+
+    def _picture(self) -> None:
+        busy = [engine.stats() for engine in self._engines.values()]
+        self._recorder.picture(self._activity, busy[0].slots_busy if busy and busy[0].steps else None)
+
+    # ----------------------------------------------------------------------------------------------- the end
+
+    def end(self, cause: str, *, failed: bool) -> None:
+        """Close the books of a run that did not finish by itself: whatever is live is dropped."""
+        if self._finished:
+            return
+        self._finished = True
+        event = ev.RunBroken(cause, failed)
+        finish = [ev.Finish(cause, failed)] if self._conductor is None else self._conductor.step(event, 0.0)
+        self._recorder.record((event, *finish))
+
+    async def close(self) -> Report:
+        """Close every station and write the report. Raises JournalError when the journal's last rows cannot be written."""
+        for task in self._tasks:
+            task.cancel()
+        if self._conductor is not None:
+            await self._controller.close()
+            for engine in self._engines.values():
+                await engine.close()
+            await self._trainer.close()
+            await self._scorer.close()
+        self._device.close()
+        counts = self._counts
+        report = self._recorder.close(
+            Counts(counts.admitted, counts.trained, dict(counts.dropped)),
+            Counts(counts.members_admitted, counts.members_trained, dict(counts.members_dropped)),
+            [engine.stats() for engine in self._engines.values()],
+        )
+        report.write(self._folder.report)
+        self._recorder.close_journal()
+        return report

@@ -1,0 +1,106 @@
+"""Text to token ids and back, with the tokenizer of a model folder. Knows no torch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollyard.errors import ConfigError
+from rollyard.model.architecture import WHERE
+from rollyard.types import FinishReason
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+
+
+
+class Tokenizer:
+    """The tokenizer of a Hugging Face folder. Raises ConfigError when the folder has none that is usable."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer  # heavy: only a process that reads text pays for it
+
+        if not (folder / "tokenizer_config.json").is_file() and not (folder / "tokenizer.json").is_file():
+            raise ConfigError(f"{folder} has no tokenizer", where=WHERE, remedy="copy tokenizer.json and tokenizer_config.json there")
+        try:
+            self._full = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"the tokenizer in {folder} cannot be read: {error}", where=WHERE, remedy="fetch the model again") from error
+        if not self._full.is_fast:
+            raise ConfigError(f"the tokenizer in {folder} is not a fast one", where=WHERE, remedy="convert it to tokenizer.json")
+        self._fast: FastTokenizer = self._full.backend_tokenizer
+        added = self._fast.get_added_tokens_decoder()
+        self._mute = frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._full.chat_template)
+
+    @property
+    def pad_id(self) -> int | None:
+        pad: int | None = self._full.pad_token_id
+        return pad
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens it knows, added ones included."""
+        return len(self._full)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a text, with the special tokens that the tokenizer adds by itself."""
+        return tuple(self._fast.encode(text).ids)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Ids of a conversation up to where the assistant's answer begins. Raises ConfigError without a template."""
+        if not self.has_chat_template:
+            raise ConfigError("the tokenizer has no chat template", where=WHERE, remedy="give prompts as text, or an instruct model")
+        text: str = self._full.apply_chat_template([dict(message) for message in messages], tokenize=False, add_generation_prompt=True)
+        # The template writes its own special tokens.
+        return tuple(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids: special tokens left out, spaces as they are."""
+        return self._fast.decode(list(ids), skip_special_tokens=True)
+
+    def completion_text(self, ids: Sequence[int], stop: tuple[str, ...], finish: FinishReason) -> str:
+        """Text of a completion, cut before its first stop string when that is what ended it."""
+        text = self.decode(ids)
+        if finish is not FinishReason.STOP:
+            return text
+        return text[: min((at for at in map(text.find, stop) if at >= 0), default=len(text))]
+
+    def stream(self, stop: tuple[str, ...]) -> StopWatcher:
+        """Watches one completion for stop strings, token by token."""
+        return StopWatcher(self._fast, stop, self._mute)
+
+
+class StopWatcher:
+    """Sees a stop string as soon as it is complete in the text, also over token borders and split characters.
+
+    Decodes the last few tokens at every push: tokenizers' own DecodeStream raises on byte-fallback tokenizers when a
+    model writes broken UTF-8, and holds back text that is followed by half a character. Special tokens have no text.
+    A request that continues feeds the tokens it has already written first.
+    """
+
+    __slots__ = ("_mute", "_stop", "_tail", "_tokenizer")
+
+    def __init__(self, tokenizer: FastTokenizer, stop: tuple[str, ...], mute: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._mute = mute
+        # A token with text has at least one byte, so these many hold any stop string, and one token before it.
+        self._tail: deque[int] = deque(maxlen=1 + max((len(text.encode()) for text in stop), default=0))
+
+    def feed(self, ids: Iterable[int]) -> None:
+        """Tokens that were watched before, in an earlier part of the same completion."""
+        self._tail.extend(token_id for token_id in ids if token_id not in self._mute)
+
+    def push(self, token_id: int) -> bool:
+        """Add one token. True when a stop string is complete: this token is the last that belongs to the completion."""
+        if token_id in self._mute or not self._stop:
+            return False
+        self._tail.append(token_id)
+        text = self._tokenizer.decode(list(self._tail))
+        return any(stop in text for stop in self._stop)

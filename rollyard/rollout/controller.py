@@ -1,0 +1,216 @@
+"""The asyncio shell around the core: carries out what it says and reports what came of it.
+
+It decides nothing. Instructions become calls on the source, the engines and the scorer; outcomes become events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollyard.errors import EngineError, EngineLost
+from rollyard.events import (
+    Abort,
+    EngineDown,
+    EngineId,
+    Event,
+    FetchPrompts,
+    Generate,
+    Instruction,
+    PromptsOffered,
+    RequestFailed,
+    Score,
+    Scored,
+    SegmentArrived,
+)
+from rollyard.protocols import Engine, PromptSource, Scorer
+from rollyard.types import Completion, FinishReason, Request, RequestId, Segment, VersionSpan
+from rollyard.watch.timeline import Phase, Timeline
+
+Text = Callable[[Sequence[int], FinishReason], str]
+
+
+class Controller:
+    """Talks to the prompt source, the engines and the scorer.
+
+    Args:
+        engines: by id.
+        source: where prompts come from.
+        scorer: who judges.
+        text: a completion's token ids and finish reason -> its text.
+        post: takes the events.
+        broke: takes the exception that broke a task; the run cannot go on.
+        timeline: generation and scoring are opened and closed on it.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[EngineId, Engine],
+        source: PromptSource,
+        scorer: Scorer,
+        text: Text,
+        post: Callable[[Event], None],
+        broke: Callable[[BaseException], None],
+        timeline: Timeline,
+    ) -> None:
+        self._engines = engines
+        self._source = source
+        self._scorer = scorer
+        self._text = text
+        self._post = post
+        self._broke = broke
+        self._timeline = timeline
+        self._written: dict[EngineId, dict[RequestId, list[int]]] = {engine: {} for engine in engines}
+        self._private: dict[RequestId, _Private] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self) -> None:
+        """Start hearing what the engines write."""
+        for engine in self._engines.values():
+            self._start(self._listen(engine))
+
+    def carry_out(self, instructions: Iterable[Instruction]) -> None:
+        """Begin what the instructions say, in order; requests for one engine go together."""
+        requests: dict[EngineId, list[Request]] = defaultdict(list)
+        for instruction in instructions:
+            match instruction:
+                case Generate(engine, request):
+                    requests[engine].append(request)
+                case FetchPrompts(count):
+                    prompts, exhausted = self._source.take(count)
+                    self._post(PromptsOffered(prompts, exhausted))
+                case Score():
+                    self._start(self._score(instruction))
+                case Abort(engine, ids):
+                    self._start(self._engines[engine].abort(ids))
+        for engine, batch in requests.items():
+            self._generate(engine, batch)
+
+    async def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Completions outside the core, spread over the engines, in the order asked. Their ids are the caller's own.
+
+        Raises:
+            EngineError: an engine refused a request, failed at it, or was lost.
+        """
+        asked: dict[EngineId, list[Request]] = defaultdict(list)
+        for request, engine in zip(requests, itertools.cycle(self._engines), strict=False):
+            self._private[request.id] = _Private(engine, asyncio.get_running_loop().create_future())
+            asked[engine].append(request)
+        waiting = [self._private[request.id].done for request in requests]
+        try:
+            for engine, batch in asked.items():
+                self._engines[engine].generate(batch)
+            return await asyncio.gather(*waiting)
+        finally:
+            for request in requests:
+                self._private.pop(request.id, None)
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------ generation
+
+    def _generate(self, engine: EngineId, requests: list[Request]) -> None:
+        try:
+            self._engines[engine].generate(requests)
+        except EngineError as error:
+            for request in requests:
+                self._post(RequestFailed(engine, request.id, str(error), error.retryable))
+            return
+        written = self._written[engine]
+        for request in requests:
+            self._timeline.open(Phase.GENERATE)
+            written[request.id] = list(request.written_ids)
+
+    async def _listen(self, engine: Engine) -> None:
+        try:
+            async for segments in engine.segments():
+                for segment in segments:
+                    if segment.request in self._private:
+                        self._hear_private(segment)
+                    else:
+                        self._post(SegmentArrived(engine.id, segment, self._follow(engine.id, segment)))
+        except EngineLost as error:
+            self._lose(engine.id, error)
+
+    def _lose(self, engine: EngineId, error: EngineLost) -> None:
+        for _ in self._written[engine]:
+            self._timeline.close(Phase.GENERATE)
+        self._written[engine].clear()
+        for private in self._private.values():
+            if private.engine == engine and not private.done.done():
+                private.done.set_exception(error)
+        self._post(EngineDown(engine, str(error)))
+
+    def _hear_private(self, segment: Segment) -> None:
+        private = self._private[segment.request]
+        private.hear(segment)
+        if segment.finish is None or private.done.done():
+            return
+        if segment.finish in (FinishReason.ABORT, FinishReason.ERROR):
+            private.done.set_exception(EngineError(segment.problem or "the request was cut"))
+        else:
+            private.done.set_result(private.completion(segment, self._text))
+
+    def _follow(self, engine: EngineId, segment: Segment) -> str:
+        """Keep the tokens until the last segment; then give the text of the whole completion."""
+        written = self._written[engine].get(segment.request)
+        if written is None:
+            return ""
+        written.extend(segment.token_ids)
+        if segment.finish is None:
+            return ""
+        del self._written[engine][segment.request]
+        self._timeline.close(Phase.GENERATE)
+        cut = segment.finish in (FinishReason.ABORT, FinishReason.ERROR)
+        return "" if cut else self._text(written, segment.finish)
+
+    # --------------------------------------------------------------------------------------------- scoring
+
+    async def _score(self, instruction: Score) -> None:
+        completion = instruction.completion
+        with self._timeline.phase(Phase.SCORE):
+            reward = await self._scorer.score(instruction.prompt, completion)
+        self._post(Scored(completion.group, completion.member, reward))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._broke(error)
+
+
+@dataclass(slots=True)
+class _Private:
+    """A request outside the core, on its way."""
+
+    engine: EngineId
+    done: asyncio.Future[Completion]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+
+    def hear(self, segment: Segment) -> None:
+        self.token_ids.extend(segment.token_ids)
+        self.logprobs.extend(segment.logprobs)
+        self.spans.append(VersionSpan(segment.version, segment.oldest_kv, len(segment.token_ids)))
+
+    def completion(self, last: Segment, text: Text) -> Completion:
+        ids = tuple(self.token_ids)
+        finish = last.finish or FinishReason.LENGTH
+        return Completion(
+            last.request.group, last.request.member, ids, tuple(self.logprobs), tuple(self.spans), finish, text(ids, finish)
+        )

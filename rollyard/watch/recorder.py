@@ -1,0 +1,136 @@
+"""Keeps what a run does: the journal, the metrics, the report, the picture in the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from rollyard.errors import JournalError
+from rollyard.events import Event, Finish, Instruction, Scored, Train
+from rollyard.journal.journal import Journal
+from rollyard.protocols import Sink
+from rollyard.types import EngineStats, Group, TrainStats, WeightVersion
+from rollyard.watch.report import Counts, Finished, Report, ReportBuilder
+from rollyard.watch.snapshot import Snapshot
+from rollyard.watch.step import Step
+from rollyard.watch.terminal import View
+from rollyard.watch.timeline import PhaseSeconds, Timeline
+
+
+class Recorder:
+    """One run's books.
+
+    Args:
+        journal: the durable record.
+        builder: gathers the report.
+        sinks: where metrics go.
+        view: what the terminal shows.
+        timeline: the phase accounting.
+        batch: completions of one step, for the picture.
+    """
+
+    def __init__(
+        self, journal: Journal, builder: ReportBuilder, sinks: Sequence[Sink], view: View, timeline: Timeline, batch: int
+    ) -> None:
+        self._journal = journal
+        self._builder = builder
+        self._sinks = sinks
+        self._view = view
+        self._timeline = timeline
+        self._batch = batch
+        self._judged = 0
+        self._rewards: list[float | None] = []
+        self._evaluations: list[float | None] = []
+        self._before = PhaseSeconds()
+        self._tokens_before = 0
+        self._dropped_before: Mapping[str, int] = {}
+        self._broken = False  # the journal cannot be written any more
+        self.finish = Finish("never finished", failed=True)
+
+    def record(self, entries: Iterable[Event | Instruction]) -> None:
+        """Keep what the conductor saw and said. Raises JournalError, once."""
+        for entry in entries:
+            self._builder.record(entry)
+            if isinstance(entry, Scored):
+                self._judged += 1
+            elif isinstance(entry, Train):
+                self._judged = 0
+            elif isinstance(entry, Finish):
+                self.finish = entry
+            if not self._broken:
+                self._to_journal(entry)
+
+    def _to_journal(self, entry: Event | Instruction) -> None:
+        try:
+            self._journal.record(entry)
+        except JournalError:
+            self._broken = True
+            raise
+
+    def flush(self) -> None:
+        """Write what the journal holds back. Raises JournalError, once."""
+        if not self._broken:
+            try:
+                self._journal.flush()
+            except JournalError:
+                self._broken = True
+                raise
+
+    def step(self, version: WeightVersion, groups: tuple[Group, ...], train: TrainStats, dropped: Mapping[str, int]) -> Step:
+        """One more step is done. `dropped` are the prompts dropped since the start of the run, by reason."""
+        now = self._timeline.seconds()
+        tokens = self._builder.generation_tokens
+        fresh = dict(Counter(dropped) - Counter(self._dropped_before))
+        step = Step(version.step, version, groups, train, now.since(self._before), tokens - self._tokens_before, fresh)
+        self._before, self._tokens_before, self._dropped_before = now, tokens, dict(dropped)
+        self._rewards.append(step.reward_mean)
+        self._builder.add_step(step)
+        for sink in self._sinks:
+            sink.write(step.to_metrics())
+        return step
+
+    def copied(self, count: int) -> None:
+        """Bytes that a weight sync had to copy."""
+        self._builder.add_bytes_copied(count)
+
+    def checkpoint(self, version: WeightVersion, folder: str, cursor: int, counters: Mapping[str, object]) -> None:
+        """Name a checkpoint that is complete on disk. Raises JournalError."""
+        self._journal.commit_checkpoint(version, folder, cursor, counters)
+
+    def evaluated(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int) -> None:
+        self._evaluations.append(mean_reward)
+        self._builder.add_evaluation(mean_reward)
+        self._journal.record_evaluation(version, mean_reward, samples, unscored)
+
+    def picture(self, activity: str, slots_busy: float | None) -> None:
+        """Show how things stand."""
+        self._view.update(
+            Snapshot(
+                step=len(self._rewards),
+                phases=self._timeline.seconds(),
+                rewards=self._rewards,
+                activity=activity or str(self._timeline.current or ""),
+                judged=min(self._judged, self._batch),
+                wanted=self._batch,
+                eval_first=self._evaluations[0] if self._evaluations else None,
+                eval_last=self._evaluations[-1] if self._evaluations else None,
+                tokens=self._builder.generation_tokens,
+                slots_busy=slots_busy,
+                dropped=sum(self._dropped_before.values()),
+            )
+        )
+
+    def close(self, prompts: Counts, members: Counts, engines: Iterable[EngineStats]) -> Report:
+        """The report. Raises JournalError when the last rows cannot be written; the report is complete all the same."""
+        finished = Finished(self.finish.cause, self.finish.failed)
+        phases = self._timeline.seconds()
+        report = self._builder.build(phases=phases, prompts=prompts, members=members, engines=engines, finished=finished)
+        self._view.finish(report)
+        self._view.close()
+        for sink in self._sinks:
+            sink.close()
+        return report
+
+    def close_journal(self) -> None:
+        if not self._broken:
+            self._journal.close()

@@ -1,0 +1,126 @@
+"""Builds ONE station from the config: what the inline runtime, or an actor, hosts.
+
+`check` looks at everything the config names before anything loads. torch is imported only when a station needs it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollyard.config import Config
+from rollyard.errors import ConfigError
+from rollyard.events import EngineId
+from rollyard.journal.folder import check_folder
+from rollyard.model.architecture import Architecture
+from rollyard.prompts.open import check_prompts, open_prompts
+from rollyard.protocols import Device, Engine, PromptSource, Scorer, Trainer
+from rollyard.reward.function import FunctionScorer, RewardFunction, load_function
+from rollyard.types import Prompt, Sampling, WeightVersion
+
+if TYPE_CHECKING:
+    from rollyard.model.tokenizer import Tokenizer
+    from rollyard.model.transformer import CausalLM
+    from rollyard.weights.in_place import InPlace
+
+SMALL = 20_000_000  # parameters; below, one thread is faster than several
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The model that is trained and generates, with its tokenizer and the folder both came from."""
+
+    model: CausalLM
+    tokenizer: Tokenizer
+    folder: Path
+
+
+def check(config: Config, reward: RewardFunction | None = None) -> None:
+    """Look at all that the config names. Raises ConfigError; nothing is loaded or written.
+
+    Args:
+        reward: a function given directly, instead of `reward.function`.
+    """
+    check_folder(config)
+    check_prompts(config)
+    if config.prompts.path and reward is None and not config.reward.function:
+        raise ConfigError("prompts from a file need a reward", where="reward.function", remedy="give --reward FILE.py:function")
+    if config.reward.function:
+        load_function(config.reward.function)
+    if config.model.path:
+        check_window(config, Architecture.from_folder(Path(config.model.path)))
+
+
+def check_window(config: Config, architecture: Architecture) -> None:
+    """Raises ConfigError when what is asked does not fit the model's window."""
+    window, max_tokens = window_of(config, architecture), config.rollout.max_tokens
+    if window > architecture.window:
+        problem = f"{window} tokens are more than the model's window of {architecture.window}"
+        raise ConfigError(problem, where="engine.window", remedy=f"use at most {architecture.window}, or 0 for the model's own")
+    if max_tokens >= window:
+        problem = f"{max_tokens} tokens leave no room for a prompt in a window of {window}"
+        raise ConfigError(problem, where="rollout.max_tokens", remedy=f"use less than {window}")
+
+
+def window_of(config: Config, architecture: Architecture) -> int:
+    """Tokens of prompt and completion at most."""
+    return config.engine.window or architecture.window
+
+
+def sampling_of(config: Config) -> Sampling:
+    rollout = config.rollout
+    return Sampling(rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop)
+
+
+def threads_of(config: Config, architecture: Architecture) -> int:
+    """CPU threads of torch: those asked for, or one for a small model and all cores for a larger one."""
+    return config.place.threads or (1 if architecture.parameters < SMALL else os.cpu_count() or 1)
+
+
+def set_threads(count: int) -> None:
+    """Called on the device's thread before it computes."""
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def load_policy(config: Config, folder: Path) -> Policy:
+    """Read the model and the tokenizer. Raises ConfigError when the folder is not a model we can run exactly."""
+    import torch
+
+    from rollyard.model.folder import load
+    from rollyard.model.tokenizer import Tokenizer
+
+    return Policy(load(folder, getattr(torch, config.model.dtype)), Tokenizer(folder), folder)
+
+
+def build_prompts(config: Config, policy: Policy) -> tuple[PromptSource, tuple[Prompt, ...]]:
+    """The source of prompts, and the held-out ones."""
+    return open_prompts(config, policy.tokenizer)
+
+
+def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device) -> Engine:
+    from rollyard.engine.embedded.engine import EmbeddedEngine
+
+    window = window_of(config, policy.model.architecture)
+    return EmbeddedEngine(id_, policy.model, policy.tokenizer, device, config.engine, window)
+
+
+def build_trainer(config: Config, policy: Policy, device: Device, version: WeightVersion) -> Trainer:
+    from rollyard.train.trainer import ReferenceTrainer
+
+    return ReferenceTrainer(policy.model, device, config.train, config.rollout.max_tokens, policy.folder, version)
+
+
+def build_scorer(config: Config, reward: RewardFunction | None) -> Scorer:
+    """A function given directly, the one that is named, or the task's own."""
+    return FunctionScorer.from_config(config, reward)
+
+
+def build_transport(policy: Policy) -> InPlace:
+    """Publisher and receiver in one: the engine runs on the trainer's own parameters."""
+    from rollyard.weights.in_place import InPlace
+
+    return InPlace(policy.model)

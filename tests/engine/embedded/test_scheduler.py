@@ -1,0 +1,326 @@
+"""Continuous batching, without a model: a step "computes" by writing token values into pages, and reads them back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollyard.engine.embedded.pages import PagePool
+from rollyard.engine.embedded.scheduler import PADDED_SHARE, Plan, PromptPages, Scheduler, Sequence
+from rollyard.errors import RequestRejected
+from rollyard.types import Request, RequestId, Sampling, WeightVersion
+
+
+def ask(name: int, prompt: tuple[int, ...], tokens: int, written: tuple[int, ...] = (), priority: int = 0) -> Request:
+    return Request(RequestId(name, 0), prompt, Sampling(max_tokens=tokens), seed=name, written_ids=written, priority=priority)
+
+
+def next_token(history: tuple[int, ...]) -> int:
+    """The token a "model" writes after these: depends on every one of them."""
+    return hash(history) % 1000
+
+
+@dataclass
+class World:
+    """Executes plans on a memory of tokens, so that a wrong page, copy or order shows as a wrong token."""
+
+    pages: int = 8
+    page_tokens: int = 4
+    slots: int = 4
+    step_tokens: int = 16
+    window: int = 64
+    memory: dict[int, int] = field(default_factory=dict)
+    done: dict[int, list[int]] = field(default_factory=dict)
+    plans: int = 0
+
+    def __post_init__(self) -> None:
+        self.pool = PagePool(self.pages, self.page_tokens)
+        self.scheduler = Scheduler(self.pool, slots=self.slots, step_tokens=self.step_tokens, window=self.window)
+        self.live: list[Sequence] = []
+
+    def submit(self, request: Request) -> Sequence:
+        self.scheduler.check(request)
+        sequence = self.scheduler.submit(request)
+        self.live.append(sequence)
+        return sequence
+
+    def abort(self, sequence: Sequence) -> None:
+        self.scheduler.finish([sequence])
+        self.live.remove(sequence)
+
+    def step(self) -> Plan:
+        plan = self.scheduler.plan()
+        self.plans += 1
+        self.check_shape(plan)
+        read = dict(self.memory)
+        for source, target in plan.copies:
+            for offset in range(self.page_tokens):
+                self.memory[self.at([target], offset)] = read.get(self.at([source], offset), -1)
+        flat: list[tuple[list[int], int, int]] = []  # pages, position, token
+        flat += [(seq.table.pages, seq.table.tokens - 1, seq.tokens[-1]) for seq in plan.decodes]
+        for chunk in plan.chunks:
+            flat += [(chunk.table.pages, chunk.start + offset, token) for offset, token in enumerate(chunk.ids)]
+        for pages, position, token in flat:
+            self.memory[self.at(pages, position)] = token
+        history = [tuple(self.memory[self.at(pages, p)] for p in range(position + 1)) for pages, position, _ in flat]
+        for prompt, index in plan.finished:
+            prompt.hidden = history[index]
+        tokens = []
+        for sequence, source in zip(plan.draws, plan.sources, strict=True):
+            seen = source.hidden if isinstance(source, PromptPages) else history[source]
+            assert seen == sequence.request.prompt_ids + tuple(sequence.tokens)
+            tokens.append(next_token(seen))
+        self.scheduler.commit(plan, tokens)
+        ended = [seq for seq in plan.draws if len(seq.tokens) == len(seq.request.written_ids) + seq.request.sampling.max_tokens]
+        self.scheduler.finish(ended)
+        for sequence in ended:
+            self.live.remove(sequence)
+            self.done[sequence.request.id.group] = sequence.tokens
+        return plan
+
+    def at(self, pages: list[int], position: int) -> int:
+        return pages[position // self.page_tokens] * self.page_tokens + position % self.page_tokens
+
+    def check_shape(self, plan: Plan) -> None:
+        assert len(plan.decodes) + plan.chunk_tokens <= self.step_tokens
+        assert plan.chunk_tokens == sum(len(chunk.ids) for chunk in plan.chunks)
+        assert all(len(chunk.ids) for chunk in plan.chunks)
+        assert len(plan.draws) == len(set(plan.draws)) <= self.slots
+        if plan.chunks:
+            assert len(plan.chunks) * max(len(chunk.ids) for chunk in plan.chunks) <= PADDED_SHARE * self.step_tokens
+        targets = [target for _, target in plan.copies]
+        assert len(targets) == len(set(targets))
+
+    def run(self, limit: int = 2000) -> None:
+        while len(self.scheduler):
+            assert self.step(), "a step without work while requests wait"
+            assert self.plans < limit, "no end in sight"
+
+    def check_end(self) -> None:
+        self.scheduler.forget()
+        assert self.pool.available == self.pages
+
+
+def alone(request: Request) -> list[int]:
+    tokens = list(request.written_ids)
+    for _ in range(request.sampling.max_tokens):
+        tokens.append(next_token(request.prompt_ids + tuple(tokens)))
+    return tokens
+
+
+def test_one_request() -> None:
+    world = World()
+    request = ask(1, (5, 6, 7), 4)
+    world.submit(request)
+    first = world.step()
+    assert [chunk.ids for chunk in first.chunks] == [(5, 6, 7)] and len(first.draws) == 1
+    world.run()
+    assert world.done == {1: alone(request)}
+    assert world.plans == 4  # prompt and first token in one step, then a token a step
+    world.check_end()
+
+
+def test_a_prompt_is_computed_once_for_all_its_completions() -> None:
+    world = World(slots=8, pages=32)
+    for name in range(5):
+        world.submit(ask(name, (1, 2, 3, 4, 5, 6), 3))
+    plan = world.step()
+    assert plan.chunk_tokens == 6 and len(plan.draws) == 5 and set(plan.sources) == {5}
+    plan = world.step()
+    assert len(plan.copies) == 5  # everyone leaves the half-filled page; the prompt keeps it for others
+    late = ask(9, (1, 2, 3, 4, 5, 6), 2)
+    world.submit(late)
+    plan = world.step()
+    assert not plan.chunks and plan.draws[-1].request is late and isinstance(plan.sources[-1], PromptPages)
+    world.run()
+    assert world.scheduler.counters.prefilled == 6 and world.scheduler.counters.shared == 5 * 6
+    assert all(tokens == alone(ask(name, (1, 2, 3, 4, 5, 6), 2 if name == 9 else 3)) for name, tokens in world.done.items())
+    world.check_end()
+
+
+def test_a_free_slot_is_refilled_at_the_next_step() -> None:
+    world = World(slots=2, pages=32)
+    for name, tokens in ((0, 2), (1, 5), (2, 1)):
+        world.submit(ask(name, (name, 7), tokens))
+    world.step()
+    world.step()
+    assert list(world.done) == [0]
+    plan = world.step()
+    assert len(plan.decodes) == 1 and [chunk.ids for chunk in plan.chunks] == [(2, 7)]
+    assert list(world.done) == [0, 2]
+
+
+def test_long_prompts_are_computed_in_chunks_beside_decoding() -> None:
+    world = World(step_tokens=5, pages=32)
+    world.submit(ask(0, (1,), 6))
+    world.step()
+    world.submit(ask(1, tuple(range(10)), 2))
+    sizes = [(len(plan.decodes), plan.chunk_tokens) for plan in (world.step(), world.step(), world.step())]
+    assert sizes == [(1, 4), (1, 4), (1, 2)]
+    world.run()
+    assert world.done[1] == alone(ask(1, tuple(range(10)), 2))
+
+
+def test_short_and_long_chunks_are_not_padded_without_bound() -> None:
+    world = World(step_tokens=16, slots=16, pages=64)
+    for name in range(8):
+        world.submit(ask(name, (name,), 1))
+    world.submit(ask(9, tuple(range(30)), 1))
+    plan = world.step()
+    assert [len(chunk.ids) for chunk in plan.chunks] == [1] * 8 + [PADDED_SHARE * 16 // 9]
+    world.run()
+    assert len(world.done) == 9
+
+
+def test_the_youngest_is_preempted_and_its_tokens_are_kept() -> None:
+    world = World(pages=5, page_tokens=2, slots=2)
+    requests = [ask(0, (1, 2), 7), ask(1, (3, 4), 7)]
+    old, young = [world.submit(request) for request in requests]
+    while not world.scheduler.counters.preemptions:
+        world.step()
+    assert young.preempted and not old.preempted
+    written = list(young.tokens)
+    assert written
+    world.run()
+    assert world.done == {0: alone(requests[0]), 1: alone(requests[1])}
+    assert world.done[1][: len(written)] == written
+    assert world.scheduler.counters.recomputed > 0
+    world.check_end()
+
+
+def test_priority_goes_before_arrival() -> None:
+    world = World(slots=1, pages=32)
+    for name, priority in ((0, 1), (1, 0), (2, 0), (3, -1)):
+        world.submit(ask(name, (name,), 2, priority=priority))
+    world.run()
+    assert list(world.done) == [3, 1, 2, 0]
+
+
+def test_a_continued_request_computes_what_was_written_and_goes_on() -> None:
+    whole = alone(ask(0, (1, 2, 3), 9))
+    world = World(step_tokens=3)
+    world.submit(ask(0, (1, 2, 3), 4, written=tuple(whole[:5])))
+    world.run()
+    assert world.done[0] == whole
+    assert world.scheduler.counters.recomputed == 3 + 4  # the fifth written token was never computed before
+
+
+def test_after_new_weights_nothing_old_is_shared() -> None:
+    world = World(slots=4, pages=32, step_tokens=4)
+    world.scheduler.switch(WeightVersion(1))
+    world.submit(ask(0, (1, 2), 9))
+    first = world.submit(ask(1, (1, 2), 9))
+    half = world.submit(ask(2, tuple(range(9)), 2))
+    world.step()
+    world.step()
+    assert 0 < half.prompt.table.tokens < 9  # type: ignore[union-attr]
+    world.scheduler.switch(WeightVersion(2))
+    assert half.prompt.table.tokens == 0  # type: ignore[union-attr]  # it has written nothing: computed anew
+    late = world.submit(ask(3, (1, 2), 2))
+    world.step()
+    assert first.oldest_kv == WeightVersion(1)
+    while late.oldest_kv is None:
+        world.step()
+    assert late.oldest_kv == WeightVersion(2)
+    assert late.table.pages[0] not in first.table.pages
+    world.run()
+    assert half.oldest_kv == WeightVersion(2)
+    world.check_end()
+
+
+def test_requests_that_can_never_run_are_rejected() -> None:
+    scheduler = World(pages=3, page_tokens=4, window=40).scheduler
+    scheduler.check(ask(0, (1,) * 6, 7))  # 12 cached tokens: the thirteenth is drawn and never computed
+    with pytest.raises(RequestRejected, match="4 pages"):
+        scheduler.check(ask(0, (1,) * 6, 8))
+    with pytest.raises(RequestRejected, match="window of 40"):
+        scheduler.check(ask(0, (1,) * 30, 1, written=(1,) * 10))
+    with pytest.raises(RequestRejected, match="no prompt"):
+        scheduler.check(ask(0, (), 1))
+    with pytest.raises(RequestRejected, match="no token"):
+        scheduler.check(ask(0, (1,), 0))
+
+
+def test_the_tightest_fit_runs() -> None:
+    world = World(pages=3, page_tokens=4)
+    for name in range(3):
+        world.submit(ask(name, (1,) * 6, 7))
+    world.run()
+    assert all(world.done[name] == alone(ask(name, (1,) * 6, 7)) for name in range(3))
+    world.check_end()
+
+
+def test_planning_does_not_look_at_the_queue() -> None:
+    world = World(slots=2, pages=32)
+
+    class Counted(tuple):  # type: ignore[type-arg]
+        looked = 0
+
+        def __hash__(self) -> int:
+            Counted.looked += 1
+            return super().__hash__()
+
+    for name in range(500):
+        world.submit(ask(name, Counted((name, 1)), 50))
+    Counted.looked = 0
+    world.step()
+    world.step()
+    assert Counted.looked < 20
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> tuple[World, list[tuple[int, str, Request]]]:
+    page_tokens = draw(st.integers(1, 4))
+    window = draw(st.integers(6, 24))
+    least = -(-window // page_tokens)
+    world = World(
+        pages=draw(st.integers(least, 2 * least + 2)),
+        page_tokens=page_tokens,
+        slots=draw(st.integers(1, 5)),
+        step_tokens=draw(st.integers(1, 12)),
+        window=window,
+    )
+    prompts = [tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=window - 2))) for _ in range(draw(st.integers(1, 3)))]
+    events = []
+    for name in range(draw(st.integers(1, 10))):
+        prompt = draw(st.sampled_from(prompts))
+        room = window - len(prompt)
+        written = draw(st.integers(0, min(4, room - 1)))
+        tokens = draw(st.integers(1, room - written))
+        whole = alone(ask(name, prompt, written + tokens))
+        request = ask(name, prompt, tokens, tuple(whole[:written]), draw(st.integers(0, 1)))
+        events.append((draw(st.integers(0, 15)), "submit", request))
+        if draw(st.booleans()) and draw(st.booleans()):
+            events.append((draw(st.integers(0, 40)), "abort", request))
+    if draw(st.booleans()):
+        events.append((draw(st.integers(0, 20)), "switch", events[0][2]))
+    return world, sorted(events, key=lambda event: event[0])
+
+
+@settings(max_examples=400, deadline=None)
+@given(scenarios())
+def test_every_request_gets_exactly_its_tokens(scenario: tuple[World, list[tuple[int, str, Request]]]) -> None:
+    world, events = scenario
+    aborted, submitted = set(), {}
+    for when, kind, request in events:
+        while world.plans < when:
+            busy = bool(world.live)
+            assert bool(world.step()) == busy
+        if kind == "submit":
+            submitted[request.id.group] = request
+            world.submit(request)
+        elif kind == "switch":
+            world.scheduler.switch(WeightVersion(1))
+        else:
+            for sequence in [live for live in world.live if live.request is request]:
+                world.abort(sequence)
+                aborted.add(request.id.group)
+    world.run()
+    assert set(world.done) == set(submitted) - aborted
+    for name, tokens in world.done.items():
+        request = submitted[name]
+        assert tokens == alone(ask(name, request.prompt_ids, len(request.written_ids) + request.sampling.max_tokens))
+    world.check_end()

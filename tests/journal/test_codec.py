@@ -1,0 +1,60 @@
+import json
+import math
+from datetime import date
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollyard.journal.codec import (
+    clean,
+    pack_floats,
+    pack_ids,
+    pack_json,
+    pack_spans,
+    unpack_floats,
+    unpack_ids,
+    unpack_spans,
+)
+from rollyard.types import VersionSpan, WeightVersion
+
+
+def test_token_ids_are_little_endian_int32() -> None:
+    assert pack_ids((1, 258)) == b"\x01\x00\x00\x00\x02\x01\x00\x00"
+
+
+@given(st.lists(st.integers(0, 2**31 - 1)), st.lists(st.floats(-1e4, 0, width=32)))
+def test_blobs_are_what_numpy_reads(ids: list[int], logprobs: list[float]) -> None:
+    assert np.frombuffer(pack_ids(ids), "<i4").tolist() == ids
+    assert np.frombuffer(pack_floats(logprobs), "<f4").tolist() == logprobs
+    assert unpack_ids(np.asarray(ids, "<i4").tobytes()) == tuple(ids)
+    assert unpack_floats(np.asarray(logprobs, "<f4").tobytes()) == tuple(logprobs)
+
+
+def test_spans_are_json_lists_of_five_numbers() -> None:
+    spans = (VersionSpan(WeightVersion(3, 1), WeightVersion(2, 1), 16), VersionSpan(WeightVersion(4, 1), WeightVersion(2, 1), 1))
+    assert json.loads(pack_spans(spans)) == [[3, 1, 2, 1, 16], [4, 1, 2, 1, 1]]
+    assert unpack_spans("[[3, 1, 2, 1, 16], [4, 1, 2, 1, 1]]") == spans
+
+
+def test_columns_keep_what_json_can_say() -> None:
+    record = {"text": "é", "list": [1, 2.5, None], "object": {"a": True}}
+    assert json.loads(pack_json(record)) == record
+
+
+def test_a_column_that_json_has_no_words_for_is_its_repr_and_the_others_stay() -> None:
+    circle: list[object] = []
+    circle.append(circle)
+    record = {"day": date(2024, 2, 29), "nan": math.nan, "circle": circle, "answer": [1, 2], "by pair": {(0, 1): "x"}}
+    assert json.loads(pack_json(record)) == {
+        "day": "datetime.date(2024, 2, 29)",
+        "nan": "nan",
+        "circle": "[[...]]",
+        "answer": [1, 2],
+        "by pair": "{(0, 1): 'x'}",
+    }
+
+
+def test_lone_surrogates_become_escapes() -> None:
+    assert clean("a\ud800b") == "a\\ud800b"
+    assert json.loads(pack_json({"a": "\ud800"})) == {"a": "\ud800"}

@@ -1,0 +1,177 @@
+import io
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from rollyard.watch.draw import LivePanel, bar, cells, duration, shares, sparkline, stacked, table
+from rollyard.watch.report import (
+    Counts,
+    EvalRewards,
+    Finished,
+    Lengths,
+    Report,
+    RewardCurve,
+    WeightTraffic,
+)
+from rollyard.watch.snapshot import Header, Snapshot
+from rollyard.watch.timeline import PhaseSeconds
+
+HEADER = Header(run="sort", model="llama 0.43M", placement="colocated", engine="embedded", steps=100)
+PHASES = PhaseSeconds(wall_s=20.0, generate_s=10.0, train_s=5.0, setup_s=4.0, unaccounted_s=1.0)
+SNAPSHOT = Snapshot(
+    step=40,
+    phases=PHASES,
+    rewards=[0.25, 0.5, 0.75],
+    activity="generate",
+    judged=180,
+    wanted=256,
+    eval_first=0.39,
+    eval_last=0.62,
+    tokens=50_000,
+    slots_busy=0.83,
+    dropped=2,
+)
+REPORT = Report(
+    name="sort",
+    model="llama 0.43M",
+    placement="colocated",
+    engine="embedded",
+    steps=3,
+    wall_s=20.0,
+    phases=PHASES,
+    generation_tokens=50_000,
+    generation_tokens_per_s=5_000.0,
+    reward=RewardCurve(0.25, 0.75, (0.25, 0.5, 0.75)),
+    eval=EvalRewards(0.39, 0.86),
+    lengths=Lengths(7, 16, 24),
+    slots_busy=0.83,
+    prompts=Counts(99, 96, {"failed": 3}),
+    members=Counts(792, 768, {"failed": 24}),
+    weights=WeightTraffic("in_place", 0),
+    versions=(),
+    finished=Finished("3 steps done", failed=False),
+    software={},
+)
+
+
+def lines(renderable: RenderableType, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(renderable)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:
+    assert sparkline([0.0, 0.5, 1.0], 10) == "▁▅█"  # level 3.5 of 7 rounds to the even 4
+    assert sparkline([0.0, 1.0, 7.0, 7.0], 2) == "▁█"  # means 0.5 and 7
+    assert sparkline([3.0, None, 3.0], 10) == "▁ ▁"
+    assert sparkline([None], 10) == " "
+    assert sparkline([], 10) == ""
+
+
+def test_cells_go_to_the_largest_remainders() -> None:
+    assert cells({"a": 1, "b": 1, "c": 1}, 10) == {"a": 4, "b": 3, "c": 3}
+    assert cells({"a": 0.5, "b": 99.5}, 10) == {"a": 0, "b": 10}
+    assert cells({"a": 0.0}, 10) == {"a": 0}
+
+
+@given(st.dictionaries(st.text(), st.floats(0, 1e6), min_size=1), st.integers(1, 200))
+def test_cells_fill_the_width_and_are_off_by_less_than_one(parts: dict[str, float], width: int) -> None:
+    sizes = cells(parts, width)
+    total = sum(parts.values())
+    if total > 0:
+        assert sum(sizes.values()) == width
+        assert all(abs(sizes[name] - part / total * width) < 1 + 1e-9 for name, part in parts.items())
+
+
+def test_bars_are_as_long_as_what_they_show() -> None:
+    assert bar(0.5, 4, "blue").plain == "██  "
+    assert bar(0.25 + 1 / 32, 4, "blue").plain == "█▏  "
+    assert bar(1.0, 4, "blue").plain == "████"
+    assert bar(0.0, 4, "blue").plain == "    "
+    spans = [(span.start, span.end, span.style) for span in stacked({"generate": 3.0, "train": 1.0}, 8).spans]
+    assert spans == [(0, 6, "blue"), (6, 8, "green")]
+
+
+def test_durations_and_shares() -> None:
+    assert [duration(s) for s in (0, 59.6, 61, 3_723)] == ["0:00", "1:00", "1:01", "1:02:03"]
+    assert shares(PHASES) == {"generate": 0.5, "train": 0.25, "setup": 0.2, "unaccounted": 0.05}
+
+
+def test_the_time_left_is_at_the_pace_so_far_without_setup() -> None:
+    assert SNAPSHOT.eta_s(100) == pytest.approx(24.0)  # 16 s for 40 steps, 60 to go
+    assert replace(SNAPSHOT, step=0).eta_s(100) is None
+
+
+def test_the_live_panel_shows_it_all_in_80_columns() -> None:
+    shown = lines(LivePanel(HEADER, SNAPSHOT, since_s=2.0))
+    assert all(len(line) == 80 for line in shown)
+    text = "\n".join(shown)
+    for part in (
+        "rollyard · sort",
+        "llama 0.43M   colocated · embedded",
+        " 40/100 │",
+        "generate  180/256 completions judged",
+        "0.750  ▁▅█  held-out 0.390 → 0.620",
+        "5,000 tokens/s   dropped 2   slots busy 83% █████████████▎",  # 13.28 of 16
+        "■ generate 50%  ■ train 25%  ■ setup 20%  ■ unaccounted 5%",
+        "0:22 · eta 0:22",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
+def test_the_live_panel_fits_any_width(width: int) -> None:
+    shown = lines(LivePanel(HEADER, SNAPSHOT), width)
+    assert all(len(line) == width for line in shown)
+
+
+def test_the_live_panel_before_anything_happened() -> None:
+    shown = "\n".join(lines(LivePanel(HEADER, Snapshot(0, PhaseSeconds(), [], "making the base policy"))))
+    assert "making the base policy" in shown
+    assert "0/100" in shown
+    assert "eta" not in shown
+    assert "slots busy" not in shown
+
+
+def test_one_evaluation_is_shown_once() -> None:
+    shown = "\n".join(lines(LivePanel(HEADER, replace(SNAPSHOT, eval_last=0.39))))
+    assert "held-out 0.390 " in shown
+    assert "→" not in shown
+
+
+def test_the_report_as_a_table_in_80_columns() -> None:
+    shown = lines(table(REPORT))
+    assert all(len(line) == 80 for line in shown)
+    text = "\n".join(shown)
+    for part in (
+        "3 in 0:20 (20.0 s)",
+        "0.750  ▁▅█  held-out 0.390 → 0.860",
+        "50,000 tokens, 5,000 a second of generation, slots busy 83%",
+        "p50 7, p95 16, max 24 tokens",
+        "99 admitted, 96 trained, 3 dropped (3 failed)",
+        "792 admitted, 768 trained, 24 dropped (24 failed)",
+        "0 versions, in_place, 0 bytes copied",
+        "3 steps done",
+    ):
+        assert part in text
+    bars = {name: line.count("█") for line in shown for name in ("generate", "train", "sync") if f"│ {name} " in line}
+    assert bars["generate"] == pytest.approx(2 * bars["train"], abs=1)
+    assert bars["sync"] == 0
+    assert any(line.split()[1:4] == ["train", "5.00", "25.0%"] for line in shown)
+
+
+def test_a_report_of_nothing_can_be_drawn() -> None:
+    empty = replace(
+        REPORT,
+        wall_s=0.0,
+        phases=PhaseSeconds(),
+        reward=RewardCurve(None, None, ()),
+        eval=EvalRewards(None, None),
+        lengths=Lengths(None, None, None),
+        finished=Finished("[bold]Ctrl-C", failed=True),
+    )
+    assert any("[bold]Ctrl-C" in line for line in lines(table(empty)))

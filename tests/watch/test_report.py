@@ -1,0 +1,138 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollyard.errors import JournalError
+from rollyard.events import FetchPrompts, Published, Score, SegmentArrived
+from rollyard.types import EngineStats, RequestId, Segment, WeightVersion
+from rollyard.watch.report import Counts, Finished, Report, ReportBuilder, percentile, read_report, slots_busy
+from rollyard.watch.timeline import PhaseSeconds
+from tests.watch.records import STEP, V0, group
+
+PHASES = PhaseSeconds(10.0, 4.0, 0.5, 3.0, 0.25, 1.0, 0.25, 0.75, 0.25)
+
+
+def builder() -> ReportBuilder:
+    return ReportBuilder(name="sort", model="tiny", placement="colocated", engine="embedded", transport="in_place")
+
+
+def finish(report: ReportBuilder) -> Report:
+    return report.build(
+        phases=PHASES,
+        prompts=Counts(6, 3, {"failed": 2, "context": 1}),
+        members=Counts(12, 6, {"failed": 4, "context": 2}),
+        engines=[EngineStats(step_s=2.0, busy_slot_s=6.0, slots=4)],
+        finished=Finished("1 step done", failed=False),
+    )
+
+
+def whole() -> Report:
+    report = builder()
+    report.record(Published(V0))
+    report.record(FetchPrompts(3))
+    report.record(SegmentArrived("e", Segment(RequestId(0, 0), (1, 2, 3), (0.0,) * 3, V0, V0)))
+    report.record(SegmentArrived("e", Segment(RequestId(-1, 0), (1, 2), (0.0,) * 2, V0, V0)))  # an evaluation
+    report.record(SegmentArrived("e", Segment(RequestId(1, 0), (4,), (0.0,), V0, V0)))
+    for rollout in STEP.groups[0].rollouts + STEP.groups[1].rollouts:  # 2, 4, 6 and 8 tokens
+        report.record(Score(STEP.groups[0].prompt, rollout.completion))
+    report.add_evaluation(0.25)
+    report.add_step(replace(STEP, groups=(group(0, (1, None)),)))
+    report.add_step(STEP)
+    report.record(Published(WeightVersion(1)))
+    report.add_bytes_copied(100)
+    report.add_bytes_copied(20)
+    report.add_evaluation(0.75)
+    return finish(report)
+
+
+def test_the_json_has_the_fields_and_values_it_promises() -> None:
+    record = json.loads(whole().to_json())
+    software = record.pop("software")
+    assert record == {
+        "name": "sort",
+        "model": "tiny",
+        "placement": "colocated",
+        "engine": "embedded",
+        "steps": 2,
+        "wall_s": 10.0,
+        "phases": {
+            "generate_s": 4.0,
+            "score_s": 0.5,
+            "train_s": 3.0,
+            "sync_s": 0.25,
+            "eval_s": 1.0,
+            "checkpoint_s": 0.25,
+            "setup_s": 0.75,
+            "unaccounted_s": 0.25,
+        },
+        "generation_tokens": 4,
+        "generation_tokens_per_s": 1.0,
+        "reward": {"first": 0.375, "last": 0.375, "curve": [None, 0.375]},
+        "eval": {"first": 0.25, "last": 0.75},
+        "lengths": {"p50": 4, "p95": 8, "max": 8},
+        "slots_busy": 0.75,
+        "admitted": 6,
+        "trained": 3,
+        "dropped": {"failed": 2, "context": 1},
+        "members": {"admitted": 12, "trained": 6, "dropped": {"failed": 4, "context": 2}},
+        "weights": {"transport": "in_place", "bytes_copied": 120},
+        "versions": [[0, 0], [1, 0]],
+        "finished": {"cause": "1 step done", "failed": False},
+    }
+    assert {"python", "torch", "transformers", "numpy", "rollyard"} <= software.keys()
+
+
+def test_a_run_that_did_nothing_has_a_report_too() -> None:
+    report = finish(builder())
+    assert (report.steps, report.reward.first, report.eval.last, report.lengths.max) == (0, None, None, None)
+    assert json.loads(report.to_json())["reward"] == {"first": None, "last": None, "curve": []}
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("an earlier one")
+    whole().write(path)
+    assert read_report(path) == whole()
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"wall_s": 1}'])
+def test_what_is_no_report_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(JournalError, match=r"report\.json: not a report"):
+        read_report(path)
+
+
+def test_a_write_that_fails_leaves_the_earlier_report(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("an earlier one")
+    (tmp_path / ".report.json.partial").mkdir()
+    with pytest.raises(OSError, match="partial"):
+        whole().write(path)
+    assert path.read_text() == "an earlier one"
+
+
+def test_percentiles_by_nearest_rank() -> None:
+    fifteen_to_fifty = {15: 1, 20: 1, 35: 1, 40: 1, 50: 1}
+    assert [percentile(fifteen_to_fifty, p) for p in (5, 30, 40, 50, 95, 100)] == [15, 20, 20, 35, 50, 50]
+    assert percentile({7: 99, 9: 1}, 99) == 7
+    assert percentile({}, 50) is None
+
+
+@given(st.lists(st.integers(0, 20), min_size=1), st.integers(1, 100))
+def test_a_percentile_is_the_smallest_value_with_enough_at_or_below_it(values: list[int], percent: int) -> None:
+    found = percentile({value: values.count(value) for value in values}, percent)
+    enough = [v for v in values if sum(other <= v for other in values) * 100 >= percent * len(values)]
+    assert found == min(enough)
+
+
+def test_busy_slots_are_weighted_by_slots_and_time() -> None:
+    small = EngineStats(step_s=1.0, busy_slot_s=2.0, slots=2)  # all of 2 slot-seconds
+    large = EngineStats(step_s=3.0, busy_slot_s=3.0, slots=6)  # 3 of 18
+    assert slots_busy([small, large]) == 5 / 20
+    assert slots_busy([]) == 0.0
