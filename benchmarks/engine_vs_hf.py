@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +30,12 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
-import rollyard
-from rollyard.config import EngineConfig
+from rollyard import worker
+from rollyard.config import Config, EngineConfig, PlaceConfig
 from rollyard.engine.embedded.engine import EmbeddedEngine
 from rollyard.events import Rollover
 from rollyard.model import folder as model_folder
+from rollyard.model.architecture import Architecture
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.place.inline import DeviceThread
 from rollyard.types import EngineStats, FinishReason, Request, RequestId, Sampling, WeightVersion
@@ -160,22 +162,26 @@ async def run_engine(engine: EmbeddedEngine, work: Workload, first_group: int) -
 
 async def compare(name: str, folder: Path, options: argparse.Namespace) -> Result:
     load_average = os.getloadavg()[0]
+    architecture = Architecture.from_folder(folder)
+    threads = worker.threads_of(Config(place=PlaceConfig(threads=options.threads)), architecture)
+    torch.set_num_threads(threads)  # of this thread, where `generate` runs
     device = DeviceThread()
     try:
+        await device.run(worker.set_threads, threads)
         model = await device.run(model_folder.load, folder)
         engine = EmbeddedEngine(
-            "engine-0", model, Tokenizer(folder), device, EngineConfig(slots=options.slots), model.architecture.window
+            "engine-0", model, Tokenizer(folder), device, EngineConfig(slots=options.slots), architecture.window
         )
         await engine.start()
         try:
             await load_weights(engine, InPlace(model))
             other = HuggingFace(folder, options.slots)
-            rates, stats = await alternate(engine, other, options, model.architecture.vocab_size)
+            rates, stats = await alternate(engine, other, options, architecture.vocab_size)
         finally:
             await engine.close()
     finally:
         device.close()
-    work = workload(options.requests, model.architecture.vocab_size, options.cap, options.seed)
+    work = workload(options.requests, architecture.vocab_size, options.cap, options.seed)
     ours, theirs = (tuple(rate[side] for rate in rates) for side in (0, 1))
     return Result(
         model=name,
@@ -191,10 +197,10 @@ async def compare(name: str, folder: Path, options: argparse.Namespace) -> Resul
         ratio=statistics.median(ours) / statistics.median(theirs),
         engine_slots_busy=stats.slots_busy,
         generate_slots_busy=work.tokens / other.computed,
-        threads=torch.get_num_threads(),
+        threads=threads,
         load_average=load_average,
         versions={
-            "rollyard": rollyard.__version__,
+            "rollyard": metadata.version("rollyard"),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "python": platform.python_version(),
@@ -258,13 +264,11 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=16, help="sequences at a time, on both sides")
     parser.add_argument("--rounds", type=int, default=3, help="times each side runs the workload")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds after which no round is begun (the first always is)")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads of torch, on both sides (0: torch's choice)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of torch on both sides (0: by model size)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the workload")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
-    if options.threads:
-        torch.set_num_threads(options.threads)
     folder = options.model or (SMOLLM2 if SMOLLM2.is_dir() else None)
     with tempfile.TemporaryDirectory() as scratch:
         if folder is None:

@@ -17,7 +17,7 @@ from rollyard.journal.folder import check_folder
 from rollyard.model.architecture import Architecture
 from rollyard.prompts.open import check_prompts, open_prompts
 from rollyard.protocols import Device, Engine, PromptSource, Scorer, Trainer
-from rollyard.reward.function import FunctionScorer, RewardFunction, load_function
+from rollyard.reward.function import FunctionScorer, RewardFunction, check_columns, exact_match, load_function
 from rollyard.types import Prompt, Sampling, WeightVersion
 
 if TYPE_CHECKING:
@@ -44,11 +44,8 @@ def check(config: Config, reward: RewardFunction | None = None) -> None:
         reward: a function given directly, instead of `reward.function`.
     """
     check_folder(config)
-    check_prompts(config)
-    if config.prompts.path and reward is None and not config.reward.function:
-        raise ConfigError("prompts from a file need a reward", where="reward.function", remedy="give --reward FILE.py:function")
-    if config.reward.function:
-        load_function(config.reward.function)
+    columns = check_prompts(config)
+    check_columns(reward_of(config, reward), columns)
     if config.model.path:
         check_window(config, Architecture.from_folder(Path(config.model.path)))
 
@@ -114,9 +111,20 @@ def build_trainer(config: Config, policy: Policy, device: Device, version: Weigh
     return ReferenceTrainer(policy.model, device, config.train, config.rollout.max_tokens, policy.folder, version)
 
 
+def reward_of(config: Config, given: RewardFunction | None) -> RewardFunction:
+    """The function given directly, the one that is named, or the task's own. Raises ConfigError when there is none."""
+    if given is not None:
+        return given
+    if config.reward.function:
+        return load_function(config.reward.function)
+    if config.prompts.task:
+        return exact_match
+    raise ConfigError("prompts from a file need a reward", where="reward.function", remedy="give --reward FILE.py:function")
+
+
 def build_scorer(config: Config, reward: RewardFunction | None) -> Scorer:
-    """A function given directly, the one that is named, or the task's own."""
-    return FunctionScorer.from_config(config, reward)
+    function = reward_of(config, reward)
+    return FunctionScorer(function, config.reward, trusted=function is exact_match)
 
 
 def build_transport(policy: Policy) -> InPlace:

@@ -1,4 +1,4 @@
-"""What every test shares: one torch thread, no cache of the user's, nothing left behind in the work tree."""
+"""What every test shares: one torch thread, no network, and nothing of the user's: neither options nor cache."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ import os
 import sys
 from collections.abc import Iterator
 
-# Read by OpenMP when torch is first imported, which no test module does before this file has run.
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-os.environ["HF_HUB_OFFLINE"] = "1"  # a test that reaches for a network is a mistake
-
 import pytest
 from hypothesis import settings
+
+# Read by the libraries when they are first imported, which no test module does before this file has run.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+for variable in [name for name in os.environ if name.startswith("ROLLYARD_")]:
+    del os.environ[variable]
 
 # Machines differ in speed: a slow example is no failure, and the time limit of each test bounds the whole.
 settings.register_profile("rollyard", deadline=None)
 settings.load_profile("rollyard")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Base policies made by one test serve the others of this session, and nobody else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLYARD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

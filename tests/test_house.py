@@ -179,6 +179,11 @@ def test_each_dependency_is_accounted_for() -> None:
     assert set(explained) == declared() | {requirement_name(r) for r in PROJECT["build-system"]["requires"]}
 
 
+def test_what_is_imported_is_declared() -> None:
+    found = {name for path in modules() for name in imports(tree(path))} - {"rollyard"} - set(sys.stdlib_module_names)
+    assert {requirement_name(name) for name in found} <= declared()
+
+
 def test_each_dependency_is_pinned() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]

@@ -1,1 +1,1 @@
-"""What trainer and embedded engine share: architectures, the packed forward pass, the chunked head, reading and writing folders."""
+"""What trainer and embedded engine share: architectures, packed forward pass, chunked head, model folders."""

@@ -84,14 +84,17 @@ class Architecture:
         if not path.is_file():
             raise ConfigError(f"{folder} has no config.json", where=WHERE, remedy="give the folder of a Hugging Face causal LM")
         generation = folder / "generation_config.json"
-        return cls.from_hf(_read(path), _read(generation) if generation.is_file() else {})
+        try:
+            return cls.from_hf(_read(path), _read(generation) if generation.is_file() else {})
+        except (TypeError, ValueError) as error:  # a word where a number should be
+            raise _broken(str(error)) from error
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> Architecture:
         """From the contents of config.json and generation_config.json. Raises ConfigError."""
         family = config.get("model_type")
         if family not in CLASSES:
-            raise ConfigError(f"the model family {family!r} is not known", where=WHERE, remedy=f"supported are {', '.join(CLASSES)}")
+            raise ConfigError(f"unknown model family {family!r}", where=WHERE, remedy=f"supported are {', '.join(CLASSES)}")
         _refuse_the_unsupported(config)
         heads, hidden = _count(config, "num_attention_heads"), _count(config, "hidden_size")
         kv_heads = heads if config.get("num_key_value_heads") is None else _count(config, "num_key_value_heads")
@@ -208,7 +211,7 @@ def _refuse_the_unsupported(config: Mapping[str, Any]) -> None:
     elif config.get("quantization_config"):
         found = "quantised weights"
     if found:
-        raise ConfigError(f"the model uses {found}", where=WHERE, remedy="give a model with SiLU, full attention and plain weights")
+        raise ConfigError(f"it uses {found}", where=WHERE, remedy="only SiLU, full attention and plain weights are supported")
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
@@ -219,14 +222,14 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if kind not in ("default", "linear", "llama3") or partial != 1.0:
         what = f"rotary positions of type {kind!r}" if partial == 1.0 else f"rotary positions on {partial:g} of each head"
-        raise ConfigError(f"the model uses {what}", where=WHERE, remedy="supported are default, linear and llama3, on whole heads")
+        raise ConfigError(f"it uses {what}", where=WHERE, remedy="supported are default, linear and llama3, on whole heads")
     if kind == "default":
         return theta, None
     try:
-        scaling = RopeScaling(kind, float(rope["factor"]))
-        if kind == "llama3":
-            original = int(rope.get("original_max_position_embeddings") or config["max_position_embeddings"])
-            scaling = RopeScaling(kind, float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"]), original)
+        factor = float(rope["factor"])
+        if kind == "linear":
+            return theta, RopeScaling(kind, factor)
+        original = int(rope.get("original_max_position_embeddings") or config["max_position_embeddings"])
+        return theta, RopeScaling(kind, factor, float(rope["low_freq_factor"]), float(rope["high_freq_factor"]), original)
     except KeyError as error:
         raise _broken(f"rope parameters of type {kind} lack {error}") from error
-    return theta, scaling

@@ -52,7 +52,7 @@ class PackedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[tokens, heads, head_dim]`, k and v `[tokens, kv_heads, head_dim]` -> `[tokens, heads, head_dim]`."""
-        padded = [x.index_select(0, self._gather).split(self._sizes) for x in (q, k, v)]
+        padded = [torch.split(x.index_select(0, self._gather), self._sizes) for x in (q, k, v)]
         grouped = q.shape[1] != k.shape[1]
         out = []
         for shape, *parts in zip(self._shapes, *padded, strict=True):

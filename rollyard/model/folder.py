@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -20,9 +20,8 @@ from rollyard.model.transformer import CausalLM
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-# Beside the weights: what the model is, how it ends, and its tokenizer.
+# Copied beside the weights: how completions end, and the tokenizer.
 COMPANIONS = (
-    "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -36,19 +35,29 @@ COMPANIONS = (
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> CausalLM:
-    """Read a model. Tensors go straight into the parameters, file by file.
+    """Read a model. Tensors go straight into the parameters, one after the other.
 
     Raises ConfigError for a folder that is no supported model, or whose tensors are not exactly the architecture's.
     """
     model = CausalLM(Architecture.from_folder(folder), dtype, device)
-    files = _weight_files(folder)
-    parameters = dict(model.named_parameters())
-    missing = set(parameters)
-    with model.stamp.writing(), torch.no_grad():
-        for path in files:
-            missing -= _fill(parameters, path, tied=model.architecture.tied)
-    if missing:
-        raise ConfigError(f"{folder} lacks {_some(missing)}", where=WHERE, remedy="give a complete model folder")
+    parameters = tensors(model)
+    missing, unknown, second_head = set(parameters), set(), None
+    with model.stamp.writing():
+        for name, tensor in _stored(_weight_files(folder)):
+            if name == HEAD and model.architecture.tied:
+                second_head = tensor
+            elif name in parameters:
+                _fill(name, parameters[name], tensor)
+                missing.discard(name)
+            elif not name.endswith("rotary_emb.inv_freq"):  # old writers kept what follows from config.json
+                unknown.add(name)
+    if missing or unknown:
+        problem = "; ".join(f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has unknown", unknown)) if names)
+        raise ConfigError(f"{folder} {problem}", where=WHERE, remedy="the tensors should be those that config.json describes")
+    # Some writers store a tied head once more, which is fine as long as it is the same.
+    if second_head is not None and not torch.equal(second_head.to(device, dtype), model.head_weight.detach()):
+        problem = f"{HEAD} differs from {EMBEDDING}, but config.json ties them"
+        raise ConfigError(f"{folder}: {problem}", where=WHERE, remedy="set tie_word_embeddings to false in config.json")
     return model
 
 
@@ -95,6 +104,11 @@ def tensors(model: CausalLM) -> dict[str, Tensor]:
 
 def _write(model: CausalLM, draft: Path, source: Path, also: Callable[[Path], None] | None) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors(model).items()}, draft / WEIGHTS, {"format": "pt"})
+    # Readers take the number format from the configuration, which the model may have left.
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(model.head_weight.dtype).removeprefix("torch.")
+    (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for name in COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, draft / name)
@@ -130,32 +144,22 @@ def _weight_files(folder: Path) -> list[Path]:
     raise ConfigError(f"{folder} has no {WEIGHTS}", where=WHERE, remedy="give a folder with safetensors weights")
 
 
-def _fill(parameters: Mapping[str, Tensor], path: Path, *, tied: bool) -> set[str]:
-    """Copy the tensors of one file into the parameters. Returns the names that were found."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            if tied and HEAD in names:
-                # Some writers store a tied head once more. Fine when it is the same, for it is not read.
-                names -= {HEAD}
-                if EMBEDDING in names and not torch.equal(file.get_tensor(HEAD), file.get_tensor(EMBEDDING)):
-                    raise ConfigError(
-                        f"{path.name} has an {HEAD} of its own, but config.json ties it to the embedding",
-                        where=WHERE,
-                        remedy="set tie_word_embeddings to false in config.json",
-                    )
-            if unknown := {name for name in names if name not in parameters and not name.endswith("rotary_emb.inv_freq")}:
-                raise ConfigError(f"{path} holds unknown tensors: {_some(unknown)}", where=WHERE, remedy="check model_type in config.json")
-            found = names & set(parameters)
-            for name in found:
-                tensor = file.get_tensor(name)
-                if tensor.shape != parameters[name].shape:
-                    shapes = f"{list(tensor.shape)}, where config.json asks for {list(parameters[name].shape)}"
-                    raise ConfigError(f"{name} in {path} has the shape {shapes}", where=WHERE, remedy="check config.json")
-                parameters[name].copy_(tensor)
-    except SafetensorError as error:
-        raise ConfigError(f"{path} cannot be read: {error}", where=WHERE, remedy="fetch the model again") from error
-    return found
+def _stored(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of these safetensors files, one in memory at a time."""
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (the file is no mapping)
+                    yield name, file.get_tensor(name)
+        except SafetensorError as error:
+            raise ConfigError(f"{path} cannot be read: {error}", where=WHERE, remedy="fetch the model again") from error
+
+
+def _fill(name: str, parameter: Tensor, tensor: Tensor) -> None:
+    if tensor.shape != parameter.shape:
+        problem = f"{name} has the shape {list(tensor.shape)}, where config.json asks for {list(parameter.shape)}"
+        raise ConfigError(problem, where=WHERE, remedy="check config.json")
+    parameter.copy_(tensor)
 
 
 def _some(names: set[str] | list[str]) -> str:

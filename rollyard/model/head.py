@@ -54,7 +54,7 @@ def sampled_logprobs(
     if temperature <= 0:
         raise ValueError(f"logprobs of sampled tokens need a temperature above 0, not {temperature}")
     drawn = _Drawn(temperature, top_p, top_k, chunk or max(1, CHUNK_LOGITS // weight.shape[0]))
-    logprobs, entropy, missed = _Head.apply(hidden, weight, targets, drawn)
+    logprobs, entropy, missed = _Head.apply(hidden, weight, targets, drawn)  # type: ignore[no-untyped-call]
     return logprobs, entropy, missed
 
 

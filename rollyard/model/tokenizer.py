@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
 
-
 class Tokenizer:
     """The tokenizer of a Hugging Face folder. Raises ConfigError when the folder has none that is usable."""
 
@@ -23,11 +22,12 @@ class Tokenizer:
         from transformers import AutoTokenizer  # heavy: only a process that reads text pays for it
 
         if not (folder / "tokenizer_config.json").is_file() and not (folder / "tokenizer.json").is_file():
-            raise ConfigError(f"{folder} has no tokenizer", where=WHERE, remedy="copy tokenizer.json and tokenizer_config.json there")
+            raise ConfigError(f"{folder} has no tokenizer", where=WHERE, remedy="copy tokenizer.json there, and its config")
         try:
             self._full = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"the tokenizer in {folder} cannot be read: {error}", where=WHERE, remedy="fetch the model again") from error
+            problem = f"the tokenizer in {folder} cannot be read: {error}"
+            raise ConfigError(problem, where=WHERE, remedy="fetch the model again") from error
         if not self._full.is_fast:
             raise ConfigError(f"the tokenizer in {folder} is not a fast one", where=WHERE, remedy="convert it to tokenizer.json")
         self._fast: FastTokenizer = self._full.backend_tokenizer
@@ -55,8 +55,9 @@ class Tokenizer:
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Ids of a conversation up to where the assistant's answer begins. Raises ConfigError without a template."""
         if not self.has_chat_template:
-            raise ConfigError("the tokenizer has no chat template", where=WHERE, remedy="give prompts as text, or an instruct model")
-        text: str = self._full.apply_chat_template([dict(message) for message in messages], tokenize=False, add_generation_prompt=True)
+            raise ConfigError("the tokenizer has no chat template", where=WHERE, remedy="give texts, or an instruct model")
+        turns = [dict(message) for message in messages]
+        text = str(self._full.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         # The template writes its own special tokens.
         return tuple(self._fast.encode(text, add_special_tokens=False).ids)
 

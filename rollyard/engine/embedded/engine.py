@@ -35,23 +35,24 @@ class EmbeddedEngine:
         model: the policy. Its stamp is checked before every forward pass.
         tokenizer: finds stop strings.
         device: where all torch work runs.
-        config: slots, pages, tokens of a step, window.
+        config: slots, pages, tokens of a step.
+        window: tokens of prompt and completion at most.
 
     Raises:
         ConfigError: the window is larger than the model's.
     """
 
-    def __init__(self, id: str, model: CausalLM, tokenizer: Tokenizer, device: Device, config: EngineConfig) -> None:
-        arch = model.architecture
-        if config.window > arch.window:
-            problem = f"a window of {config.window} tokens is more than the model's {arch.window}"
-            raise ConfigError(problem, where="engine.window", remedy=f"at most {arch.window}, or 0 for the model's own")
+    def __init__(self, id: str, model: CausalLM, tokenizer: Tokenizer, device: Device, config: EngineConfig, window: int) -> None:
+        most = model.architecture.window
+        if window > most:
+            problem = f"a window of {window} tokens is more than the model's {most}"
+            raise ConfigError(problem, where="engine.window", remedy=f"at most {most}, or 0 for the model's own")
         self._id, self._model, self._tokenizer, self._device = id, model, tokenizer, device
-        self._slots, self._window = config.slots, config.window or arch.window
+        self._slots, self._window = config.slots, window
         # A sequence at its longest, and one page more: where it leaves its prompt, that page is copied.
-        pages = config.pages or config.slots * (-(-self._window // config.page_tokens) + 1)
+        pages = config.pages or config.slots * (-(-window // config.page_tokens) + 1)
         pool = PagePool(pages, config.page_tokens)
-        self._scheduler = Scheduler(pool, slots=config.slots, step_tokens=config.step_tokens, window=self._window)
+        self._scheduler = Scheduler(pool, slots=config.slots, step_tokens=config.step_tokens, window=window)
         self._runner = Runner(model, pool)
         self._version: WeightVersion | None = None
         self._outputs: dict[Running, Output] = {}
@@ -77,13 +78,13 @@ class EmbeddedEngine:
         return self._slots
 
     @property
-    def window(self) -> int:
-        """Tokens of prompt and completion at most."""
-        return self._window
-
-    @property
     def version(self) -> WeightVersion | None:
         return self._version
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory that the key-value cache takes now."""
+        return self._runner.cache_bytes
 
     async def start(self) -> None:
         """Take memory for the cache and begin to serve."""

@@ -25,6 +25,10 @@ class Runner:
         self._cache = KeyValueCache(model.architecture, pool.size, pool.page_tokens, self._dtype, self._device)
         self._generation: int | None = None
 
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.bytes
+
     def allocate(self) -> None:
         """Take memory for the cache."""
         self._cache.reserve(min(FIRST_PAGES, self._pool.size))

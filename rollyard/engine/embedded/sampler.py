@@ -19,7 +19,8 @@ from rollyard.model.kept import keep
 from rollyard.types import Sampling
 
 BLOCK = 256  # vocabulary entries of one block
-NEAR = 1e-5  # a draw this close to a boundary (share of probability), or two best logits this close, could flip by rounding
+NEAR_EDGE = 1e-6  # share of probability: a draw this close to the border between two tokens could flip by rounding
+NEAR_LOGIT = 1e-5  # two best logits this close could change places
 GAMMA = 0x9E3779B97F4A7C15
 
 
@@ -93,7 +94,7 @@ def inverse_cdf(probabilities: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     within = _first_beyond(inside, rest)
     edges = torch.cat((torch.zeros_like(rest), inside), dim=1)
     distance = torch.minimum(rest - edges.gather(1, within), edges.gather(1, within + 1) - rest)
-    return (index * block + within)[:, 0], (distance < NEAR * total)[:, 0]
+    return (index * block + within)[:, 0], (distance < NEAR_EDGE * total)[:, 0]
 
 
 def _first_beyond(ends: Tensor, target: Tensor) -> Tensor:
@@ -118,7 +119,7 @@ def _shape(logits: Tensor, temperatures: NDArray[np.float32], greedy: NDArray[np
 
 def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     best, tokens = logits.topk(min(2, logits.shape[1]), dim=-1)
-    return tokens[:, 0], best[:, 0] - best[:, -1] < NEAR
+    return tokens[:, 0], best[:, 0] - best[:, -1] < NEAR_LOGIT
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,0 +1,1 @@
+"""Station 4: compare. Rewards of a group become advantages."""

@@ -1,0 +1,75 @@
+"""The prompts a config names: a file or a built-in task, and the held-out ones beside them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollyard.config import Config, PromptsConfig
+from rollyard.errors import ConfigError
+from rollyard.prompts.jsonl import read_rows
+from rollyard.prompts.source import Epochs, Render, Row, Source
+from rollyard.prompts.tasks.task import TASKS, Task
+from rollyard.types import Prompt
+
+if TYPE_CHECKING:
+    from rollyard.model.tokenizer import Tokenizer
+
+HELD_OUT_SEED = 0  # held-out problems are the same in every run
+
+
+def check_prompts(config: Config) -> frozenset[str]:
+    """The columns that every prompt has. Raises ConfigError for what is wrong, as far as it shows without a tokenizer."""
+    prompts = config.prompts
+    if prompts.path:
+        rows = read_rows(Path(prompts.path), prompts.field)
+        _split(rows, prompts, config.run.seed)
+        return frozenset.intersection(*(frozenset(row.columns) for row in rows))
+    if prompts.epochs:
+        remedy = "use 0; --steps says how long the run is"
+        raise ConfigError("a built-in task has no epochs, its problems never end", where="prompts.epochs", remedy=remedy)
+    return frozenset({"answer"})
+
+
+def open_prompts(config: Config, tokenizer: Tokenizer) -> tuple[Source, tuple[Prompt, ...]]:
+    """The stream to train on, and the held-out prompts. Raises ConfigError."""
+    prompts, seed = config.prompts, config.run.seed
+    render = _render(tokenizer, prompts)
+    if prompts.task:
+        task = TASKS[prompts.task]
+        held_out = [(index, _task_row(task, HELD_OUT_SEED, index, held_out=True)) for index in range(prompts.held_out)]
+        source = Source(lambda place: (place, _task_row(task, seed, place, held_out=False)), render, limit=None)
+    else:
+        rows, held_out = _split(read_rows(Path(prompts.path), prompts.field), prompts, seed)
+        limit = prompts.epochs * len(rows) or None
+        source = Source(Epochs(rows, shuffle=prompts.shuffle, seed=seed), render, limit)
+    return source, tuple(Prompt(place, number, *render(row), row.columns) for place, (number, row) in enumerate(held_out))
+
+
+def _task_row(task: Task, seed: int, index: int, *, held_out: bool) -> Row:
+    problem = task.problem(seed, index, held_out=held_out)
+    return Row(problem.prompt, {"answer": problem.answer})
+
+
+def _split(rows: list[Row], prompts: PromptsConfig, seed: int) -> tuple[list[tuple[int, Row]], list[tuple[int, Row]]]:
+    """Rows to train on and held-out rows, drawn with the run's seed; each with its number in the file."""
+    if prompts.held_out >= len(rows):
+        problem = f"{prompts.held_out} of {len(rows)} prompts held out leave none to train on"
+        raise ConfigError(problem, where="prompts.held_out", remedy=f"use less than {len(rows)}")
+    chosen = set(random.Random(f"held out/{seed}").sample(range(len(rows)), prompts.held_out))
+    numbered = list(enumerate(rows))
+    return [pair for pair in numbered if pair[0] not in chosen], [pair for pair in numbered if pair[0] in chosen]
+
+
+def _render(tokenizer: Tokenizer, prompts: PromptsConfig) -> Render:
+    """Chat where there is a template and it is wanted; messages always need one."""
+    chat = prompts.chat and tokenizer.has_chat_template and not prompts.task
+
+    def render(row: Row) -> tuple[tuple[int, ...], str]:
+        if isinstance(row.prompt, str):
+            ids = tokenizer.chat([{"role": "user", "content": row.prompt}]) if chat else tokenizer.encode(row.prompt)
+            return ids, row.prompt
+        return tokenizer.chat(row.prompt), "\n".join(f"{message['role']}: {message['content']}" for message in row.prompt)
+
+    return render

@@ -1,0 +1,79 @@
+"""A stream of prompts that can be taken up at any place."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rollyard.types import Prompt
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a prompt is made of: a text or chat messages, and the columns its reward is given by name."""
+
+    prompt: str | tuple[Message, ...]
+    columns: Mapping[str, object] = field(default_factory=dict)
+
+
+Render = Callable[[Row], tuple[tuple[int, ...], str]]
+
+
+class Source:
+    """Prompts in a fixed order (protocols.PromptSource).
+
+    Args:
+        row: the place in the stream -> (number of the row in the data, the row). The same place gives the same row.
+        render: a row -> (token ids, text).
+        limit: prompts in all, None for an endless stream.
+        cursor: where to go on.
+    """
+
+    def __init__(self, row: Callable[[int], tuple[int, Row]], render: Render, limit: int | None, cursor: int = 0) -> None:
+        self._row = row
+        self._render = render
+        self._limit = limit
+        self._cursor = cursor
+
+    @property
+    def cursor(self) -> int:
+        """How many prompts were taken: the id of the next one."""
+        return self._cursor
+
+    def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
+        """The next `count` prompts, and whether the stream is exhausted (fewer than asked only then)."""
+        end = self._cursor + count if self._limit is None else min(self._cursor + count, self._limit)
+        prompts = tuple(self._prompt(place) for place in range(self._cursor, end))
+        self._cursor = end
+        return prompts, end == self._limit
+
+    def _prompt(self, place: int) -> Prompt:
+        number, row = self._row(place)
+        token_ids, text = self._render(row)
+        return Prompt(place, number, token_ids, text, row.columns)
+
+
+class Epochs:
+    """Rows over and over, each epoch in an order of its own.
+
+    Args:
+        rows: the data.
+        shuffle: False keeps the data's order.
+        seed: of the run; the order of epoch e comes from (seed, e).
+    """
+
+    def __init__(self, rows: Sequence[tuple[int, Row]], *, shuffle: bool, seed: int) -> None:
+        self._rows = rows
+        self._shuffle = shuffle
+        self._seed = seed
+        self._epoch, self._order = -1, list(range(len(rows)))
+
+    def __call__(self, place: int) -> tuple[int, Row]:
+        epoch, position = divmod(place, len(self._rows))
+        if self._shuffle and epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(len(self._rows)))
+            random.Random(f"epoch/{self._seed}/{epoch}").shuffle(self._order)
+        return self._rows[self._order[position]]

@@ -1,0 +1,1 @@
+"""Built-in tasks: endless problems with known answers, from a seed."""

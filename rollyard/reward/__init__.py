@@ -1,0 +1,1 @@
+"""Station 3: judge. A verdict for each completion."""

@@ -1,0 +1,164 @@
+"""Ordinary functions as judges: `(prompt, completion, **columns) -> float`, sync or async."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rollyard.config import RewardConfig
+from rollyard.errors import ConfigError, TimeLimitExceeded
+from rollyard.reward.threads import Outcome, Workers
+from rollyard.types import Completion, Prompt, Reward
+
+RewardFunction = Callable[..., Any]
+WHERE = "reward.function"
+
+
+def exact_match(prompt: str, completion: str, answer: str) -> float:
+    """1 when the completion is the answer and nothing else, 0 otherwise. Judges the built-in tasks."""
+    return float(completion == answer)
+
+
+class FunctionScorer:
+    """Judges with one function (protocols.Scorer).
+
+    A judgement that fails, that is no number, or that takes too long is no verdict: never 0, never an exception.
+
+    Args:
+        function: takes (prompt, completion) as texts and the columns by name: all of them with `**columns`, else those
+            it names.
+        config: the time limit and how many judgements run at a time.
+        trusted: it is quick and cannot hang: called directly instead of on a worker thread.
+    """
+
+    def __init__(self, function: RewardFunction, config: RewardConfig, *, trusted: bool = False) -> None:
+        check_function(function, WHERE)
+        self._function = function
+        self._name = getattr(function, "__name__", type(function).__name__)
+        self._config = config
+        self._direct = trusted
+        self._async = inspect.iscoroutinefunction(function)
+        self._accepted = _accepted_columns(function)
+        self._workers = Workers(config.concurrency)
+        self._gate = asyncio.Semaphore(config.concurrency)
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Reward:
+        """Raises ScoringError only when the workers are used up by judgements that never ended."""
+        columns = self._columns(prompt.columns)
+        if self._direct:
+            return self._verdict(self._function(prompt.text, completion.text, **columns))
+        async with self._gate:
+            try:
+                outcome = await self._call(prompt.text, completion.text, columns)
+            except TimeLimitExceeded as error:
+                return Reward(None, problem=str(error))
+        if outcome.error is not None:
+            return Reward(None, problem=f"{type(outcome.error).__name__}: {outcome.error}")
+        return self._verdict(outcome.value)
+
+    async def close(self) -> None:
+        self._workers.close()
+
+    async def _call(self, prompt: str, completion: str, columns: Mapping[str, object]) -> Outcome:
+        limit = self._config.time_limit_s
+        if not self._async:
+            return await self._workers.call(limit, self._function, prompt, completion, **columns)
+        try:
+            async with asyncio.timeout(limit) as clock:
+                return Outcome(value=await self._function(prompt, completion, **columns))
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is a missing verdict, told with its cause
+            if clock.expired():
+                raise TimeLimitExceeded(f"no verdict within {limit:g} s") from None
+            return Outcome(error=error)
+
+    def _columns(self, columns: Mapping[str, object]) -> Mapping[str, object]:
+        if self._accepted is None:
+            return columns
+        return {name: value for name, value in columns.items() if name in self._accepted}
+
+    def _verdict(self, value: Any) -> Reward:
+        if value is None:
+            return Reward(None, problem=f"{self._name} returned None")
+        try:
+            number = float(value) if not isinstance(value, str) else math.nan
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            return Reward(None, problem=f"{self._name} returned {value!r}, which is no finite number")
+        return Reward(number, {self._name: number})
+
+
+def load_function(name: str) -> RewardFunction:
+    """Import `FILE.py:function` or `package.module:function`. Raises ConfigError saying what went wrong."""
+    module_name, separator, attribute = name.rpartition(":")
+    remedy = "give FILE.py:function or package.module:function"
+    if not separator or not module_name or not attribute:
+        raise ConfigError(f"{name!r} names no function", where=WHERE, remedy=remedy)
+    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
+    function = getattr(module, attribute, None)
+    if function is None:
+        found = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
+        raise ConfigError(f"{module_name} has no {attribute!r}", where=WHERE, remedy=f"its functions: {found}")
+    check_function(function, name)
+    return function
+
+
+def check_function(function: Any, name: str) -> None:
+    """Raises ConfigError when it cannot be called with (prompt, completion)."""
+    if not callable(function):
+        raise ConfigError(f"{name} is a {type(function).__name__}, not a function", where=WHERE, remedy="name a function")
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    positional = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    if positional < 2 and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        problem = f"{name} takes {positional} positional arguments"
+        raise ConfigError(problem, where=WHERE, remedy="it is called with (prompt, completion, **columns)")
+
+
+def check_columns(function: RewardFunction, columns: set[str]) -> None:
+    """Raises ConfigError when the function needs a column that the prompts do not have."""
+    parameters = list(inspect.signature(function).parameters.values())[2:]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = {p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty}
+    if missing := sorted(needed - columns):
+        remedy = f"the prompts have: {', '.join(sorted(columns)) or 'no columns'}"
+        raise ConfigError(f"the reward needs a column {missing[0]!r}", where=WHERE, remedy=remedy)
+
+
+def _accepted_columns(function: RewardFunction) -> frozenset[str] | None:
+    """Names it takes besides prompt and completion; None when it takes any."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters[2:])
+
+
+def _load_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", where=WHERE, remedy="give the path of a Python file")
+    name = f"rollyard_reward_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may raise anything
+        raise ConfigError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}", where=WHERE, remedy="mend the file"
+        ) from error
+    return module
+
+
+def _load_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a user's module may raise anything
+        problem = f"{name} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(problem, where=WHERE, remedy="give FILE.py:function, or a module that Python finds") from error

@@ -1,0 +1,1 @@
+"""Station 6: learn. The loss and the reference trainer."""

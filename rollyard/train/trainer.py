@@ -1,0 +1,187 @@
+"""The reference trainer: one policy on one device, AdamW, packed micro-batches."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rollyard.config import TrainConfig
+from rollyard.errors import NonFinite, TrainError
+from rollyard.model.attention import PackedAttention
+from rollyard.model.folder import save
+from rollyard.model.head import sampled_logprobs
+from rollyard.model.transformer import CausalLM
+from rollyard.protocols import Device
+from rollyard.train.loss import Denominators, TokenSums, policy_loss
+from rollyard.train.rows import Rows
+from rollyard.types import Sampling, TrainBatch, TrainStats, WeightVersion
+
+MOMENTS, PROGRESS = "trainer.safetensors", "trainer.json"
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over the trained tokens of the batch so far."""
+
+    loss: float = 0.0
+    clipped: float = 0.0
+    ratio: float = 0.0
+    gap: float = 0.0
+    gap_max: float = 0.0
+    entropy: float = 0.0
+    missed: float = 0.0
+
+    def add(self, sums: TokenSums, entropy: Tensor, missed: Tensor) -> None:
+        self.loss += float(sums.loss.detach())
+        self.clipped += float(sums.clipped)
+        self.ratio += float(sums.ratio)
+        self.gap += float(sums.gap)
+        self.gap_max = max(self.gap_max, float(sums.gap_max))
+        self.entropy += float(entropy.sum())
+        self.missed += float(missed.sum())
+
+
+class ReferenceTrainer:
+    """Holds the policy's parameters and changes them in place (protocols.Trainer).
+
+    Args:
+        model: the policy, shared with an engine where the placement says so.
+        device: where its work runs.
+        config: the optimizer and the loss.
+        max_tokens: of a completion, for the aggregation `fixed`.
+        source: the folder the model came from; checkpoints take its configuration and tokenizer.
+        version: the version the parameters are.
+    """
+
+    def __init__(
+        self, model: CausalLM, device: Device, config: TrainConfig, max_tokens: int, source: Path, version: WeightVersion
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._config = config
+        self._max_tokens = max_tokens
+        self._source = source
+        self._version = version
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._optimizer = torch.optim.AdamW(
+            model.parameters(), config.lr, config.betas, config.eps, config.weight_decay, fused=True
+        )
+
+    @property
+    def version(self) -> WeightVersion:
+        return self._version
+
+    async def train(self, batch: TrainBatch) -> TrainStats:
+        """One optimizer step. A batch without a trained token changes no parameter, but counts as a step.
+
+        Raises:
+            NonFinite: a loss or gradient is NaN or infinite; parameters and version are as before.
+            TrainError: the batch was made for another version.
+        """
+        return await self._device.run(self._train, batch)
+
+    async def save(self, folder: Path) -> None:
+        """Write the policy in Hugging Face format, with the optimizer's state beside it. The folder must not exist."""
+        await self._device.run(save, self._model, folder, self._source, self._write_state)
+
+    async def load_state(self, folder: Path) -> None:
+        """Go on with the optimizer's state of a checkpoint. The parameters are loaded with the model."""
+        await self._device.run(self._read_state, folder)
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+    # -------------------------------------------------------------------------------------------- the step
+
+    def _train(self, batch: TrainBatch) -> TrainStats:
+        if batch.step != self._version.step:
+            raise TrainError(f"the batch trains version {batch.step}, the parameters are version {self._version.step}")
+        denominators = Denominators.of(batch)
+        totals = Totals()
+        self._optimizer.zero_grad(set_to_none=True)
+        for samples in batch.micro_batches:
+            rows = Rows.of(samples, self._model.head_weight.device)
+            if rows is not None:
+                self._accumulate(rows, batch.sampling, denominators, totals)
+        rate = self._learning_rate(batch.step)
+        norm = self._update(rate, totals.loss) if denominators.tokens else 0.0
+        self._version = self._version._replace(step=batch.step + 1)
+        return _stats(self._version, totals, denominators.tokens, norm, rate)
+
+    def _accumulate(self, rows: Rows, sampling: Sampling, denominators: Denominators, totals: Totals) -> None:
+        """Forward and backward of one micro-batch; logits only where a trained token is predicted."""
+        model = self._model
+        hidden = model.hidden(rows.ids, rows.positions, PackedAttention(rows.lengths, rows.ids.device))
+        logprobs, entropy, missed = sampled_logprobs(
+            hidden[rows.predicting],
+            model.head_weight,
+            rows.targets,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+        )
+        each = torch.tensor([denominators.weight(count, self._config, self._max_tokens) for count in rows.trained])
+        weights = each.to(rows.ids.device).repeat_interleave(torch.tensor(rows.trained, device=rows.ids.device))
+        sums = policy_loss(logprobs, rows.behaviour, rows.advantages, weights, self._config)
+        sums.loss.backward()
+        totals.add(sums, entropy, missed)
+
+    def _update(self, rate: float, loss: float) -> float:
+        """Clip and step. Returns the norm of the gradients before clipping."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.max_grad_norm))
+        if not (math.isfinite(norm) and math.isfinite(loss)):
+            self._optimizer.zero_grad(set_to_none=True)
+            raise NonFinite(f"step {self._version.step}: loss {loss}, gradient norm {norm}; the parameters are as before")
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        with self._model.stamp.writing():
+            self._optimizer.step()
+        return norm
+
+    def _learning_rate(self, step: int) -> float:
+        """Linear warm-up: step i of the first n takes (i + 1) / n of the rate."""
+        warmup = self._config.warmup_steps
+        return self._config.lr * min(1.0, (step + 1) / warmup) if warmup else self._config.lr
+
+    # ------------------------------------------------------------------------------------------- its state
+
+    def _write_state(self, folder: Path) -> None:
+        tensors = {
+            f"{key}/{self._names[parameter]}": value.contiguous()
+            for parameter, state in self._optimizer.state.items()
+            for key, value in state.items()
+        }
+        save_file(tensors, folder / MOMENTS)
+        (folder / PROGRESS).write_text(json.dumps({"step": self._version.step, "incarnation": self._version.incarnation}))
+
+    def _read_state(self, folder: Path) -> None:
+        progress = json.loads((folder / PROGRESS).read_text())
+        parameters = {name: parameter for parameter, name in self._names.items()}
+        for name, value in load_file(folder / MOMENTS).items():
+            key, _, parameter = name.partition("/")
+            self._optimizer.state[parameters[parameter]][key] = value
+        self._version = self._version._replace(step=progress["step"])
+
+
+def _stats(version: WeightVersion, totals: Totals, tokens: int, norm: float, rate: float) -> TrainStats:
+    per_token: Callable[[float], float] = lambda value: value / tokens if tokens else 0.0  # noqa: E731
+    return TrainStats(
+        step=version.step,
+        loss=totals.loss,
+        grad_norm=norm,
+        learning_rate=rate,
+        tokens=tokens,
+        entropy=per_token(totals.entropy),
+        clipped_share=per_token(totals.clipped),
+        ratio_mean=per_token(totals.ratio),
+        logprob_gap_mean=per_token(totals.gap),
+        logprob_gap_max=totals.gap_max,
+        kept_set_misses=per_token(totals.missed),
+    )

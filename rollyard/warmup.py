@@ -1,0 +1,89 @@
+"""The base policy of a built-in task: a tiny model, trained on solutions for a short while, then cached.
+
+It joins the task's problems, the model and the supervised trainer, which do not know each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rollyard.config import Config
+from rollyard.prompts.tasks.task import TASKS, Task
+
+RECIPE = 1  # goes up when the same config would make another policy
+SPECIAL = ("<pad>", "<eos>")  # ids 0 and 1; the task's characters follow
+WINDOW = 64  # tokens
+
+
+def base_policy(config: Config, cache: Path, progress: Callable[[str], None]) -> Path:
+    """The folder of the task's base policy, made now unless the cache holds it. Called on a device's thread.
+
+    Args:
+        config: its `prompts.task` and `warmup` say which policy.
+        cache: folder of cached policies.
+        progress: told in words how far it is; what it raises ends the work.
+    """
+    task = TASKS[config.prompts.task]
+    named = json.dumps([RECIPE, task.name, config.warmup.model_dump()])
+    folder = cache / f"{task.name}-{hashlib.blake2b(named.encode(), digest_size=6).hexdigest()}"
+    if not folder.is_dir():
+        _make(task, config, folder, progress)
+    return folder
+
+
+def _make(task: Task, config: Config, folder: Path, progress: Callable[[str], None]) -> None:
+    from rollyard.model.architecture import Architecture
+    from rollyard.model.folder import save
+    from rollyard.model.tokenizer import Tokenizer
+    from rollyard.model.transformer import CausalLM
+    from rollyard.train.supervised import fit
+
+    warmup = config.warmup
+    vocabulary = [*SPECIAL, *dict.fromkeys(task.alphabet)]
+    architecture = Architecture(
+        family="llama",
+        vocab_size=len(vocabulary),
+        hidden_size=warmup.width,
+        layers=warmup.layers,
+        heads=warmup.heads,
+        kv_heads=warmup.heads,
+        head_dim=warmup.width // warmup.heads,
+        feed_forward=warmup.feed_forward,
+        window=WINDOW,
+        tied=True,
+        eos_ids=frozenset({1}),
+        pad_id=0,
+    )
+    with tempfile.TemporaryDirectory() as draft:
+        source = Path(draft)
+        (source / "config.json").write_text(json.dumps(architecture.to_hf()))
+        (source / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0}))
+        _save_tokenizer(vocabulary, source)
+        tokenizer = Tokenizer(source)
+        rows = []
+        for index in range(warmup.steps * warmup.batch):
+            problem = task.problem(warmup.seed, index)
+            prompt = tokenizer.encode(problem.prompt)
+            rows.append((prompt + tokenizer.encode(problem.answer) + (1,), len(prompt)))
+        model = CausalLM(architecture)
+        model.initialise(warmup.seed)
+        told = f"making the base policy of {task.name}"
+        fit(model, rows, batch=warmup.batch, lr=warmup.lr, progress=lambda done, steps: progress(f"{told}: {done} of {steps}"))
+        save(model, folder, source)
+
+
+def _save_tokenizer(vocabulary: list[str], folder: Path) -> None:
+    """A real fast tokenizer whose tokens are single characters."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(vocabulary)}, unk_token=SPECIAL[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[1])
+    fast.save_pretrained(folder)

@@ -1,0 +1,1 @@
+"""Station 7: publish. New weights reach the engines; `rollover` is pure."""
