@@ -162,8 +162,7 @@ def test_a_stop_at_any_moment_is_clean(moment):
 
 
 def test_losing_the_only_engine_ends_the_run():
-    world = Answers(conductor(), engines=1, prompts=100, seed=0)
-    world.todo.append(ev.EngineDown("e0", "out of memory"))
-    world.run()
-    finish = world.said[-1]
+    run = conductor()
+    run.step(ev.EngineUp("e0", 3, None), 0.0)
+    finish = run.step(ev.EngineDown("e0", "out of memory"), 0.0)[-1]
     assert isinstance(finish, ev.Finish) and finish.failed and "out of memory" in finish.cause

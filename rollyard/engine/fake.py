@@ -336,7 +336,7 @@ class FakeEngine:
         (self._still.clear if busy else self._still.set)()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        """A script that raises is a death too."""
+        """The serving task ended: unless it was cancelled, what it waits with has failed, and that is a death too."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.die(f"{type(error).__name__}: {error}")
 

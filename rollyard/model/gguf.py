@@ -50,14 +50,14 @@ def convert(file: Path, folder: Path) -> Architecture:
 
 
 def turn_ends(tokenizer: Any) -> frozenset[int]:
-    """The special token that a chat template puts after the assistant's answer: where a chat completion ends."""
+    """The added token that a chat template puts after the assistant's answer: where a chat completion ends."""
     if not tokenizer.chat_template:
         return frozenset()
     answer = "the answer"
     messages = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
     text: str = tokenizer.apply_chat_template(messages, tokenize=False)
     after = tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
-    return frozenset(after[:1]) & frozenset(tokenizer.all_special_ids)
+    return frozenset(token_id for token_id in after[:1] if token_id in tokenizer.added_tokens_decoder)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -46,7 +46,7 @@ class Attention(nn.Module):
             k = self.k_norm(k.view(-1, self.kv_heads, self.head_dim)).flatten(1)
         # One rotation over both: tiny models are bound by the number of calls.
         rotated = rotate(torch.cat((q, k), dim=1).view(-1, self.heads + self.kv_heads, self.head_dim), cos, sin)
-        q, k = torch.split(rotated, (self.heads, self.kv_heads), dim=1)
+        q, k = torch.split(rotated, [self.heads, self.kv_heads], dim=1)
         attended = attend(self.index, q, k, v.view(-1, self.kv_heads, self.head_dim))
         out: Tensor = self.o_proj(attended.reshape(x.shape[0], -1))
         return out

@@ -119,16 +119,19 @@ class Controller:
     # ------------------------------------------------------------------------------------------ generation
 
     def _generate(self, engine: EngineId, requests: list[Request]) -> None:
+        """Requests go together; when an engine refuses them, one by one, so that each gets the answer that is its own."""
         try:
             self._engines[engine].generate(requests)
         except EngineError as error:
-            for request in requests:
-                self._post(RequestFailed(engine, request.id, str(error), error.retryable))
+            if len(requests) > 1:
+                for request in requests:
+                    self._generate(engine, [request])
+            else:
+                self._post(RequestFailed(engine, requests[0].id, str(error), error.retryable))
             return
-        written = self._written[engine]
         for request in requests:
             self._timeline.open(Phase.GENERATE)
-            written[request.id] = list(request.written_ids)
+            self._written[engine][request.id] = list(request.written_ids)
 
     async def _listen(self, engine: Engine) -> None:
         try:

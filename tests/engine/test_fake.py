@@ -92,13 +92,10 @@ async def test_slots_and_priority_are_respected() -> None:
         FakeEngine(slots=2, script=lambda request: Script((5,) * 10), token_s=1.0, sleep=clock.sleep, clock=clock)
     )
     engine.generate([ask(0), ask(1), ask(2), ask(3, priority=-1)])
-    ends: dict[int, float] = {}
-    async for segments in engine.segments():
-        ends |= {segment.request.group: clock.now for segment in segments if segment.finish}
-        if len(ends) == 4:
-            break
-    assert ends == {3: 10.0, 0: 10.0, 1: 20.0, 2: 20.0}
-    assert engine.stats().slots_busy == 1.0 and engine.stats().generated_tokens == 40
+    written = await collect(engine, 4)
+    assert list(written) == [3, 0, 1, 2]  # in the order of their first segments
+    stats = engine.stats()
+    assert (stats.step_s, stats.steps, stats.generated_tokens, stats.slots_busy) == (20.0, 20, 40, 1.0)
     await engine.close()
 
 
@@ -145,13 +142,22 @@ async def test_death_from_outside_frees_who_drains() -> None:
     await engine.close()
 
 
-async def test_a_script_that_raises_is_a_death() -> None:
-    def broken(request: Request) -> Script:
-        return Script(())  # nothing to write: it stops at once, which is allowed
-
-    engine = await started(FakeEngine(script=broken))
+async def test_an_empty_script_stops_at_once() -> None:
+    engine = await started(FakeEngine(script=lambda request: Script(())))
     engine.generate([ask(0)])
     assert [(segment.token_ids, segment.finish) for segment in (await collect(engine, 1))[0]] == [((), FinishReason.STOP)]
+    await engine.close()
+
+
+async def test_a_clock_that_breaks_is_a_death() -> None:
+    async def broken(seconds: float) -> None:
+        if seconds:
+            raise ValueError("no time left")
+
+    engine = await started(FakeEngine(token_s=1.0, sleep=broken))
+    engine.generate([ask(0)])
+    with pytest.raises(EngineLost, match="no time left"):
+        await collect(engine, 1)
     await engine.close()
 
 

@@ -18,7 +18,7 @@ def test_each_change_is_a_generation() -> None:
             stamp.restored()
     assert stamp.generation == 1
     stamp.check(1)
-    with pytest.raises(StaleWeights, match="generation 0.*generation 1"):
+    with pytest.raises(StaleWeights, match=r"generation 0.*generation 1"):
         stamp.check(0)
 
 

@@ -67,7 +67,9 @@ def test_logits_and_gradients_equal_transformers(tmp_path: Path, family: str, ch
     reference = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     assert {name for name, _ in ours.named_parameters()} == set(reference)
     for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, reference[name], rtol=1e-3, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            parameter.grad, reference[name], rtol=1e-3, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_one_key_value_head_and_as_many_as_queries(tmp_path: Path) -> None:

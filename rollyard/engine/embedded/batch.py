@@ -68,8 +68,8 @@ def flatten(plan: Plan, page_tokens: int, dtype: torch.dtype, device: torch.devi
         positions.append(at)
         places.append(pages[row, at // page_tokens] * page_tokens + at % page_tokens)
         chunks = _chunk_rows(sizes, starts, row * int(sizes.max()) + offset, pages, page_tokens, dtype, device)
-    flat = [_to(np.concatenate(parts), device) for parts in (ids, positions, places)]
-    return StepBatch(*flat, len(plan.decodes), decode, chunks)
+    flat_ids, flat_positions, flat_places = (_to(np.concatenate(parts), device) for parts in (ids, positions, places))
+    return StepBatch(flat_ids, flat_positions, flat_places, len(plan.decodes), decode, chunks)
 
 
 def _chunk_rows(

@@ -40,8 +40,7 @@ def uniform(seeds: Sequence[int], indices: Sequence[int]) -> NDArray[np.float64]
     """
     stream = _mix(np.array(seeds, np.uint64))
     step = (np.array(indices, np.uint64) + np.uint64(1)) * np.uint64(GAMMA)
-    uniform: NDArray[np.float64] = (_mix(stream + step) >> np.uint64(11)) * 2.0**-53
-    return uniform
+    return (_mix(stream + step) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def draw(logits: Tensor, sampling: Sequence[Sampling], seeds: Sequence[int], indices: Sequence[int]) -> Drawn:

@@ -107,7 +107,8 @@ async def test_logprobs_are_those_of_the_distribution_drawn_from(
     folder: Path, reference: Reference, top_p: float, top_k: int
 ) -> None:
     requests = [
-        ask(name, prompt, 12, temperature=0.8, top_p=top_p, top_k=top_k, ignore_eos=True) for name, prompt in enumerate(prompts(6))
+        ask(name, prompt, 12, temperature=0.8, top_p=top_p, top_k=top_k, ignore_eos=True)
+        for name, prompt in enumerate(prompts(6))
     ]
     async with serving(folder) as engine:
         written = await answers(engine, requests)
@@ -212,7 +213,11 @@ async def test_stop_strings_end_a_completion_over_token_borders(llama: Path) -> 
 
 
 async def test_the_window_ends_a_completion(llama: Path) -> None:
-    requests = [ask(0, (5,) * 20, 50, ignore_eos=True), ask(1, (5,) * 20, 12, ignore_eos=True), ask(2, (5,) * 31, 9, ignore_eos=True)]
+    requests = [
+        ask(0, (5,) * 20, 50, ignore_eos=True),
+        ask(1, (5,) * 20, 12, ignore_eos=True),
+        ask(2, (5,) * 31, 9, ignore_eos=True),
+    ]
     async with serving(llama, window=32) as engine:
         written = await answers(engine, requests)
     ends = [(len(written[request.id].token_ids), written[request.id].finish) for request in requests]

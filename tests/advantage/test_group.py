@@ -1,0 +1,76 @@
+"""Advantages by hand, and properties that hold whatever the rewards."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollyard.advantage.group import advantages
+from rollyard.config import AdvantageConfig
+from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout
+
+
+def group(*rewards: float | None, id_: int = 0) -> Group:
+    prompt = Prompt(id_, id_, (1,), "p")
+    rollouts = (
+        Rollout(Completion(id_, k, (5,), (-1.0,), (), FinishReason.STOP, "x"), Reward(reward)) for k, reward in enumerate(rewards)
+    )
+    return Group(prompt, tuple(rollouts))
+
+
+TINY = 1e-12  # eps small enough to compare with hand calculations
+
+
+def test_two_prompts_by_hand():
+    """Rewards A 0, 0, 3 and B 5, 5: centred -1, -1, 2 and 0, 0; sample std of A is sqrt(3)."""
+    a, b = group(0.0, 0.0, 3.0, id_=0), group(5.0, 5.0, id_=1)
+    assert advantages(a, AdvantageConfig(kind="dr_grpo")) == (-1.0, -1.0, 2.0)
+    assert advantages(b, AdvantageConfig(kind="dr_grpo")) == (0.0, 0.0)
+    assert advantages(a, AdvantageConfig(eps=TINY)) == pytest.approx((-0.57735, -0.57735, 1.154701), abs=1e-5)
+    assert advantages(b, AdvantageConfig()) == (0.0, 0.0)
+
+
+def test_kinds_of_standard_deviation():
+    """Rewards 0, 1: mean 0.5, sample std sqrt(0.5), population std 0.5."""
+    values = {std: advantages(group(0.0, 1.0), AdvantageConfig(std=std, eps=TINY)) for std in ("sample", "population", "none")}
+    assert values["sample"] == pytest.approx((-math.sqrt(0.5), math.sqrt(0.5)))
+    assert values["population"] == pytest.approx((-1.0, 1.0))
+    assert values["none"] == (-0.5, 0.5)
+
+
+def test_rloo_by_hand():
+    """1, 2, 6 against the mean of the others: 1 - 4, 2 - 3.5, 6 - 1.5."""
+    assert advantages(group(1.0, 2.0, 6.0), AdvantageConfig(kind="rloo")) == pytest.approx((-3.0, -1.5, 4.5))
+
+
+def test_no_verdict_is_no_zero():
+    without_std = AdvantageConfig(std="none")
+    assert advantages(group(1.0, None, 0.0), without_std) == (0.5, None, -0.5)
+    assert advantages(group(1.0, math.nan, 0.0), without_std) == (0.5, None, -0.5)
+    assert advantages(group(1.0, -math.inf, 0.0), without_std) == (0.5, None, -0.5)
+    assert advantages(group(None, 1.0, None), AdvantageConfig()) == (None, 0.0, None)
+    assert advantages(group(None, None), AdvantageConfig()) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
+def test_equal_rewards_are_exactly_zero(kind):
+    tenth = 0.10000000149011612  # float32's 0.1
+    assert advantages(group(*[tenth] * 7), AdvantageConfig(kind=kind)) == (0.0,) * 7
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e3, 1e3)), min_size=1, max_size=12))
+def test_grpo_against_the_statistics_module(rewards):
+    found = advantages(group(*rewards), AdvantageConfig(eps=1e-4))
+    scored = [reward for reward in rewards if reward is not None]
+    assert [value is None for value in found] == [reward is None for reward in rewards]
+    if len(scored) < 2:
+        assert all(value in (None, 0.0) for value in found)
+        return
+    mean, std = statistics.fmean(scored), statistics.stdev(scored)
+    for reward, value in zip(rewards, found, strict=True):
+        if reward is not None:
+            assert value == pytest.approx((reward - mean) / (std + 1e-4), rel=1e-6, abs=1e-9)

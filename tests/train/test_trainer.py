@@ -1,0 +1,206 @@
+"""The trainer against a plain padded implementation over transformers."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rollyard.config import TrainConfig
+from rollyard.errors import NonFinite, StaleWeights, TrainError
+from rollyard.model.folder import load
+from rollyard.train.trainer import ReferenceTrainer
+from rollyard.types import Sample, Sampling, TrainBatch, WeightVersion
+from tests.tiny import tiny_folder
+
+
+class Here:
+    """A device that computes in the calling thread."""
+
+    async def run(self, call, *args):
+        return call(*args)
+
+
+def make_samples(count: int = 12, vocab: int = 40, seed: int = 0) -> list[Sample]:
+    numbers = random.Random(seed)
+    samples = []
+    for member in range(count):
+        prompt, sampled = numbers.randint(1, 6), numbers.randint(1, 9)
+        ids = tuple(numbers.randrange(vocab) for _ in range(prompt + sampled))
+        advantage = numbers.gauss(0, 1)
+        samples.append(
+            Sample(
+                group=member // 4,
+                member=member % 4,
+                token_ids=ids,
+                mask=(False,) * prompt + (True,) * sampled,
+                logprobs=(0.0,) * prompt + tuple(-math.log(vocab) + numbers.gauss(0, 0.4) for _ in range(sampled)),
+                advantages=(0.0,) * prompt + (advantage,) * sampled,
+                spans=(),
+            )
+        )
+    return samples
+
+
+def split(samples: list[Sample], parts: int) -> tuple[tuple[Sample, ...], ...]:
+    return tuple(tuple(samples[i::parts]) for i in range(parts))
+
+
+def trainer(folder, **config) -> ReferenceTrainer:
+    values = {"lr": 1e-2, "max_grad_norm": 1e6} | config
+    return ReferenceTrainer(load(folder), Here(), TrainConfig(**values), 9, folder, WeightVersion(0))
+
+
+def parameters(trainer: ReferenceTrainer) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in trainer._model.named_parameters()}
+
+
+def plain_loss(folder, samples, aggregation: str, temperature: float, low: float, high: float, max_tokens: int):
+    """Sequence by sequence with transformers, every term written out."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    total_tokens = sum(sum(s.mask) for s in samples)
+    loss = torch.zeros(())
+    for s in samples:
+        logits = model(torch.tensor([s.token_ids])).logits[0]
+        count = sum(s.mask)
+        for t in range(len(s.token_ids)):
+            if not s.mask[t]:
+                continue
+            new = torch.log_softmax(logits[t - 1] / temperature, -1)[s.token_ids[t]]
+            ratio = torch.exp(new - s.logprobs[t])
+            term = -torch.min(ratio * s.advantages[t], torch.clip(ratio, 1 - low, 1 + high) * s.advantages[t])
+            scale = {"token": total_tokens, "sequence": count * len(samples), "fixed": len(samples) * max_tokens}[aggregation]
+            loss = loss + term / scale
+    return loss, model
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "fixed"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_loss_and_gradients_equal_the_plain_version(tmp_path, aggregation, temperature):
+    folder = tiny_folder(tmp_path)
+    samples = make_samples()
+    loss, plain = plain_loss(folder, samples, aggregation, temperature, 0.2, 0.3, 9)
+    loss.backward()
+    ours = trainer(folder, aggregation=aggregation, clip_low=0.2, clip_high=0.3)
+    gradients = {}
+    ours._optimizer.step = lambda: gradients.update({n: p.grad.clone() for n, p in ours._model.named_parameters()})
+    stats = await ours.train(TrainBatch(0, split(samples, 3), Sampling(9, temperature)))
+    assert stats.loss == pytest.approx(loss.item(), abs=1e-5)
+    assert stats.tokens == sum(sum(s.mask) for s in samples)
+    expected = dict(plain.named_parameters())
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name].grad, rtol=1e-3, atol=1e-5)
+    norm = torch.sqrt(sum((p.grad**2).sum() for p in plain.parameters()))
+    assert stats.grad_norm == pytest.approx(norm.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "fixed"])
+async def test_micro_batches_change_nothing(tmp_path, aggregation):
+    folder = tiny_folder(tmp_path)
+    samples = make_samples(13)
+    results = []
+    for parts in (1, 2, 5):
+        ours = trainer(folder, aggregation=aggregation)
+        gradients = {}
+        ours._optimizer.step = lambda ours=ours, found=gradients: found.update(
+            {n: p.grad.clone() for n, p in ours._model.named_parameters()}
+        )
+        stats = await ours.train(TrainBatch(0, split(samples, parts), Sampling(9)))
+        results.append((gradients, stats))
+    for gradients, stats in results[1:]:
+        assert stats.loss == pytest.approx(results[0][1].loss, abs=1e-6)
+        assert stats.entropy == pytest.approx(results[0][1].entropy, abs=1e-5)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, results[0][0][name], rtol=1e-4, atol=1e-6)
+
+
+async def test_metrics_by_hand(tmp_path):
+    """Behaviour logprobs shifted by known amounts from the model's own: ratios e^0.5 and e^-0.5."""
+    folder = tiny_folder(tmp_path)
+    ids = (3, 4, 5, 6)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        every = torch.log_softmax(plain(torch.tensor([ids])).logits[0], -1)
+    own = [every[t - 1, ids[t]].item() for t in (2, 3)]
+    entropy = [-(every[t - 1].exp() * every[t - 1]).sum().item() for t in (2, 3)]
+    sample = Sample(0, 0, ids, (False, False, True, True), (0.0, 0.0, own[0] - 0.5, own[1] + 0.5), (0.0, 0.0, 1.0, -1.0), ())
+    stats = await trainer(folder).train(TrainBatch(0, ((sample,),), Sampling(9)))
+    up, down = math.exp(0.5), math.exp(-0.5)
+    assert stats.ratio_mean == pytest.approx((up + down) / 2, abs=1e-4)
+    assert stats.clipped_share == 1.0  # up above 1.2 with advantage 1, down below 0.8 with advantage -1
+    assert stats.loss == pytest.approx((-1.2 + 0.8) / 2, abs=1e-4)
+    assert (stats.logprob_gap_mean, stats.logprob_gap_max) == pytest.approx((0.5, 0.5), abs=1e-4)
+    assert stats.entropy == pytest.approx(sum(entropy) / 2, abs=1e-4)
+
+
+async def test_a_step_equals_torch_adamw_with_warm_up_and_clipping(tmp_path):
+    folder = tiny_folder(tmp_path)
+    samples = make_samples()
+    loss, plain = plain_loss(folder, samples, "token", 1.0, 0.2, 0.2, 9)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+    torch.optim.AdamW(plain.parameters(), 1e-2 / 4, (0.9, 0.99), 1e-4, 0.01).step()
+    ours = trainer(folder, warmup_steps=4, max_grad_norm=0.1, weight_decay=0.01, eps=1e-4)
+    stats = await ours.train(TrainBatch(0, split(samples, 2), Sampling(9)))
+    assert stats.learning_rate == pytest.approx(2.5e-3) and ours.version == WeightVersion(1)
+    expected = dict(plain.named_parameters())
+    for name, value in parameters(ours).items():
+        torch.testing.assert_close(value, expected[name].detach(), rtol=1e-3, atol=2e-5)
+
+
+async def test_non_finite_leaves_everything_as_it_was(tmp_path):
+    ours = trainer(tiny_folder(tmp_path))
+    before, generation = parameters(ours), ours._model.stamp.generation
+    bad = make_samples(1)[0]
+    values = tuple(math.inf if flag else 0.0 for flag in bad.mask)
+    bad = Sample(bad.group, bad.member, bad.token_ids, bad.mask, bad.logprobs, values, ())
+    with pytest.raises(NonFinite, match="step 0"):
+        await ours.train(TrainBatch(0, ((bad,),), Sampling(9)))
+    assert ours.version == WeightVersion(0) and ours._model.stamp.generation == generation
+    assert all(torch.equal(value, before[name]) for name, value in parameters(ours).items())
+    await ours.train(TrainBatch(0, split(make_samples(), 2), Sampling(9)))
+    assert ours.version == WeightVersion(1)
+
+
+async def test_an_empty_batch_counts_as_a_step_and_changes_nothing(tmp_path):
+    ours = trainer(tiny_folder(tmp_path))
+    before = parameters(ours)
+    stats = await ours.train(TrainBatch(0, (), Sampling(9)))
+    assert (stats.tokens, stats.loss, stats.grad_norm) == (0, 0.0, 0.0) and ours.version == WeightVersion(1)
+    assert all(torch.equal(value, before[name]) for name, value in parameters(ours).items())
+
+
+async def test_a_batch_for_another_version_is_refused(tmp_path):
+    with pytest.raises(TrainError, match="trains version 3"):
+        await trainer(tiny_folder(tmp_path)).train(TrainBatch(3, split(make_samples(), 1), Sampling(9)))
+
+
+async def test_a_failure_inside_the_optimizer_stops_every_forward_pass(tmp_path):
+    ours = trainer(tiny_folder(tmp_path))
+
+    def broken():
+        raise RuntimeError("out of memory")
+
+    ours._optimizer.step = broken
+    with pytest.raises(RuntimeError):
+        await ours.train(TrainBatch(0, split(make_samples(), 1), Sampling(9)))
+    with pytest.raises(StaleWeights):
+        ours._model.stamp.check(ours._model.stamp.generation)
+
+
+async def test_a_saved_trainer_goes_on_as_if_nothing_had_happened(tmp_path):
+    folder = tiny_folder(tmp_path)
+    whole = trainer(folder)
+    for step in range(3):
+        if step == 2:
+            await whole.save(tmp_path / "saved")
+        await whole.train(TrainBatch(step, split(make_samples(seed=step), 2), Sampling(9)))
+    resumed = trainer(tmp_path / "saved")
+    await resumed.load_state(tmp_path / "saved")
+    assert resumed.version == WeightVersion(2)
+    await resumed.train(TrainBatch(2, split(make_samples(seed=2), 2), Sampling(9)))
+    assert all(torch.equal(value, parameters(whole)[name]) for name, value in parameters(resumed).items())
+    AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
