@@ -182,6 +182,7 @@ def check(config: Config) -> None:
     _check_prompts(config)
     _check_rollout(config.rollout)
     _check_group_size(config)
+    _check_warmup(config.warmup)
 
 
 def _check_prompts(config: Config) -> None:
@@ -205,6 +206,12 @@ def _check_rollout(rollout: RolloutConfig) -> None:
     if 0 < rollout.max_live_groups < rollout.groups_per_step:
         problem = f"with at most {rollout.max_live_groups} live prompts a batch of {rollout.groups_per_step} never fills"
         raise ConfigError(problem, where="rollout.max_live_groups", remedy=f"use 0 or at least {rollout.groups_per_step}")
+
+
+def _check_warmup(warmup: WarmupConfig) -> None:
+    if warmup.width % (2 * warmup.heads):
+        problem = f"a width of {warmup.width} does not split into {warmup.heads} heads of an even size"
+        raise ConfigError(problem, where="warmup.width", remedy=f"use a multiple of {2 * warmup.heads}")
 
 
 def _check_group_size(config: Config) -> None:

@@ -47,7 +47,7 @@ from rollyard.rollout.controller import Controller
 from rollyard.rollout.core import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
 from rollyard.types import Group, TrainStats, WeightVersion
-from rollyard.warmup import base_policy
+from rollyard.warmup import architecture, base_policy
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.report import Counts, Report, ReportBuilder
 from rollyard.watch.sinks import JsonlSink
@@ -79,7 +79,8 @@ class Run:
         self, config: Config, reward: RewardFunction | None = None, view: Callable[[Header], View] | None = None
     ) -> None:
         settle_environment()
-        worker.check(config, reward)
+        path = config.model.path
+        worker.check(config, Architecture.from_folder(Path(path)) if path else architecture(config), reward)
         self.config = config
         self.folder: RunFolder = folder_of(config)
         self.report: Report | None = None
@@ -178,10 +179,9 @@ class Ring:
         """Build every station and the conductor. Raises ConfigError for what only loading shows."""
         config, device = self._config, self._device
         folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
-        architecture = Architecture.from_folder(folder)
-        worker.check_window(config, architecture)
+        shape = Architecture.from_folder(folder)
         self._activity = "loading the model"
-        await device.run(worker.set_threads, worker.threads_of(config, architecture))
+        await device.run(worker.set_threads, worker.threads_of(config, shape))
         policy = await device.run(worker.load_policy, config, folder)
         version = WeightVersion(0)
         self._source, held_out = worker.build_prompts(config, policy)
@@ -190,7 +190,7 @@ class Ring:
         self._transport = worker.build_transport(policy)
         self._engines[ENGINE] = worker.build_engine(config, ENGINE, policy, device)
         self._evaluator = Evaluator(
-            held_out, worker.sampling_of(config), worker.window_of(config, architecture), config.eval.samples, config.run.seed
+            held_out, worker.sampling_of(config), worker.window_of(config, shape), config.eval.samples, config.run.seed
         )
         text = policy.tokenizer.completion_text
         stop = config.rollout.stop
@@ -203,7 +203,7 @@ class Ring:
             self._inbox.put_nowait,
             self._timeline,
         )
-        self._conductor = self._conduct(architecture, version, evaluate=bool(held_out))
+        self._conductor = self._conduct(shape, version, evaluate=bool(held_out))
         for engine in self._engines.values():
             await engine.start()
         self._activity = ""
@@ -219,14 +219,14 @@ class Ring:
         await self._device.run(worker.set_threads, 1)
         return await self._device.run(base_policy, self._config, cache_folder(), progress)
 
-    def _conduct(self, architecture: Architecture, version: WeightVersion, *, evaluate: bool) -> Conductor:
+    def _conduct(self, shape: Architecture, version: WeightVersion, *, evaluate: bool) -> Conductor:
         config, rollout = self._config, self._config.rollout
         policy = RolloutPolicy(
             group_size=rollout.group_size,
             groups_per_batch=rollout.groups_per_step,
             batches=config.run.steps,
             sampling=worker.sampling_of(config),
-            window=worker.window_of(config, architecture),
+            window=worker.window_of(config, shape),
             max_staleness=rollout.max_staleness,
             max_live_groups=rollout.max_live_groups,
             overtaking=rollout.overtaking,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollyard.config import Config
+from rollyard.model.architecture import Architecture
 from rollyard.prompts.tasks.task import TASKS, Task
 
 RECIPE = 1  # goes up when the same config would make another policy
@@ -35,18 +36,12 @@ def base_policy(config: Config, cache: Path, progress: Callable[[str], None]) ->
     return folder
 
 
-def _make(task: Task, config: Config, folder: Path, progress: Callable[[str], None]) -> None:
-    from rollyard.model.architecture import Architecture
-    from rollyard.model.folder import save
-    from rollyard.model.tokenizer import Tokenizer
-    from rollyard.model.transformer import CausalLM
-    from rollyard.train.supervised import fit
-
+def architecture(config: Config) -> Architecture:
+    """The shape of the task's base policy, a small llama whose tokens are the task's characters."""
     warmup = config.warmup
-    vocabulary = [*SPECIAL, *dict.fromkeys(task.alphabet)]
-    architecture = Architecture(
+    return Architecture(
         family="llama",
-        vocab_size=len(vocabulary),
+        vocab_size=len(_vocabulary(TASKS[config.prompts.task])),
         hidden_size=warmup.width,
         layers=warmup.layers,
         heads=warmup.heads,
@@ -58,22 +53,46 @@ def _make(task: Task, config: Config, folder: Path, progress: Callable[[str], No
         eos_ids=frozenset({1}),
         pad_id=0,
     )
+
+
+def _vocabulary(task: Task) -> list[str]:
+    return [*SPECIAL, *dict.fromkeys(task.alphabet)]
+
+
+def _make(task: Task, config: Config, folder: Path, progress: Callable[[str], None]) -> None:
+    from rollyard.model.folder import save
+    from rollyard.model.tokenizer import Tokenizer
+    from rollyard.model.transformer import CausalLM
+    from rollyard.train.supervised import TrainingRow, fit
+
+    warmup, shape = config.warmup, architecture(config)
     with tempfile.TemporaryDirectory() as draft:
         source = Path(draft)
-        (source / "config.json").write_text(json.dumps(architecture.to_hf()))
+        (source / "config.json").write_text(json.dumps(shape.to_hf()))
         (source / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0}))
-        _save_tokenizer(vocabulary, source)
+        _save_tokenizer(_vocabulary(task), source)
         tokenizer = Tokenizer(source)
-        rows = []
-        for index in range(warmup.steps * warmup.batch):
+
+        def row(index: int) -> TrainingRow:
             problem = task.problem(warmup.seed, index)
             prompt = tokenizer.encode(problem.prompt)
-            rows.append((prompt + tokenizer.encode(problem.answer) + (1,), len(prompt)))
-        model = CausalLM(architecture)
+            return prompt + tokenizer.encode(problem.answer) + (1,), len(prompt)
+
+        batches = ([row(step * warmup.batch + i) for i in range(warmup.batch)] for step in range(warmup.steps))
+        model = CausalLM(shape)
         model.initialise(warmup.seed)
         told = f"making the base policy of {task.name}"
-        fit(model, rows, batch=warmup.batch, lr=warmup.lr, progress=lambda done, steps: progress(f"{told}: {done} of {steps}"))
-        save(model, folder, source)
+        fit(model, batches, lr=warmup.lr, progress=lambda done: progress(f"{told}: {done} of {warmup.steps} steps"))
+        _save_once(lambda: save(model, folder, source), folder)
+
+
+def _save_once(save: Callable[[], None], folder: Path) -> None:
+    """Another run may have made the same policy meanwhile; then it is there, and theirs is as good."""
+    try:
+        save()
+    except OSError:  # FileExistsError, or ENOTEMPTY from the rename
+        if not folder.is_dir():
+            raise
 
 
 def _save_tokenizer(vocabulary: list[str], folder: Path) -> None:

@@ -37,17 +37,17 @@ class Policy:
     folder: Path
 
 
-def check(config: Config, reward: RewardFunction | None = None) -> None:
+def check(config: Config, architecture: Architecture, reward: RewardFunction | None = None) -> None:
     """Look at all that the config names. Raises ConfigError; nothing is loaded or written.
 
     Args:
+        architecture: of the policy.
         reward: a function given directly, instead of `reward.function`.
     """
     check_folder(config)
     columns = check_prompts(config)
     check_columns(reward_of(config, reward), columns)
-    if config.model.path:
-        check_window(config, Architecture.from_folder(Path(config.model.path)))
+    check_window(config, architecture)
 
 
 def check_window(config: Config, architecture: Architecture) -> None:

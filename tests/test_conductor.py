@@ -82,7 +82,9 @@ class Answers:
         return []
 
 
-def conductor(steps: int = 3, engines: int = 1, batch: int = 2, evaluate: bool = True, every: int = 0, save: int = 0) -> Conductor:
+def conductor(
+    steps: int = 3, engines: int = 1, batch: int = 2, evaluate: bool = True, every: int = 0, save: int = 0
+) -> Conductor:
     policy = RolloutPolicy(group_size=2, groups_per_batch=batch, batches=steps, sampling=Sampling(4), window=50)
     return Conductor(policy, Schedule(steps, engines, evaluate, every, save), ev.Rollover.DRAIN, WeightVersion(0))
 

@@ -32,7 +32,7 @@ def grpo(rewards: Sequence[float], config: AdvantageConfig) -> list[float]:
     if config.std == "none":
         return centred
     freedom = len(rewards) - (config.std == "sample")
-    std = math.sqrt(math.fsum(value * value for value in centred) / freedom)
+    std = math.hypot(*centred) / math.sqrt(freedom)  # hypot scales first: no square of a large reward overflows
     return [value / (std + config.eps) for value in centred]
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rollyard.errors import ConfigError
 from rollyard.types import Sample
+
+
+def check_budget(longest: int, budget: int) -> None:
+    """Raises ConfigError when a sample of `longest` tokens, prompt and completion, has no room in a micro-batch of `budget`."""
+    if longest > budget:
+        problem = f"a sample has {longest} tokens, more than a micro-batch may hold"
+        raise ConfigError(problem, where="batch.token_budget", remedy=f"use at least {longest}")
 
 
 def pack(samples: Sequence[Sample], budget: int) -> tuple[tuple[Sample, ...], ...]:
@@ -13,15 +21,15 @@ def pack(samples: Sequence[Sample], budget: int) -> tuple[tuple[Sample, ...], ..
     First-fit decreasing, at most 22 % more bins than the best possible; source: Johnson 1973, Near-optimal bin packing
     algorithms. Samples keep their order inside a micro-batch, so the same samples give the same batches.
 
-    Raises ValueError when one sample alone is longer than the budget.
+    Raises:
+        ConfigError: one sample alone is longer than the budget.
     """
+    check_budget(max((len(sample.token_ids) for sample in samples), default=0), budget)
     order = sorted(range(len(samples)), key=lambda index: (-len(samples[index].token_ids), index))
     bins: list[list[int]] = []
     room: list[int] = []
     for index in order:
         tokens = len(samples[index].token_ids)
-        if tokens > budget:
-            raise ValueError(f"a sample of {tokens} tokens does not fit a micro-batch of {budget}")
         place = next((bin_ for bin_, left in enumerate(room) if left >= tokens), None)
         if place is None:
             place = len(bins)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollyard.batch.pack import pack
-from rollyard.errors import ConfigError
 from rollyard.types import Group, Rollout, Sample, Sampling, TrainBatch
 
 
@@ -30,10 +29,6 @@ def build(
         for rollout, advantage in zip(group.rollouts, values, strict=True)
         if advantage is not None
     ]
-    longest = max((len(sample.token_ids) for sample in samples), default=0)
-    if longest > budget:
-        problem = f"a sample has {longest} tokens, more than a micro-batch may hold"
-        raise ConfigError(problem, where="batch.token_budget", remedy=f"use at least {longest}")
     return TrainBatch(step, pack(samples, budget), sampling)
 
 

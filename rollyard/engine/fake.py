@@ -172,6 +172,8 @@ class FakeEngine:
         """Stop at a token boundary; under DRAIN once every request has ended."""
         self._check_alive()
         if rollover is Rollover.DRAIN:
+            if self._paused and self._jobs():
+                raise EngineError(f"engine {self._id} cannot finish what it has while it is paused: resume it first")
             self._draining = True
             await self._still.wait()
             self._check_alive()

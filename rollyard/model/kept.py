@@ -28,8 +28,8 @@ def keep(logits: Tensor, top_p: Tensor | None, top_k: Tensor | None) -> Tensor:
         out |= (rank >= top_k[:, None]) & (top_k[:, None] > 0)
     if top_p is not None:
         probabilities = ranked.masked_fill(out, -torch.inf).softmax(dim=-1)
-        # What the likelier ones hold already. Rows at 1 keep all: a rounded sum may reach 1 before the last token.
+        # What the likelier ones hold already: exactly 0 for the likeliest. Rows at 1 keep all, for a rounded sum may
+        # reach 1 before the last token.
         before = probabilities.cumsum(dim=-1) - probabilities
         out |= (before >= top_p[:, None]) & (top_p[:, None] < 1)
-    out[:, 0] = False
     return logits.masked_fill(torch.zeros_like(out).scatter_(-1, order, out), -torch.inf)

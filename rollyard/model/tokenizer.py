@@ -38,16 +38,6 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._full.chat_template)
 
-    @property
-    def pad_id(self) -> int | None:
-        pad: int | None = self._full.pad_token_id
-        return pad
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens it knows, added ones included."""
-        return len(self._full)
-
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, with the special tokens that the tokenizer adds by itself."""
         return tuple(self._fast.encode(text).ids)

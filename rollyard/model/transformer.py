@@ -158,8 +158,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Pairs are (i, i + head_dim / 2), as in Hugging Face's weights.
     """
-    left, right = x.chunk(2, dim=-1)
-    return torch.addcmul(x * cos, torch.cat((right, left), dim=-1), sin)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def rope_table(arch: Architecture, dtype: torch.dtype, device: torch.device) -> Tensor:

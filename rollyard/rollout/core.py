@@ -362,6 +362,7 @@ class RolloutCore:
         yield from self._settle(group)
 
     def _drop_member(self, group: GroupState, member: Member, reason: DropReason, cause: str) -> Iterable[Output]:
+        group.last_cause = cause
         yield self._leave(member, reason, cause)
         yield from self._settle(group)
 
@@ -381,6 +382,7 @@ class RolloutCore:
             self._dropped_in_row = 0
             return
         cause = f"{group.scored} of {len(group.members)} members have a verdict, {self._policy.min_scored} are needed"
+        cause += f"; {group.last_cause}" if group.last_cause else ""
         yield from self._drop_group(group, DropReason.FAILED, cause)
 
     def _drop_group(self, group: GroupState, reason: DropReason, cause: str) -> Iterable[Output]:

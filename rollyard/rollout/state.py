@@ -69,6 +69,7 @@ class GroupState:
     home: EngineId | None = None  # the engine that took a member last
     oldest: int | None = None  # version step of the oldest token written
     unfinished: int = 0  # members that are not final
+    last_cause: str = ""  # why a member was dropped
 
     @property
     def scored(self) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import torch
 
 from rollyard.model.attention import PackedAttention
@@ -13,37 +12,30 @@ from rollyard.model.transformer import CausalLM
 from rollyard.train.rows import Rows
 from rollyard.types import Sample
 
+TrainingRow = tuple[tuple[int, ...], int]  # token ids, length of the prompt
 
-def fit(
-    model: CausalLM,
-    rows: Sequence[tuple[tuple[int, ...], int]],
-    *,
-    batch: int,
-    lr: float,
-    progress: Callable[[int, int], None],
-) -> None:
-    """Cross-entropy on the tokens after each row's prompt, AdamW, `len(rows) // batch` steps, each row once.
+
+def fit(model: CausalLM, batches: Iterable[Sequence[TrainingRow]], *, lr: float, progress: Callable[[int], None]) -> None:
+    """Cross-entropy on the tokens after each row's prompt, one AdamW step a batch.
 
     Args:
         model: changed in place.
-        rows: (token ids, length of the prompt) of each row, in the order they are learned from.
-        batch: rows of one step.
+        batches: rows of each step; drawn as they are needed.
         lr: learning rate.
-        progress: told (steps done, steps in all) after each step.
+        progress: told the number of steps done, before each step; what it raises ends the work.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)
-    steps = len(rows) // batch
-    for step in range(steps):
-        loss = _loss(model, rows[step * batch : (step + 1) * batch])
+    for step, rows in enumerate(batches):
+        progress(step)
+        loss = _loss(model, rows)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         with model.stamp.writing():
             optimizer.step()
-        progress(step + 1, steps)
 
 
-def _loss(model: CausalLM, rows: Sequence[tuple[tuple[int, ...], int]]) -> torch.Tensor:
+def _loss(model: CausalLM, rows: Sequence[TrainingRow]) -> torch.Tensor:
     samples = [_sample(ids, prompt) for ids, prompt in rows]
     flat = Rows.of(samples, model.head_weight.device)
     assert flat is not None, "every row has tokens after its prompt"
@@ -53,6 +45,6 @@ def _loss(model: CausalLM, rows: Sequence[tuple[tuple[int, ...], int]]) -> torch
 
 
 def _sample(ids: tuple[int, ...], prompt: int) -> Sample:
-    mask = tuple(bool(flag) for flag in np.arange(len(ids)) >= prompt)
+    mask = (False,) * prompt + (True,) * (len(ids) - prompt)
     zeros = (0.0,) * len(ids)
     return Sample(0, 0, ids, mask, zeros, zeros, ())

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from rollyard.train.rows import Rows
 from rollyard.types import Sampling, TrainBatch, TrainStats, WeightVersion
 
 MOMENTS, PROGRESS = "trainer.safetensors", "trainer.json"
+STATE = ("step", "exp_avg", "exp_avg_sq")  # what AdamW remembers of each parameter
 
 
 @dataclass(slots=True)
@@ -39,13 +42,15 @@ class Totals:
     missed: float = 0.0
 
     def add(self, sums: TokenSums, entropy: Tensor, missed: Tensor) -> None:
-        self.loss += float(sums.loss.detach())
-        self.clipped += float(sums.clipped)
-        self.ratio += float(sums.ratio)
-        self.gap += float(sums.gap)
-        self.gap_max = max(self.gap_max, float(sums.gap_max))
-        self.entropy += float(entropy.sum())
-        self.missed += float(missed.sum())
+        found = (sums.loss.detach(), sums.clipped, sums.ratio, sums.gap, sums.gap_max, entropy.sum(), missed.sum())
+        loss, clipped, ratio, gap, gap_max, entropy_sum, misses = torch.stack([value.float() for value in found]).tolist()
+        self.loss += loss
+        self.clipped += clipped
+        self.ratio += ratio
+        self.gap += gap
+        self.gap_max = max(self.gap_max, gap_max)
+        self.entropy += entropy_sum
+        self.missed += misses
 
 
 class ReferenceTrainer:
@@ -92,7 +97,10 @@ class ReferenceTrainer:
         await self._device.run(save, self._model, folder, self._source, self._write_state)
 
     async def load_state(self, folder: Path) -> None:
-        """Go on with the optimizer's state of a checkpoint. The parameters are loaded with the model."""
+        """Go on with the optimizer's state of a checkpoint. The parameters are loaded with the model.
+
+        Raises TrainError when the state is not there, or is another model's; what this trainer had stays.
+        """
         await self._device.run(self._read_state, folder)
 
     async def close(self) -> None:
@@ -105,13 +113,15 @@ class ReferenceTrainer:
             raise TrainError(f"the batch trains version {batch.step}, the parameters are version {self._version.step}")
         denominators = Denominators.of(batch)
         totals = Totals()
-        self._optimizer.zero_grad(set_to_none=True)
-        for samples in batch.micro_batches:
-            rows = Rows.of(samples, self._model.head_weight.device)
-            if rows is not None:
-                self._accumulate(rows, batch.sampling, denominators, totals)
         rate = self._learning_rate(batch.step)
-        norm = self._update(rate, totals.loss) if denominators.tokens else 0.0
+        try:
+            for samples in batch.micro_batches:
+                rows = Rows.of(samples, self._model.head_weight.device)
+                if rows is not None:
+                    self._accumulate(rows, batch.sampling, denominators, totals)
+            norm = self._update(rate, totals.loss) if denominators.tokens else 0.0
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)  # none is left of a failed step, and none holds memory meanwhile
         self._version = self._version._replace(step=batch.step + 1)
         return _stats(self._version, totals, denominators.tokens, norm, rate)
 
@@ -127,9 +137,9 @@ class ReferenceTrainer:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
         )
-        each = torch.tensor([denominators.weight(count, self._config, self._max_tokens) for count in rows.trained])
-        weights = each.to(rows.ids.device).repeat_interleave(torch.tensor(rows.trained, device=rows.ids.device))
-        sums = policy_loss(logprobs, rows.behaviour, rows.advantages, weights, self._config)
+        each = [denominators.weight(count, self._config, self._max_tokens) for count in rows.trained]
+        weights = torch.from_numpy(np.repeat(np.array(each, np.float32), rows.trained))
+        sums = policy_loss(logprobs, rows.behaviour, rows.advantages, weights.to(logprobs.device), self._config)
         sums.loss.backward()
         totals.add(sums, entropy, missed)
 
@@ -137,7 +147,6 @@ class ReferenceTrainer:
         """Clip and step. Returns the norm of the gradients before clipping."""
         norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.max_grad_norm))
         if not (math.isfinite(norm) and math.isfinite(loss)):
-            self._optimizer.zero_grad(set_to_none=True)
             raise NonFinite(f"step {self._version.step}: loss {loss}, gradient norm {norm}; the parameters are as before")
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -154,20 +163,32 @@ class ReferenceTrainer:
 
     def _write_state(self, folder: Path) -> None:
         tensors = {
-            f"{key}/{self._names[parameter]}": value.contiguous()
+            f"{key}/{self._names[parameter]}": state[key].contiguous()
             for parameter, state in self._optimizer.state.items()
-            for key, value in state.items()
+            for key in STATE
         }
         save_file(tensors, folder / MOMENTS)
-        (folder / PROGRESS).write_text(json.dumps({"step": self._version.step, "incarnation": self._version.incarnation}))
+        (folder / PROGRESS).write_text(json.dumps(self._version._asdict()), encoding="utf-8")
 
     def _read_state(self, folder: Path) -> None:
-        progress = json.loads((folder / PROGRESS).read_text())
-        parameters = {name: parameter for parameter, name in self._names.items()}
-        for name, value in load_file(folder / MOMENTS).items():
-            key, _, parameter = name.partition("/")
-            self._optimizer.state[parameters[parameter]][key] = value
-        self._version = self._version._replace(step=progress["step"])
+        try:
+            step = int(json.loads((folder / PROGRESS).read_text(encoding="utf-8"))["step"])
+            tensors = load_file(folder / MOMENTS, device=str(self._model.head_weight.device))
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise TrainError(f"{folder} holds no state of a trainer: {error!r}") from error
+        # Before the first step there is no state of any parameter.
+        shapes = {
+            f"{key}/{name}": parameter.shape if key != "step" else torch.Size()
+            for parameter, name in self._names.items()
+            for key in STATE
+        }
+        if tensors and {name: tensor.shape for name, tensor in tensors.items()} != shapes:
+            raise TrainError(f"the trainer's state in {folder} belongs to another model")
+        self._optimizer.state.clear()
+        for parameter, name in self._names.items():
+            if tensors:
+                self._optimizer.state[parameter] = {key: tensors[f"{key}/{name}"] for key in STATE}
+        self._version = self._version._replace(step=step)
 
 
 def _stats(version: WeightVersion, totals: Totals, tokens: int, norm: float, rate: float) -> TrainStats:

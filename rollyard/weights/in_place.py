@@ -25,7 +25,7 @@ class InPlace:
         """Offer the parameters as `version`. Raises WeightSyncError when a change of them failed half way."""
         stamp = self._model.stamp
         if not stamp.whole:
-            raise WeightSyncError(f"version {version.step} cannot be published: a change of the weights failed half way")
+            raise WeightSyncError(f"{_named(version)} cannot be published: a change of the weights failed half way")
         names = tensors(self._model)
         infos = tuple(TensorInfo(name, tuple(value.shape), str(value.dtype)) for name, value in names.items())
         manifest = Manifest(version, infos, bytes_copied=0)
@@ -39,12 +39,16 @@ class InPlace:
             WeightSyncError: another version is on offer, the names differ, or the parameters changed since.
         """
         if self._offered is None or self._offered[0].version != version:
-            offered = "none" if self._offered is None else f"version {self._offered[0].version.step}"
-            raise WeightSyncError(f"version {version.step} was asked for, {offered} is on offer")
+            offered = "none" if self._offered is None else _named(self._offered[0].version)
+            raise WeightSyncError(f"{_named(version)} was asked for, {offered} is on offer")
         manifest, generation = self._offered
         if self._model.stamp.generation != generation or not self._model.stamp.whole:
-            raise WeightSyncError(f"the weights changed since version {version.step} was published")
+            raise WeightSyncError(f"the weights changed since {_named(version)} was published")
         sent, consumed = {info.name for info in manifest.tensors}, set(tensors(self._model))
         if sent != consumed:
             raise WeightSyncError(f"tensors only on one side: {', '.join(sorted(sent ^ consumed))}")
         return manifest
+
+
+def _named(version: WeightVersion) -> str:
+    return f"version {version.step}" + (f" of incarnation {version.incarnation}" if version.incarnation else "")

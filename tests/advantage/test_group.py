@@ -74,3 +74,8 @@ def test_grpo_against_the_statistics_module(rewards):
     for reward, value in zip(rewards, found, strict=True):
         if reward is not None:
             assert value == pytest.approx((reward - mean) / (std + 1e-4), rel=1e-6, abs=1e-9)
+
+
+def test_large_rewards_do_not_overflow():
+    """0 and 1e200: the squares are beyond float64, the advantages are those of 0 and 1."""
+    assert advantages(group(0.0, 1e200), AdvantageConfig()) == pytest.approx((-math.sqrt(0.5), math.sqrt(0.5)))

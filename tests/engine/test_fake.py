@@ -204,6 +204,8 @@ async def test_the_life_of_an_engine() -> None:
         await engine.load(V1, Receiver())
     await engine.abort([RequestId(1, 0), RequestId(9, 0)])
     await engine.pause(Rollover.KEEP)
+    with pytest.raises(EngineError, match="resume it first"):
+        await engine.pause(Rollover.DRAIN)
     with pytest.raises(EngineError, match="paused"):
         engine.generate([ask(2)])
     await engine.load(V1, Receiver())

@@ -29,6 +29,8 @@ def test_by_hand() -> None:
 def test_among_equals_the_lower_id_stays() -> None:
     assert kept_ids([0.25, 0.25, 0.25, 0.25], top_k=3) == [0, 1, 2]
     assert kept_ids([0.25, 0.25, 0.25, 0.25], top_p=0.4) == [0, 1]
+    assert kept_ids([0.25, 0.25, 0.25, 0.25], top_p=0.5) == [0, 1]
+    assert kept_ids([1 / 3000] * 3000, top_k=7) == list(range(7))
 
 
 def test_rows_have_their_own_limits_and_what_stays_is_unchanged() -> None:

@@ -63,7 +63,6 @@ def test_text_and_back(folder: Path) -> None:
     tokenizer = Tokenizer(folder)
     assert tokenizer.encode("ba c") == (3, 2, 38, 4)
     assert tokenizer.decode((3, 1, 2, 38, 0, 4)) == "ba c"
-    assert tokenizer.pad_id == 0
     assert tokenizer.decode(()) == ""
 
 
@@ -131,6 +130,13 @@ def test_a_stop_string_of_split_characters() -> None:
     assert watched(tokenizer, ids, ("→",)) == 5
     assert watched(tokenizer, ids, ("b→",)) == 5
     assert watched(tokenizer, ids, ("←", "c")) == 6
+
+
+def test_a_decoder_that_strips_leading_spaces() -> None:
+    space, a, b = 0x20, 256, 257
+    tokenizer = byte_fallback()
+    assert tokenizer.decode([space, b]) == "b"
+    assert watched(tokenizer, [a, space, b], (" b",)) == 3
 
 
 def test_without_stop_strings_nothing_stops() -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from rollyard.config import TrainConfig
 from rollyard.errors import NonFinite, StaleWeights, TrainError
@@ -151,6 +158,64 @@ async def test_a_step_equals_torch_adamw_with_warm_up_and_clipping(tmp_path):
         torch.testing.assert_close(value, expected[name].detach(), rtol=1e-3, atol=2e-5)
 
 
+async def test_top_k_and_top_p_equal_the_plain_version(tmp_path):
+    """Tokens drawn with transformers' own filters: the trainer's kept sets are those, so no token is missed."""
+    folder, drawn = tiny_folder(tmp_path), torch.Generator().manual_seed(0)
+    sampling = Sampling(9, temperature=0.7, top_p=0.8, top_k=12)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    filters = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(12), TopPLogitsWarper(0.8)])
+    loss, samples, total = torch.zeros(()), [], 0
+    for member, advantage in enumerate((1.5, -0.5, -1.0)):
+        ids = [5 + member, 9]
+        while len(ids) < 5 + member:
+            with torch.no_grad():
+                shares = filters(None, plain(torch.tensor([ids])).logits[:, -1]).softmax(-1)
+            ids.append(torch.multinomial(shares, 1, generator=drawn).item())
+        filtered = filters(None, plain(torch.tensor([ids])).logits[0]).log_softmax(-1)
+        new = [filtered[t - 1, ids[t]] for t in range(2, len(ids))]
+        loss = loss - sum(torch.exp(value - value.detach()) for value in new) * advantage  # behaviour = now: ratio 1
+        total += len(new)
+        mask = (False, False, *(True for _ in new))
+        logprobs = (0.0, 0.0, *(value.item() for value in new))
+        samples.append(Sample(0, member, tuple(ids), mask, logprobs, tuple(advantage * flag for flag in mask), ()))
+    (loss / total).backward()
+    ours = trainer(folder)
+    gradients = {}
+    ours._optimizer.step = lambda: gradients.update({n: p.grad.clone() for n, p in ours._model.named_parameters()})
+    stats = await ours.train(TrainBatch(0, split(samples, 2), sampling))
+    assert (stats.kept_set_misses, stats.clipped_share) == (0.0, 0.0)
+    assert stats.ratio_mean == pytest.approx(1.0, abs=1e-5) and stats.logprob_gap_max < 1e-5
+    expected = dict(plain.named_parameters())
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name].grad, rtol=1e-3, atol=1e-5)
+
+
+async def test_a_token_outside_the_trainers_kept_set_is_counted(tmp_path):
+    """With top_k 1 the kept set is the likeliest token; the unlikeliest one was drawn: two remain, half the tokens miss."""
+    folder = tiny_folder(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        best = plain(torch.tensor([[7]])).logits[0, -1].argmax().item()
+        logits = plain(torch.tensor([[7, best]])).logits[0, -1]
+    worst = logits.argmin().item()
+    own = torch.log_softmax(torch.stack([logits.max(), logits.min()]), 0)[1].item()
+    sample = Sample(0, 0, (7, best, worst), (False, True, True), (0.0, 0.0, own), (0.0, 1.0, 1.0), ())
+    stats = await trainer(folder).train(TrainBatch(0, ((sample,),), Sampling(9, top_k=1)))
+    assert stats.kept_set_misses == 0.5 and stats.logprob_gap_max < 1e-4
+
+
+async def test_advantages_of_zero_are_a_step_like_any_other(tmp_path):
+    """No gradient: only weight decay, 1 - lr x decay = 0.999, moves the parameters."""
+    ours = trainer(tiny_folder(tmp_path), weight_decay=0.1)
+    before, generation = parameters(ours), ours._model.stamp.generation
+    samples = [dataclasses.replace(sample, advantages=(0.0,) * len(sample.mask)) for sample in make_samples(4)]
+    stats = await ours.train(TrainBatch(0, split(samples, 2), Sampling(9)))
+    assert (stats.loss, stats.grad_norm) == (0.0, 0.0) and stats.tokens > 0
+    assert ours.version == WeightVersion(1) and ours._model.stamp.generation == generation + 1
+    for name, value in parameters(ours).items():
+        torch.testing.assert_close(value, before[name] * 0.999)
+
+
 async def test_non_finite_leaves_everything_as_it_was(tmp_path):
     ours = trainer(tiny_folder(tmp_path))
     before, generation = parameters(ours), ours._model.stamp.generation
@@ -161,6 +226,7 @@ async def test_non_finite_leaves_everything_as_it_was(tmp_path):
         await ours.train(TrainBatch(0, ((bad,),), Sampling(9)))
     assert ours.version == WeightVersion(0) and ours._model.stamp.generation == generation
     assert all(torch.equal(value, before[name]) for name, value in parameters(ours).items())
+    assert all(value.grad is None for value in ours._model.parameters())
     await ours.train(TrainBatch(0, split(make_samples(), 2), Sampling(9)))
     assert ours.version == WeightVersion(1)
 
@@ -204,3 +270,24 @@ async def test_a_saved_trainer_goes_on_as_if_nothing_had_happened(tmp_path):
     await resumed.train(TrainBatch(2, split(make_samples(seed=2), 2), Sampling(9)))
     assert all(torch.equal(value, parameters(whole)[name]) for name, value in parameters(resumed).items())
     AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+
+
+async def test_a_state_before_the_first_step_is_one_too(tmp_path):
+    folder = tiny_folder(tmp_path)
+    await trainer(folder).save(tmp_path / "saved")
+    whole, resumed = trainer(folder), trainer(tmp_path / "saved")
+    await resumed.load_state(tmp_path / "saved")
+    for ours in (whole, resumed):
+        await ours.train(TrainBatch(0, split(make_samples(), 2), Sampling(9)))
+    assert all(torch.equal(value, parameters(whole)[name]) for name, value in parameters(resumed).items())
+
+
+async def test_a_state_that_does_not_fit_is_refused(tmp_path):
+    ours, wider = trainer(tiny_folder(tmp_path)), trainer(tiny_folder(tmp_path / "wider", width=96))
+    await wider.train(TrainBatch(0, split(make_samples(), 1), Sampling(9)))
+    await wider.save(tmp_path / "saved")
+    with pytest.raises(TrainError, match="belongs to another model"):
+        await ours.load_state(tmp_path / "saved")
+    with pytest.raises(TrainError, match="holds no state"):
+        await ours.load_state(tmp_path / "nothing")
+    assert ours.version == WeightVersion(0)

@@ -45,3 +45,32 @@ async def test_torn_weights_are_not_published(tmp_path):
         raise RuntimeError
     with pytest.raises(WeightSyncError, match="half way"):
         await InPlace(model).publish(WeightVersion(1))
+
+
+async def test_weights_torn_after_publishing_are_not_received(tmp_path):
+    model = load(tiny_folder(tmp_path))
+    transport = InPlace(model)
+    await transport.publish(WeightVersion(1))
+    with pytest.raises(RuntimeError), model.stamp.writing():
+        raise RuntimeError
+    with pytest.raises(WeightSyncError, match="changed since version 1"):
+        transport.receive(WeightVersion(1))
+
+
+async def test_names_on_one_side_only_are_an_error(tmp_path):
+    """A tied head is no tensor of its own; an untied one that is gone when received is missed by name."""
+    tied = await InPlace(load(tiny_folder(tmp_path))).publish(WeightVersion(0))
+    assert "lm_head.weight" not in {info.name for info in tied.tensors}
+    model = load(tiny_folder(tmp_path, tied=False))
+    transport = InPlace(model)
+    await transport.publish(WeightVersion(0))
+    del model.lm_head
+    with pytest.raises(WeightSyncError, match=r"one side: lm_head\.weight$"):
+        transport.receive(WeightVersion(0))
+
+
+async def test_another_life_of_the_run_is_another_version(tmp_path):
+    transport = InPlace(load(tiny_folder(tmp_path)))
+    await transport.publish(WeightVersion(1, 0))
+    with pytest.raises(WeightSyncError, match="version 1 of incarnation 2 was asked for, version 1 is on offer"):
+        transport.receive(WeightVersion(1, 2))

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from rollyard.engine.embedded.batch import Rows, StepBatch
 from rollyard.model.architecture import Architecture
 
+SHORT = 256  # tokens: up to here plain matrix products beat the fused kernel on a CPU, up to twice for one query a row
+
 
 class KeyValueCache:
     """Keys and values of all pages, one tensor a layer: `[2 * kv_heads, pages * page_tokens, head_dim]`, keys first.
@@ -90,7 +92,11 @@ def _decode(q: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> Tensor:
     """One query a sequence: the query heads of a key-value head take the place of its queries, so no key is repeated."""
     kv_heads, head_dim = keys.shape[0], keys.shape[3]
     grouped = q.reshape(rows.rows, kv_heads, -1, head_dim).transpose(0, 1)
-    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=rows.mask)
+    if keys.shape[2] <= SHORT and keys.dtype is torch.float32 and keys.device.type == "cpu":
+        scores = torch.matmul(grouped * head_dim**-0.5, keys.transpose(-1, -2)).add_(rows.mask)
+        out = torch.matmul(scores.softmax(-1), values)
+    else:
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=rows.mask)
     return out.transpose(0, 1).reshape(q.shape)
 
 

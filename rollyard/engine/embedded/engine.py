@@ -127,9 +127,11 @@ class EmbeddedEngine:
             self._cut([output for output in self._outputs.values() if output.sequence.request.id in names])
 
     async def pause(self, rollover: Rollover) -> None:
-        """Stop at a token boundary; under DRAIN once every request has ended."""
+        """Stop at a token boundary; under DRAIN once every request has ended. Raises EngineError if they stand still."""
         if rollover is Rollover.DRAIN:
             self._check_alive()
+            if self._paused and not self._still.is_set():
+                raise EngineError(f"engine {self._id} cannot finish what it has while it is paused: resume it first")
             self._draining = True
             await self._still.wait()
         async with self._turn:

@@ -1,7 +1,7 @@
 """Draws tokens. The noise of a token belongs to (request seed, its index in the completion), whatever the batch.
 
-One uniform number a token and the inverse of the cumulative distribution, in two levels: float64 sums over blocks of
-the vocabulary find the block, a float64 running sum inside it finds the token.
+One uniform number a token and the inverse of the cumulative distribution, in two levels: a float64 running sum of whole
+blocks of the vocabulary finds the block, another one inside it finds the token.
 """
 
 from __future__ import annotations
@@ -54,36 +54,35 @@ def draw(logits: Tensor, sampling: Sequence[Sampling], seeds: Sequence[int], ind
     """
     temperatures = np.array([each.temperature for each in sampling], np.float32)
     greedy = temperatures == 0.0
-    logprobs = F.log_softmax(_shape(logits, temperatures, greedy, sampling), dim=-1)
+    shaped = _shape(logits, temperatures, greedy, sampling)
+    best = shaped.amax(-1, keepdim=True)
     noise = torch.from_numpy(uniform(seeds, indices)).to(logits.device)
-    if greedy.all():
-        tokens, near = _likeliest(logits)
-    else:
-        tokens, near = inverse_cdf(logprobs.exp(), noise)
-        if greedy.any():
-            best, tied = _likeliest(logits)
-            chosen = torch.from_numpy(greedy).to(logits.device)
-            tokens, near = torch.where(chosen, best, tokens), torch.where(chosen, tied, near)
-    taken = logprobs.gather(1, tokens[:, None])[:, 0]
-    return Drawn(tokens.tolist(), taken.tolist(), int(near.sum()))
+    tokens, near, total = inverse_cdf((shaped - best).exp_(), noise)
+    if greedy.any():
+        likeliest, tied = _likeliest(logits)
+        chosen = torch.from_numpy(greedy).to(logits.device)
+        tokens, near = torch.where(chosen, likeliest, tokens), torch.where(chosen, tied, near)
+    logprobs = (shaped.gather(1, tokens[:, None]) - best)[:, 0].double() - total.log()
+    return Drawn(tokens.tolist(), logprobs.tolist(), int(near.sum()))
 
 
-def inverse_cdf(probabilities: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token whose cumulative probability exceeds `noise`, and whether it was close.
-
-    A token of probability 0 never comes out.
+def inverse_cdf(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The first token whose cumulative share exceeds `noise`, and whether it was close. Never a token of weight 0.
 
     Args:
-        probabilities: `[rows, vocab]`.
+        weights: `[rows, vocab]`, probabilities times any constant of the row.
         noise: `[rows]` float64 in [0, 1).
 
     Returns:
-        tokens `[rows]` int64, near ties `[rows]` bool.
+        tokens `[rows]` int64, near ties `[rows]` bool, sums of the weights `[rows]` float64.
     """
-    rows, vocab = probabilities.shape
+    rows, vocab = weights.shape
     block = min(BLOCK, vocab)
-    blocks = F.pad(probabilities, (0, -vocab % block)).view(rows, -1, block)
-    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [rows, blocks]
+    if vocab % block:
+        weights = F.pad(weights, (0, -vocab % block))
+    blocks = weights.view(rows, -1, block)
+    # Within a block float32 will do: 256 terms, and a float64 sum here costs as much as the rest of the draw.
+    ends = blocks.sum(-1).cumsum(-1, dtype=torch.float64)  # [rows, blocks]
     total = ends[:, -1:]
     target = noise[:, None] * total
     index = _first_beyond(ends, target)
@@ -93,7 +92,7 @@ def inverse_cdf(probabilities: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     within = _first_beyond(inside, rest)
     edges = torch.cat((torch.zeros_like(rest), inside), dim=1)
     distance = torch.minimum(rest - edges.gather(1, within), edges.gather(1, within + 1) - rest)
-    return (index * block + within)[:, 0], (distance < NEAR_EDGE * total)[:, 0]
+    return (index * block + within)[:, 0], (distance < NEAR_EDGE * total)[:, 0], total[:, 0]
 
 
 def _first_beyond(ends: Tensor, target: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ chunks of prompts and of sequences being recomputed. Free slots are refilled bef
 
 A prompt is computed once, by no sequence in particular: its `PromptPages` belong to all requests with the same token
 ids. When the last chunk is computed each of them shares the pages and draws its first token from the same hidden state,
-and so does who comes later, for as long as the pages are kept: until they are needed, or the weights change.
+and so does who comes later, for as long as the pages are kept: until they are needed, the weights change, or more
+prompts than slots are kept that no running sequence uses.
 
 When pages run out, kept prompts go first, then the running sequence that is last by (priority, arrival) gives its pages
 back and waits again; what it wrote is computed anew later. The first by rank always finds its pages, so every step
@@ -208,8 +209,7 @@ class Scheduler:
         while index < len(self._running) and len(plan.decodes) < self.step_tokens:
             sequence = self._running[index]
             # Only sequences that come later by rank are preempted, so none that is planned already; or this one itself.
-            if sequence.started and sequence.uncomputed == 1 and self._find_or_preempt(sequence):
-                plan.copies += self.pool.extend(sequence.table, 1)
+            if sequence.started and sequence.uncomputed == 1 and self._extend_by_one(sequence, plan):
                 self._compute(sequence, 1)
                 plan.sources.append(len(plan.decodes))
                 plan.decodes.append(sequence)
@@ -316,11 +316,13 @@ class Scheduler:
         """Sequences whose prompt is computed, in this step or before, and that wrote nothing yet."""
         at = {prompt.ids: index for prompt, index in plan.finished}
         for sequence in self._running:
+            if sequence.tokens and sequence.started:
+                continue
             prompt = sequence.prompt
             assert prompt is not None
             if not sequence.started and prompt.ready:
                 self._start(sequence, prompt)
-            if sequence.started and sequence.length == len(prompt.ids):
+            if sequence.started and not sequence.tokens:
                 plan.sources.append(at.get(prompt.ids, prompt))
                 plan.draws.append(sequence)
 
@@ -349,13 +351,18 @@ class Scheduler:
             self._drop(next(iter(self._idle.values())))
         return self.pool.available >= pages
 
-    def _find_or_preempt(self, sequence: Sequence) -> bool:
+    def _extend_by_one(self, sequence: Sequence, plan: Plan) -> bool:
         """Room for one token of the sequence; False when it was itself preempted."""
-        while not self._find(self.pool.missing(sequence.table, 1)):
+        missing = self.pool.missing(sequence.table, 1)
+        if not missing:
+            return True
+        while not self._find(missing):
             if self._running[-1] is sequence and len(self._running) > 1:
                 self._preempt(sequence)
                 return False
             self._yield_pages(sequence)
+            missing = self.pool.missing(sequence.table, 1)  # fewer, when nobody shares its page any more
+        plan.copies += self.pool.extend(sequence.table, 1)
         return True
 
     def _yield_pages(self, sequence: Sequence) -> None:
@@ -384,6 +391,8 @@ class Scheduler:
             self._idle[prompt.ids] = prompt
             if not prompt.ready:
                 self._drop(prompt)
+            elif len(self._idle) > self.slots:
+                self._drop(next(iter(self._idle.values())))
 
     def _drop(self, prompt: PromptPages) -> None:
         del self._prompts[prompt.ids]

@@ -174,6 +174,8 @@ async def test_keep_swaps_under_running_requests(folder: Path, other: Path, mode
         written: dict[RequestId, Written] = {}
         await some_tokens(engine, written)
         await engine.pause(Rollover.KEEP)
+        with pytest.raises(EngineError, match="resume it first"):
+            await engine.pause(Rollover.DRAIN)
         change(model, other)
         await engine.load(V1, InPlace())
         await engine.resume()

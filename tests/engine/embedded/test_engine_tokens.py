@@ -102,15 +102,24 @@ async def test_a_continued_request_goes_on_as_if_never_cut(folder: Path, referen
         check_against(reference, requests, await answers(engine, requests))
 
 
-@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.7, 0), (1.0, 5), (0.8, 6)])
-async def test_logprobs_are_those_of_the_distribution_drawn_from(
-    folder: Path, reference: Reference, top_p: float, top_k: int
-) -> None:
+async def test_logprobs_at_a_temperature(folder: Path, reference: Reference) -> None:
+    requests = [ask(name, prompt, 12, temperature=0.8, ignore_eos=True) for name, prompt in enumerate(prompts(6))]
+    async with serving(folder) as engine:
+        written = await answers(engine, requests)
+    for request in requests:
+        one = written[request.id]
+        logprobs = reference.logprobs(request.prompt_ids, one.token_ids, temperature=0.8)
+        torch.testing.assert_close(torch.tensor(one.logprobs), logprobs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.7, 0), (1.0, 5), (0.8, 6)])
+async def test_logprobs_are_those_of_the_kept_set(llama: Path, top_p: float, top_k: int) -> None:
+    reference = Reference(llama)
     requests = [
         ask(name, prompt, 12, temperature=0.8, top_p=top_p, top_k=top_k, ignore_eos=True)
         for name, prompt in enumerate(prompts(6))
     ]
-    async with serving(folder) as engine:
+    async with serving(llama) as engine:
         written = await answers(engine, requests)
     for request in requests:
         one = written[request.id]
@@ -140,18 +149,18 @@ async def sampled(folder: Path, requests: list[Request], **config: int) -> dict[
         return {name: one.token_ids for name, one in (await answers(engine, requests)).items()}
 
 
-async def test_sampled_tokens_do_not_depend_on_the_batch(folder: Path) -> None:
+async def test_sampled_tokens_do_not_depend_on_the_batch(llama: Path) -> None:
     requests = [
         ask(name, prompt, 16, member=k, temperature=(0.7, 1.0, 1.3)[k], top_p=(1.0, 0.9, 1.0)[k])
         for name, prompt in enumerate(prompts(5))
         for k in range(3)
     ]
-    plain = await sampled(folder, requests, slots=16)
+    plain = await sampled(llama, requests, slots=16)
     assert len({tuple(tokens) for tokens in plain.values()}) == 15  # every member has noise of its own
-    assert await sampled(folder, requests[::-1], slots=1) == plain
-    assert await sampled(folder, requests, slots=4, pages=20, step_tokens=9) == plain
+    assert await sampled(llama, requests[::-1], slots=1) == plain
+    assert await sampled(llama, requests, slots=4, pages=20, step_tokens=9) == plain
     others = [ask(50 + name, prompt, 9, temperature=2.0) for name, prompt in enumerate(prompts(7, seed=5))]
-    mixed = await sampled(folder, [*others[:4], *requests, *others[4:]])
+    mixed = await sampled(llama, [*others[:4], *requests, *others[4:]])
     assert {name: tokens for name, tokens in mixed.items() if name.group < 50} == plain
     # Cut after any number of tokens and continued elsewhere.
     continued = [
@@ -160,7 +169,7 @@ async def test_sampled_tokens_do_not_depend_on_the_batch(folder: Path) -> None:
         for cut, request in enumerate(requests)
         if len(plain[request.id]) > cut
     ]  # fmt: skip
-    tails = await sampled(folder, continued)
+    tails = await sampled(llama, continued)
     assert len(continued) > 8
     assert all([*request.written_ids, *tails[request.id]] == plain[request.id] for request in continued)
 

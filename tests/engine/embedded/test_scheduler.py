@@ -253,6 +253,19 @@ def test_the_tightest_fit_runs() -> None:
     world.check_end()
 
 
+def test_no_more_unused_prompts_are_kept_than_there_are_slots() -> None:
+    world = World(slots=2, pages=64)
+    for name in range(5):
+        world.submit(ask(name, (name, name), 1))
+    world.run()
+    assert world.pool.available == 64 - 2
+    for name in (3, 4, 0):  # the newest two are there still
+        world.submit(ask(10 + name, (name, name), 1))
+    world.run()
+    assert world.scheduler.counters.shared == 4 and world.scheduler.counters.prefilled == 12
+    world.check_end()
+
+
 def test_planning_does_not_look_at_the_queue() -> None:
     world = World(slots=2, pages=32)
 
@@ -300,7 +313,7 @@ def scenarios(draw: st.DrawFn) -> tuple[World, list[tuple[int, str, Request]]]:
     return world, sorted(events, key=lambda event: event[0])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(scenarios())
 def test_every_request_gets_exactly_its_tokens(scenario: tuple[World, list[tuple[int, str, Request]]]) -> None:
     world, events = scenario

@@ -1,0 +1,113 @@
+"""The command line as a user meets it: exit codes, one clear error, a clean stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rollyard import cli
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_preset_runs_and_both_spellings_of_an_option_work(here, capsys):
+    assert cli.main(["run", "--preset", "tiny", "--rollout.group_size=2", "--steps", "2", "--view", "plain"]) == 0
+    report = json.loads((here / "runs" / "tiny" / "report.json").read_text())
+    assert report["steps"] == 2 and report["members"]["admitted"] == 2 * 8 * 2
+    assert "step 2/2" in capsys.readouterr().out
+
+
+def test_explain_shows_values_and_where_they_come_from(here, capsys):
+    assert cli.main(["explain", "--preset", "tiny", "--lr", "0.5"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if "." in line.split()[0]}
+    assert "0.5" in lines["train.lr"] and "command line" in lines["train.lr"]
+    assert "preset tiny" in lines["rollout.group_size"] and "default" in lines["train.weight_decay"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run"], "neither is given"),
+        (["run", "--preset", "srot"], "there is no preset"),
+        (["run", "none.toml"], "no such file"),
+        (["run", "--preset", "tiny", "--rollout.gruop_size", "3"], "gruop_size"),
+        (["run", "--preset", "tiny", "--group-size", "one"], "'one' does not fit"),
+        (["run", "--preset", "tiny", "--group-size", "1"], "at least 2"),
+        (["run", "--preset", "tiny", "--max-tokens", "64"], "leave no room"),
+        (["run", "--preset", "tiny", "--model", "nowhere"], "nowhere"),
+        (["run", "--model", "m", "--prompts", "none.jsonl", "--reward", "x.py:f"], "cannot be read"),
+        (["run", "--preset", "tiny", "--reward", "none.py:f"], "there is no file"),
+        (["dance"], "invalid choice"),
+    ],
+)
+def test_mistakes_end_with_2_and_no_traceback(here, capsys, arguments, told):
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err.replace("\n", " ") and "Traceback" not in captured.err
+    assert not (here / "runs").exists()
+
+
+def test_a_failing_run_ends_with_1_and_leaves_a_report(here, capsys):
+    (here / "judge.py").write_text("def broken(prompt, completion):\n    raise ValueError('no')\n")
+    arguments = ["--reward", "judge.py:broken", "--rollout.give_up_after", "3", "--view", "quiet"]
+    assert cli.main(["run", "--preset", "tiny", *arguments]) == 1
+    assert "ValueError: no" in capsys.readouterr().err.replace("\n", " ")
+    assert json.loads((here / "runs" / "tiny" / "report.json").read_text())["finished"]["failed"] is True
+
+
+def start(here: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "rollyard.cli",
+        "run",
+        "--preset",
+        "tiny",
+        "--steps",
+        "100000",
+        "--view",
+        "plain",
+        *arguments,
+    ]
+    return subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def test_ctrl_c_is_a_clean_stop_with_the_report_so_far(here):
+    process = start(here)
+    metrics = here / "runs" / "tiny" / "metrics.jsonl"
+    until = time.monotonic() + 50
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert time.monotonic() < until and process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in err
+    report = json.loads((here / "runs" / "tiny" / "report.json").read_text())
+    assert report["finished"] == {"cause": "stopped by Ctrl-C", "failed": False} and report["steps"] >= 2
+    assert report["admitted"] == report["trained"] + sum(report["dropped"].values())
+    saved = here / "runs" / "tiny" / "checkpoints" / f"step-{report['steps']:06d}" / "model.safetensors"
+    assert saved.exists()
+
+
+def test_ctrl_c_while_the_base_policy_is_made(here):
+    process = start(here, "--warmup.steps", "100000")
+    until = time.monotonic() + 30
+    while not (here / "runs" / "tiny" / "journal.sqlite").exists():
+        assert time.monotonic() < until and process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=40)
+    assert process.returncode in (1, 130) and "Traceback" not in err

@@ -1,0 +1,101 @@
+"""Layers, origins, and one clear error for each mistake."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollyard.config import Config, options, presets, resolve
+from rollyard.errors import ConfigError
+
+TASK = {"prompts.task": "sort"}
+
+
+def test_later_layers_win_and_are_named(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\nlr = 3e-5\nwarmup_steps = 7\n[rollout]\nstop = ['a', 'b']\n")
+    found = resolve(
+        preset="sort",
+        file=file,
+        environment={"ROLLYARD_TRAIN__WARMUP_STEPS": "9", "ROLLYARD_CACHE": "/elsewhere", "HOME": "/"},
+        overrides={"rollout.group_size": "4"},
+    )
+    config = found.config
+    assert (config.train.lr, config.train.warmup_steps, config.rollout.group_size) == (3e-5, 9, 4)
+    assert config.rollout.stop == ("a", "b") and config.prompts.task == "sort"
+    names = ("train.lr", "train.warmup_steps", "rollout.group_size", "prompts.task", "run.seed")
+    origins = [found.origins[name] for name in names]
+    assert origins == [f"file {file}", "environment", "command line", "preset sort", "default"]
+
+
+def test_text_values_are_converted():
+    values = {"rollout.stop": "x,y", "train.betas": "0.8,0.9", "run.overwrite": "true", "train.lr": "1e-3"}
+    config = resolve(environment={}, overrides=TASK | values).config
+    assert config.rollout.stop == ("x", "y") and config.train.betas == (0.8, 0.9)
+    assert config.run.overwrite is True and config.train.lr == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "told"),
+    [
+        ({}, "prompts.path", "neither is given"),
+        (TASK | {"prompts.path": "x.jsonl"}, "prompts.path", "both are given"),
+        ({"prompts.path": "x.jsonl"}, "model.path", "need a model"),
+        (TASK | {"rollout.gruop_size": 3}, "command line", "did you mean rollout.group_size?"),
+        (TASK | {"group_size": 3}, "command line", "did you mean rollout.group_size?"),
+        (TASK | {"rollout.group_size": "many"}, "rollout.group_size (command line)", "'many' does not fit"),
+        (TASK | {"run.steps": True}, "run.steps (command line)", "give INT"),
+        (TASK | {"train.lr": 0}, "train.lr (command line)", "greater than 0"),
+        (TASK | {"train.lr": float("nan")}, "train.lr (command line)", "finite"),
+        (TASK | {"weights.rollover": "later"}, "weights.rollover (command line)", "'drain', 'abort' or 'keep'"),
+        (TASK | {"rollout.group_size": 1, "rollout.min_scored": 1}, "rollout.group_size", "at least 2"),
+        (TASK | {"rollout.min_scored": 9}, "rollout.min_scored", "at most 8"),
+        (TASK | {"rollout.temperature": 0}, "rollout.temperature", "above 0"),
+        (TASK | {"rollout.max_staleness": 1}, "rollout.max_staleness", "placement colocated"),
+        (TASK | {"warmup.heads": 3}, "warmup.width", "multiple of 6"),
+        (TASK | {"rollout.max_live_groups": 5}, "rollout.max_live_groups", "at least 32"),
+    ],
+)
+def test_a_mistake_says_what_where_and_what_would_be_right(values, where, told):
+    with pytest.raises(ConfigError) as raised:
+        resolve(environment={}, overrides=values)
+    assert raised.value.where == where and told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[train\n", "not valid TOML"),
+        ("lr = 1\n", "stands outside any section"),
+        ("train = 1\n", "train is a section"),
+        ("[trian]\nlr = 1\n", "did you mean train.lr?"),
+        ("[train.lr]\nvalue = 1\n", "train.lr"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, text, told):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        resolve(file=file, environment={})
+    assert told in str(raised.value) and str(file) in str(raised.value)
+
+
+def test_files_and_presets_that_are_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        resolve(file=tmp_path / "none.toml", environment={})
+    with pytest.raises(ConfigError, match="one of: .*sort"):
+        resolve(preset="srot", environment={})
+
+
+def test_a_variable_with_an_unknown_name_is_an_error():
+    with pytest.raises(ConfigError, match="did you mean train.lr?"):
+        resolve(preset="sort", environment={"ROLLYARD_TRAIN__LRR": "1"})
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_is_valid(preset):
+    assert resolve(preset=preset, environment={}).config.prompts.task
+
+
+def test_every_option_is_described():
+    assert len(list(options())) == sum(len(type(section).model_fields) for _, section in Config())
+    assert all(option.description and option.values for option in options())
