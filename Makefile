@@ -36,7 +36,7 @@ check: $(VENV)/.installed-dev ## lint, format, types, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.installed-dev ## put the code into the house's format
 	$(BIN)/ruff check --fix .
@@ -49,7 +49,7 @@ bench: $(VENV)/.installed ## embedded engine against Hugging Face generate, then
 	$(BIN)/rollyard run --preset sort --overwrite --run.name bench --watch.view quiet
 
 clean: ## remove the environment and what runs and checks left behind; models/ stays
-	rm -rf $(VENV) runs build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find rollyard tests benchmarks examples docs -name __pycache__ -prune -exec rm -rf {} +
 
 # ------------------------------------------------------------------------------------------------ setting up

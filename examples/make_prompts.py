@@ -1,7 +1,6 @@
 """Makes arithmetic.jsonl: short sums and differences from reasoning-gym's generators, each once.
 
-    pip install reasoning-gym
-    python examples/make_prompts.py --count 64 > examples/arithmetic.jsonl
+Needs `pip install reasoning-gym`; then: python examples/make_prompts.py --count 64 > examples/arithmetic.jsonl
 """
 
 import argparse

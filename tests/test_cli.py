@@ -47,7 +47,7 @@ def test_explain_shows_values_and_where_they_come_from(here, capsys):
         (["run", "--preset", "tiny", "--group-size", "1"], "at least 2"),
         (["run", "--preset", "tiny", "--max-tokens", "64"], "leave no room"),
         (["run", "--preset", "tiny", "--model", "nowhere"], "nowhere"),
-        (["run", "--model", "m", "--prompts", "none.jsonl", "--reward", "x.py:f"], "cannot be read"),
+        (["run", "--model", "m", "--prompts", "none.jsonl", "--reward", "x.py:f"], "there is no folder m"),
         (["run", "--preset", "tiny", "--reward", "none.py:f"], "there is no file"),
         (["dance"], "invalid choice"),
     ],

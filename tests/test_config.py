@@ -82,12 +82,12 @@ def test_a_broken_file_is_named(tmp_path, text, told):
 def test_files_and_presets_that_are_not_there(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         resolve(file=tmp_path / "none.toml", environment={})
-    with pytest.raises(ConfigError, match="one of: .*sort"):
+    with pytest.raises(ConfigError, match=r"one of: .*sort"):
         resolve(preset="srot", environment={})
 
 
 def test_a_variable_with_an_unknown_name_is_an_error():
-    with pytest.raises(ConfigError, match="did you mean train.lr?"):
+    with pytest.raises(ConfigError, match=r"did you mean train\.lr\?"):
         resolve(preset="sort", environment={"ROLLYARD_TRAIN__LRR": "1"})
 
 

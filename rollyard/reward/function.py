@@ -7,8 +7,10 @@ import importlib
 import importlib.util
 import inspect
 import math
+import reprlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from rollyard.types import Completion, Prompt, Reward
 
 RewardFunction = Callable[..., Any]
 WHERE = "reward.function"
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def exact_match(prompt: str, completion: str, answer: str) -> float:
@@ -44,7 +48,7 @@ class FunctionScorer:
         self._name = getattr(function, "__name__", type(function).__name__)
         self._config = config
         self._direct = trusted
-        self._async = inspect.iscoroutinefunction(function)
+        self._async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
         self._accepted = _accepted_columns(function)
         self._workers = Workers(config.concurrency)
         self._gate = asyncio.Semaphore(config.concurrency)
@@ -87,11 +91,11 @@ class FunctionScorer:
         if value is None:
             return Reward(None, problem=f"{self._name} returned None")
         try:
-            number = float(value) if not isinstance(value, str) else math.nan
-        except (TypeError, ValueError):
+            number = float(value) if not isinstance(value, (str, bytes, bytearray)) else math.nan
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            return Reward(None, problem=f"{self._name} returned {value!r}, which is no finite number")
+            return Reward(None, problem=f"{self._name} returned {reprlib.repr(value)}, which is no finite number")
         return Reward(number, {self._name: number})
 
 
@@ -114,29 +118,49 @@ def check_function(function: Any, name: str) -> None:
     """Raises ConfigError when it cannot be called with (prompt, completion)."""
     if not callable(function):
         raise ConfigError(f"{name} is a {type(function).__name__}, not a function", where=WHERE, remedy="name a function")
-    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
-    positional = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
-    if positional < 2 and inspect.Parameter.VAR_POSITIONAL not in kinds:
+    try:
+        kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    except ValueError:
+        problem = f"{name} does not tell what parameters it takes"
+        raise ConfigError(problem, where=WHERE, remedy="wrap it in a Python function") from None
+    positional = sum(kind in POSITIONAL for kind in kinds)
+    if positional < 2 and Parameter.VAR_POSITIONAL not in kinds:
         problem = f"{name} takes {positional} positional arguments"
         raise ConfigError(problem, where=WHERE, remedy="it is called with (prompt, completion, **columns)")
 
 
-def check_columns(function: RewardFunction, columns: set[str]) -> None:
-    """Raises ConfigError when the function needs a column that the prompts do not have."""
-    parameters = list(inspect.signature(function).parameters.values())[2:]
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    needed = {p.name for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty}
-    if missing := sorted(needed - columns):
-        remedy = f"the prompts have: {', '.join(sorted(columns)) or 'no columns'}"
-        raise ConfigError(f"the reward needs a column {missing[0]!r}", where=WHERE, remedy=remedy)
+def check_columns(function: RewardFunction, columns: Set[str]) -> None:
+    """Raises ConfigError when the function cannot be given the columns, or needs one that the prompts do not have."""
+    parameters = list(inspect.signature(function).parameters.values())
+    takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+    more = _column_parameters(parameters)
+    for parameter in parameters:
+        name, given = parameter.name, parameter.name in columns
+        if given and parameter not in more and takes_all and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD:
+            problem = f"the prompts have a column {name!r}, and so is called what the reward takes as prompt or completion"
+            raise ConfigError(problem, where=WHERE, remedy="rename one of them")
+        if given and parameter in more and parameter.kind is Parameter.POSITIONAL_ONLY:
+            problem = f"the reward takes {name!r} by position only, and columns are given by name"
+            raise ConfigError(problem, where=WHERE, remedy="put the / right after the second parameter")
+        needed = parameter in more and parameter.kind not in VARIABLE and parameter.default is Parameter.empty
+        if needed and not given:
+            remedy = f"the prompts have: {', '.join(sorted(columns)) or 'no columns'}"
+            raise ConfigError(f"the reward needs a column {name!r}", where=WHERE, remedy=remedy)
 
 
 def _accepted_columns(function: RewardFunction) -> frozenset[str] | None:
     """Names it takes besides prompt and completion; None when it takes any."""
     parameters = list(inspect.signature(function).parameters.values())
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return frozenset(parameter.name for parameter in parameters[2:])
+    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return frozenset(parameter.name for parameter in _column_parameters(parameters) if parameter.kind in by_name)
+
+
+def _column_parameters(parameters: list[Parameter]) -> list[Parameter]:
+    """All but the first two positional ones, which take prompt and completion."""
+    positional = [parameter for parameter in parameters if parameter.kind in POSITIONAL]
+    return [parameter for parameter in parameters if parameter not in positional[:2]]
 
 
 def _load_file(path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -82,7 +83,7 @@ def _work(inbox: Inbox) -> None:
             outcome = Outcome(value=call())
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller, who finds it in the outcome
             outcome = Outcome(error=error)
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
             loop.call_soon_threadsafe(_deliver, future, outcome)
 
 

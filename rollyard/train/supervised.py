@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from rollyard.errors import NonFinite
 from rollyard.model.attention import PackedAttention
 from rollyard.model.head import sampled_logprobs
 from rollyard.model.transformer import CausalLM
@@ -23,6 +25,9 @@ def fit(model: CausalLM, batches: Iterable[Sequence[TrainingRow]], *, lr: float,
         batches: rows of each step; drawn as they are needed.
         lr: learning rate.
         progress: told the number of steps done, before each step; what it raises ends the work.
+
+    Raises:
+        NonFinite: a gradient is NaN or infinite; the parameters are those of the step before.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)
     for step, rows in enumerate(batches):
@@ -30,7 +35,10 @@ def fit(model: CausalLM, batches: Iterable[Sequence[TrainingRow]], *, lr: float,
         loss = _loss(model, rows)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        if not math.isfinite(norm):
+            optimizer.zero_grad(set_to_none=True)
+            raise NonFinite(f"supervised step {step}: loss {float(loss.detach())}, gradient norm {norm}")
         with model.stamp.writing():
             optimizer.step()
 

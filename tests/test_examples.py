@@ -1,0 +1,59 @@
+"""The examples do what the README says they do."""
+
+from __future__ import annotations
+
+import operator
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollyard.prompts.jsonl import read_rows
+from rollyard.reward.function import check_columns, load_function
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub}
+
+
+def test_every_arithmetic_prompt_has_its_right_answer():
+    rows = read_rows(EXAMPLES / "arithmetic.jsonl", "prompt")
+    assert len(rows) == 64 == len({row.prompt for row in rows})
+    for row in rows:
+        problem = re.fullmatch(r"State .*: (\d+) ([+-]) (\d+) =", str(row.prompt))
+        assert problem is not None
+        left, sign, right = problem.groups()
+        assert row.columns == {"answer": str(OPERATIONS[sign](int(left), int(right)))}
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "reward"),
+    [
+        ("144", "144", 1.0),
+        ("57 + 87 = 144.", "144", 1.0),
+        ("The answer is 1,204", "1204", 1.0),
+        ("It is -28", "-28", 1.0),
+        ("It is 28", "-28", 0.0),
+        ("7-3", "3", 1.0),
+        ("144 or 145", "144", 0.0),
+        ("2.0", "2", 1.0),
+        ("no idea", "144", 0.0),
+        ("", "144", 0.0),
+    ],
+)
+def test_the_last_number_counts(completion, answer, reward):
+    exact_number = load_function(f"{EXAMPLES / 'reward.py'}:exact_number")
+    check_columns(exact_number, {"answer"})
+    assert exact_number("p", completion, answer=answer, level=3) == reward
+
+
+def test_a_reward_of_ones_own_in_ten_lines(tmp_path, monkeypatch, capsys):
+    script = EXAMPLES / "own_reward.py"
+    assert len(script.read_text().splitlines()) <= 10
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script))
+    steps = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [(step, groups) for step, _, groups in steps] == [("1", "8"), ("2", "8"), ("3", "8"), ("4", "8")]
+    assert all(0 <= float(reward) <= 1 for _, reward, _ in steps)
+    assert (tmp_path / "runs" / "tiny" / "report.json").is_file()
