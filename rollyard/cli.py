@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -137,7 +138,7 @@ async def _drive(run: Any) -> bool:
     def stop() -> None:
         nonlocal stopped
         if stopped:
-            signal.raise_signal(signal.SIGKILL)
+            os._exit(STOPPED)
         stopped = True
         run.stop("stopped by Ctrl-C")
 

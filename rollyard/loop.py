@@ -62,6 +62,10 @@ REFRESH_S = 0.2  # seconds between two pictures of the run
 Inbox = asyncio.Queue[ev.Event | BaseException]
 
 
+class Stopped(Exception):
+    """The run was stopped before its first step."""
+
+
 class Run:
     """One run. Iterating over it, in a plain or an asynchronous loop, makes it go on: each item is one `Step`.
 
@@ -120,10 +124,13 @@ class Run:
         try:
             with timeline.phase(Phase.SETUP):
                 await ring.build(self._reward, lambda: self._stop_cause)
+            recorder.begin()
             async for step in ring.turn():
                 yield step
-        except RollyardError as error:
-            ring.end(str(error), failed=True)
+        except Stopped as stopped:
+            ring.end(str(stopped), failed=False)
+        except Exception as error:
+            ring.end(str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}", failed=True)
             raise
         finally:
             ring.end("left by the caller", failed=False)
@@ -209,12 +216,12 @@ class Ring:
         self._activity = ""
 
     async def _base_policy(self, stopping: Callable[[], str]) -> Path:
-        """The base policy of the task: from the cache, or made now. Raises RunFailed when the run is stopped meanwhile."""
+        """The base policy of the task: from the cache, or made now. Raises Stopped when that is asked for meanwhile."""
 
         def progress(text: str) -> None:
             self._activity = text
             if cause := stopping():
-                raise RunFailed(cause)
+                raise Stopped(cause)
 
         await self._device.run(worker.set_threads, 1)
         return await self._device.run(base_policy, self._config, cache_folder(), progress)

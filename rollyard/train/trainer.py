@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +73,7 @@ class ReferenceTrainer:
         self._max_tokens = max_tokens
         self._source = source
         self._version = version
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         self._optimizer = torch.optim.AdamW(
             model.parameters(), config.lr, config.betas, config.eps, config.weight_decay, fused=True
         )
@@ -192,17 +191,17 @@ class ReferenceTrainer:
 
 
 def _stats(version: WeightVersion, totals: Totals, tokens: int, norm: float, rate: float) -> TrainStats:
-    per_token: Callable[[float], float] = lambda value: value / tokens if tokens else 0.0  # noqa: E731
+    each = max(tokens, 1)  # without a token every sum is 0
     return TrainStats(
         step=version.step,
         loss=totals.loss,
         grad_norm=norm,
         learning_rate=rate,
         tokens=tokens,
-        entropy=per_token(totals.entropy),
-        clipped_share=per_token(totals.clipped),
-        ratio_mean=per_token(totals.ratio),
-        logprob_gap_mean=per_token(totals.gap),
+        entropy=totals.entropy / each,
+        clipped_share=totals.clipped / each,
+        ratio_mean=totals.ratio / each,
+        logprob_gap_mean=totals.gap / each,
         logprob_gap_max=totals.gap_max,
-        kept_set_misses=per_token(totals.missed),
+        kept_set_misses=totals.missed / each,
     )

@@ -47,6 +47,10 @@ class Recorder:
         self._broken = False  # the journal cannot be written any more
         self.finish = Finish("never finished", failed=True)
 
+    def begin(self) -> None:
+        """The setup is over: the first step begins."""
+        self._before = self._timeline.seconds()
+
     def record(self, entries: Iterable[Event | Instruction]) -> None:
         """Keep what the conductor saw and said. Raises JournalError, once."""
         for entry in entries:
