@@ -12,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollyard.config import Config
+from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.prompts.tasks.task import TASKS, Task
 
-RECIPE = 1  # goes up when the same config would make another policy
+RECIPE = 2  # goes up when the same config would make another policy
 SPECIAL = ("<pad>", "<eos>")  # ids 0 and 1; the task's characters follow
 WINDOW = 64  # tokens
+INIT_STD = 0.06  # of the first weights; at a width of 128 it learns twice as fast as with the usual 0.02
 
 
 def base_policy(config: Config, cache: Path, progress: Callable[[str], None]) -> Path:
@@ -37,8 +39,11 @@ def base_policy(config: Config, cache: Path, progress: Callable[[str], None]) ->
 
 
 def architecture(config: Config) -> Architecture:
-    """The shape of the task's base policy, a small llama whose tokens are the task's characters."""
+    """The shape of the task's base policy, a small llama whose tokens are the task's characters. Raises ConfigError."""
     warmup = config.warmup
+    if warmup.width % (2 * warmup.heads):
+        problem = f"a width of {warmup.width} cannot be split into {warmup.heads} heads of an even size"
+        raise ConfigError(problem, where="warmup.width", remedy=f"use a multiple of {2 * warmup.heads}")
     return Architecture(
         family="llama",
         vocab_size=len(_vocabulary(TASKS[config.prompts.task])),
@@ -80,7 +85,7 @@ def _make(task: Task, config: Config, folder: Path, progress: Callable[[str], No
 
         batches = ([row(step * warmup.batch + i) for i in range(warmup.batch)] for step in range(warmup.steps))
         model = CausalLM(shape)
-        model.initialise(warmup.seed)
+        model.initialise(warmup.seed, INIT_STD)
         told = f"making the base policy of {task.name}"
         fit(model, batches, lr=warmup.lr, progress=lambda done: progress(f"{told}: {done} of {warmup.steps} steps"))
         _save_once(lambda: save(model, folder, source), folder)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollyard.config import Config
+from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.prompts.tasks.task import TASKS
@@ -41,7 +42,7 @@ def test_the_same_seed_gives_the_same_policy_and_another_seed_another(tmp_path):
 def test_it_is_made_once(tmp_path):
     told: list[str] = []
     folder = base_policy(config(), tmp_path, told.append)
-    assert told == [f"making the base policy of sort: {step} of 3 steps" for step in (1, 2, 3)]
+    assert told == [f"making the base policy of sort: {step} of 3 steps" for step in (0, 1, 2)]
     assert base_policy(config(), tmp_path, told.append) == folder and len(told) == 3
     for changed in (config(lr=1e-4), config(steps=2), config("reverse")):
         assert base_policy(changed, tmp_path, quiet) != folder
@@ -100,3 +101,9 @@ def test_it_learns_the_task(tmp_path):
         return sum(losses) / len(losses)
 
     assert loss(20) < 0.75 * loss(1)
+
+
+@pytest.mark.parametrize(("width", "heads"), [(128, 3), (30, 2), (64, 64)])
+def test_a_width_that_heads_cannot_share(width, heads):
+    with pytest.raises(ConfigError, match="even size"):
+        architecture(config(width=width, heads=heads))

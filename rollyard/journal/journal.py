@@ -145,13 +145,13 @@ class Journal:
     def record(self, entry: Event | Instruction) -> None:
         """Keep what the conductor saw or said. What the journal has no table for is ignored.
 
-        Rows are buffered; they are written with each batch, and with the first record a second after the last write.
+        Rows are buffered; they are written by `flush`, and with the first record a second after the last write.
         """
         handler = self._handlers.get(type(entry))
         if handler is None:
             return
         handler(entry, self._clock())
-        if type(entry) is Train or time.monotonic() - self._flushed >= FLUSH_S:
+        if time.monotonic() - self._flushed >= FLUSH_S:
             self.flush()
 
     def record_evaluation(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int = 0) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from rollyard.errors import ConfigError
 from rollyard.prompts.source import Message, Row
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 SHOWN = 120  # characters of a broken line that an error shows
 
 
@@ -38,7 +40,7 @@ def _row(line: bytes, path: Path, number: int, field: str) -> Row:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 ({error.reason} at byte {error.start}): {shown}", where=where, remedy=example) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not JSON ({error}): {shown}", where=where, remedy=example) from None
     if not isinstance(record, dict):
         raise ConfigError(f"not an object: {shown}", where=where, remedy=example)
@@ -49,7 +51,10 @@ def _row(line: bytes, path: Path, number: int, field: str) -> Row:
     if clash := {"prompt", "completion"} & set(columns):
         problem = f"the column {clash.pop()!r} has the name of what a reward is given anyway: {shown}"
         raise ConfigError(problem, where=where, remedy="rename the column")
-    return Row(_prompt(record[field], where, shown, example), columns)
+    prompt = _prompt(record[field], where, shown, example)
+    if SURROGATE.search(prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)):
+        raise ConfigError(f"half a character (a lone surrogate) in the prompt: {shown}", where=where, remedy=example)
+    return Row(prompt, columns)
 
 
 def _prompt(value: Any, where: str, shown: str, example: str) -> str | tuple[Message, ...]:

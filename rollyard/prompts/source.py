@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rollyard.errors import ConfigError
 from rollyard.types import Prompt
 
 Message = Mapping[str, str]
@@ -44,7 +45,10 @@ class Source:
         return self._cursor
 
     def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
-        """The next `count` prompts, and whether the stream is exhausted (fewer than asked only then)."""
+        """The next `count` prompts, and whether the stream is exhausted (fewer than asked only then).
+
+        Raises ConfigError for a prompt without a single token.
+        """
         end = self._cursor + count if self._limit is None else min(self._cursor + count, self._limit)
         prompts = tuple(self._prompt(place) for place in range(self._cursor, end))
         self._cursor = end
@@ -53,6 +57,9 @@ class Source:
     def _prompt(self, place: int) -> Prompt:
         number, row = self._row(place)
         token_ids, text = self._render(row)
+        if not token_ids:
+            remedy = "give it a text that the tokenizer knows"
+            raise ConfigError(f"the tokenizer makes no token of prompt {number}: {text!r}", where="prompts.path", remedy=remedy)
         return Prompt(place, number, token_ids, text, row.columns)
 
 

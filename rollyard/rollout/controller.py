@@ -87,8 +87,10 @@ class Controller:
                     self._start(self._score(instruction))
                 case Abort(engine, ids):
                     self._start(self._engines[engine].abort(ids))
-        for engine, batch in requests.items():
-            self._generate(engine, batch)
+        if requests:
+            with self._timeline.phase(Phase.GENERATE):
+                for engine, batch in requests.items():
+                    self._generate(engine, batch)
 
     async def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Completions outside the core, spread over the engines, in the order asked. Their ids are the caller's own.

@@ -138,12 +138,13 @@ class RolloutCore:
         most = most_live(self._version, self._next_batch, policy.batches, policy.max_staleness, policy.groups_per_batch)
         if policy.max_live_groups:
             most = min(most, policy.max_live_groups)
-        return most - len(self._groups) - self._asked
+        return most - len(self._groups)
 
     def _fetch(self, out: list[Output]) -> None:
-        room = 0 if self._exhausted else self._room()
+        """One question at a time, so that an answer is never taken for that to another question."""
+        room = 0 if self._exhausted or self._asked else self._room()
         if room > 0:
-            self._asked += room
+            self._asked = room
             out.append(FetchPrompts(room))
 
     def _on_prompts(self, event: PromptsOffered) -> Iterable[Output]:

@@ -97,17 +97,18 @@ def test_a_batch_taken_but_not_trained_yet_has_trained_nothing(path: Path) -> No
     journal = Journal(path, RUN)
     for entry in (Admit(CAB), Score(CAB, GOOD.completion), Scored(0, 0, GOOD.reward), Train(0, (Group(CAB, (GOOD,)),))):
         journal.record(entry)
+    journal.flush()
     assert rows(path, "SELECT step FROM batches") == [(0,)]
     assert rows(path, "SELECT trained_step FROM rollouts") == [(None,)]
     journal.close()
 
 
-def test_rows_are_written_with_the_batch_and_not_before(path: Path) -> None:
+def test_rows_are_written_by_a_flush_and_not_before(path: Path) -> None:
     journal = Journal(path, RUN)
     journal.record(Admit(CAB))
     journal.record(FetchPrompts(1))
     assert rows(path, "SELECT count(*) FROM prompts") == [(0,)]
-    journal.record(Train(0, (Group(CAB, ()),)))
+    journal.flush()
     assert rows(path, "SELECT count(*) FROM prompts") == [(1,)]
     journal.close()
 

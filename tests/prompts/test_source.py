@@ -93,6 +93,8 @@ def test_rows_and_their_columns(write):
         ('{"prompt": 3}', "neither text nor a list"),
         ('{"prompt": [{"role": "user"}]}', "neither text nor a list"),
         ('{"prompt": "a", "completion": "b"}', "'completion'"),
+        ('{"prompt": "\\ud800 x"}', "a lone surrogate"),
+        ('{"prompt": [{"role": "user", "content": "\\udfff"}]}', "a lone surrogate"),
     ],
 )
 def test_a_broken_line_is_named_and_shown(write, line, problem):
@@ -102,6 +104,12 @@ def test_a_broken_line_is_named_and_shown(write, line, problem):
     assert problem in raised.value.problem and raised.value.where == f"{path}:2"
     shown = line.decode("utf-8", "backslashreplace") if isinstance(line, bytes) else line
     assert shown in raised.value.problem
+
+
+def test_what_is_shown_of_a_broken_line_has_an_end(write):
+    with pytest.raises(ConfigError, match="not JSON") as raised:
+        read_rows(write("[" * 100_000), "prompt")
+    assert len(raised.value.problem) < 300
 
 
 def test_files_that_are_none(write, tmp_path):
@@ -145,4 +153,10 @@ def test_messages_need_a_template(write, tmp_path):
     path = write('{"prompt": [{"role": "user", "content": "cd"}]}')
     stream, _ = open_prompts(config(path, held_out=0), Tokenizer(tiny_folder(tmp_path)))
     with pytest.raises(ConfigError, match="no chat template"):
+        stream.take(1)
+
+
+def test_a_prompt_without_a_token_is_told():
+    stream = Source(lambda place: (7, Row("\u200b")), lambda row: ((), row.prompt), limit=None)
+    with pytest.raises(ConfigError, match="no token of prompt 7"):
         stream.take(1)

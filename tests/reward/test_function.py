@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import threading
 import time
@@ -42,10 +43,10 @@ async def test_sync_and_async_functions_get_text_and_columns():
     assert await judge(lambda prompt, completion: 3) == Reward(3.0, {"<lambda>": 3.0})
 
 
-@pytest.mark.parametrize("value", [None, math.nan, math.inf, "1.0", [1], object()])
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, "1.0", b"1.0", 10**400, 1j, [1], object()])
 async def test_what_is_no_number_is_no_verdict(value):
     reward = await judge(lambda prompt, completion: value)
-    assert reward.value is None and repr(value)[:5] in reward.problem
+    assert reward.value is None and repr(value)[:5] in reward.problem and len(reward.problem) < 120
 
 
 ERRORS = [ValueError("no number"), TimeoutError("mine"), StopIteration("x"), SystemExit(3), KeyError("a")]
@@ -124,3 +125,83 @@ def test_a_needed_column_must_be_there():
     check_columns(needs, {"answer", "level"})
     with pytest.raises(ConfigError, match=r"needs a column 'level'.*the prompts have: answer"):
         check_columns(needs, {"answer"})
+
+
+def test_columns_that_cannot_be_given_are_told_at_once():
+    def by_position(prompt, completion, answer, /): ...
+
+    def any_column(question, completion, **columns): ...
+
+    def after_star(*texts, answer): ...
+
+    with pytest.raises(ConfigError, match="'answer' by position only"):
+        check_columns(by_position, {"answer"})
+    with pytest.raises(ConfigError, match="a column 'question'"):
+        check_columns(any_column, {"question"})
+    with pytest.raises(ConfigError, match="needs a column 'answer'"):
+        check_columns(after_star, set())
+    check_columns(after_star, {"answer", "texts"})
+    check_columns(any_column, {"answer"})
+    check_columns(lambda question, completion, answer: 0, {"question", "answer"})  # it is not given the column
+
+
+async def test_columns_by_name_only_and_after_a_star():
+    assert (await judge(lambda *texts, answer: len(texts) + int(answer))).value == 7
+    assert (await judge(lambda prompt, completion, level=0, /: level)).value == 0  # a column is never given by position
+
+
+async def test_objects_that_are_called():
+    class Judge:
+        def __call__(self, prompt, completion, level):
+            return level
+
+    class Patient:
+        async def __call__(self, prompt, completion, level):
+            await asyncio.sleep(0)
+            return level
+
+    assert await judge(Judge()) == Reward(2.0, {"Judge": 2.0})
+    assert await judge(Patient()) == Reward(2.0, {"Patient": 2.0})
+    assert (await judge(functools.partial(Patient().__call__, level=5))).value is not None
+
+
+def test_a_function_that_hides_its_parameters():
+    with pytest.raises(ConfigError, match="does not tell what parameters"):
+        load_function("builtins:max")
+
+
+async def test_a_judge_that_ends_after_the_run_is_no_error():
+    """Its loop is closed by then. An error on its thread would fail this test."""
+    release, ended = threading.Event(), threading.Event()
+
+    def late(prompt, completion):
+        release.wait(20)
+        ended.set()
+        return 1.0
+
+    def run() -> None:
+        asyncio.run(judge(late, time_limit_s=0.05))
+
+    await asyncio.to_thread(run)
+    release.set()
+    assert await asyncio.to_thread(ended.wait, 20)
+    names = [thread for thread in threading.enumerate() if thread.name == "reward"]
+    for thread in names:
+        await asyncio.to_thread(thread.join, 20)
+
+
+async def test_no_more_judgements_at_a_time_than_asked_for():
+    running = peak = 0
+
+    async def counted(prompt, completion):
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return 1.0
+
+    scorer = FunctionScorer(counted, RewardConfig(concurrency=3))
+    await asyncio.gather(*(scorer.score(PROMPT, completion()) for _ in range(10)))
+    await scorer.close()
+    assert peak == 3

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rollyard import events as ev
 from rollyard.rollout.core import RolloutCore, RolloutPolicy
+from rollyard.rollout.staleness import most_live
 from rollyard.types import FinishReason, Prompt, RequestId, Reward, Sampling, Segment, WeightVersion
 from tests.rollout.world import Odds, World
 
@@ -96,19 +97,16 @@ def prompts(*ids: int, tokens: int = 2) -> tuple[Prompt, ...]:
 
 
 def test_room_after_a_resume():
-    """Limit 2, batch 4, version 10, nothing live: room for 12; 5 live: 7 more; one dropped: one more."""
-    rules = policy(max_staleness=2, groups_per_batch=4, batches=100, min_scored=3)
-    core = opened(rules, version=10)
+    """Limit 2, batch 4, version 10, nothing live: room for 12; one of them dropped while live: room for one more."""
+    assert most_live(version=10, next_batch=10, last_batch=100, limit=2, groups_per_batch=4) == 12
+    core = opened(policy(max_staleness=2, groups_per_batch=4, batches=100, min_scored=3), version=10)
     assert core.first == 12
-    assert asked(core.step(ev.PromptsOffered(prompts(*range(40, 45)), exhausted=False), 0.0)) == 7
     core.step(ev.EngineUp("e", 1, WeightVersion(10)), 0.0)
-    core.step(ev.PromptsOffered((), exhausted=False), 0.0)
-    out = core.step(ev.RequestFailed("e", RequestId(40, 0), "broken", retryable=False), 0.0)
-    assert asked(out) == 0  # one member is gone, its group is still live
-    for member in (1, 2):
+    assert asked(core.step(ev.PromptsOffered(prompts(*range(40, 52)), exhausted=False), 0.0)) == 0
+    for member in range(3):
         out = core.step(ev.RequestFailed("e", RequestId(40, member), "broken", retryable=False), 0.0)
+        assert asked(out) == (member == 2)  # its group is live until the last member is gone
     assert [(o.group, o.reason) for o in out if isinstance(o, ev.Drop) and o.member is None] == [(40, "failed")]
-    assert asked(out) == 1
 
 
 def generates(outputs) -> list[ev.Generate]:

@@ -70,8 +70,8 @@ class World:
     def take(self, output: ev.Instruction | ev.Signal) -> None:
         match output:
             case ev.FetchPrompts(count):
-                assert count > 0 and not self.exhausted
-                self.asked += count
+                assert count > 0 and not self.exhausted and not self.asked
+                self.asked = count
             case ev.Admit(prompt):
                 self.on_admit(prompt)
             case ev.Generate(engine, request):
