@@ -68,7 +68,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,gguf]'
 	@touch $@
 
 $(VENV)/.installed-gguf: $(VENV)/.installed

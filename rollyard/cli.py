@@ -120,9 +120,9 @@ def _explanation(resolved: Resolved) -> Table:
 
 def _run(resolved: Resolved) -> int:
     from rollyard.loop import Run
-    from rollyard.watch.terminal import open_view
+    from rollyard.watch.terminal import Terminal, open_view
 
-    console = Console()
+    console = Terminal()
     kind = resolved.config.watch.view
     run = Run(resolved.config, view=lambda header: open_view(kind, header, console))
     stopped = asyncio.run(_drive(run))
