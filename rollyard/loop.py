@@ -257,7 +257,11 @@ class Ring:
             event = await self._inbox.get()
             if isinstance(event, BaseException):
                 raise event
-            self._happen(event)
+            if isinstance(event, ev.PromptsOffered):
+                with self._timeline.phase(Phase.GENERATE):  # handing out requests is part of generating
+                    self._happen(event)
+            else:
+                self._happen(event)
             if isinstance(event, ev.BatchTrained) and self._trained is not None:
                 groups, stats = self._trained
                 step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
