@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from rollyard.config import Resolved, options, presets, resolve, settle_environment
+from rollyard.config import Resolved, nearest, options, presets, resolve, settle_environment
 from rollyard.errors import ConfigError, RollyardError
 
 SHORT = {  # short names of common options
@@ -46,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settle_environment()
     console = Console(stderr=True)
     try:
-        given = _parser().parse_args(arguments)
+        given, unknown = _parser().parse_known_args(arguments)
+        if unknown:
+            name = unknown[0].lstrip("-").partition("=")[0]
+            remedy = nearest(name, [option.name for option in options()])
+            raise ConfigError(f"there is no option {unknown[0]!r}", where="command line", remedy=remedy)
         resolved = _resolved(given)
         if given.command == "explain":
             Console().print(_explanation(resolved))
@@ -56,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"[bold red]error:[/] [bold]{_plain(error.where)}[/]: {_plain(error.problem)}", soft_wrap=True)
         console.print(f"       {_plain(error.remedy)}", soft_wrap=True)
         return 2
-    except RollyardError as error:
+    except KeyboardInterrupt:
+        return STOPPED
+    except (RollyardError, OSError) as error:
         console.print(f"[bold red]failed:[/] {_plain(str(error))}", soft_wrap=True)
         return 1
 

@@ -29,6 +29,9 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 
+LEAST_TEMPERATURE = 1e-3  # logits divided by less are no longer exact in float32
+
+
 class Section(BaseModel):
     """A branch of the tree: frozen, no unknown names, finite numbers."""
 
@@ -40,7 +43,7 @@ class RunConfig(Section):
     out: str = Field("", description="folder of the run (empty: runs/NAME)")
     overwrite: bool = Field(False, description="replace the folder of an earlier run")
     steps: Count = Field(100, description="optimizer steps")
-    seed: Natural = Field(0, description="seed of everything random in the run")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of everything random in the run")
 
 
 class ModelConfig(Section):
@@ -197,6 +200,9 @@ def _check_prompts(config: Config) -> None:
 
 
 def _check_rollout(rollout: RolloutConfig) -> None:
+    if 0 < rollout.temperature < LEAST_TEMPERATURE:
+        problem = f"a temperature of {rollout.temperature:g} overflows float32"
+        raise ConfigError(problem, where="rollout.temperature", remedy=f"use at least {LEAST_TEMPERATURE:g}")
     if rollout.temperature == 0:
         problem = "greedy completions of a prompt are all alike and have no importance ratio"
         raise ConfigError(problem, where="rollout.temperature", remedy="use a temperature above 0, usually 1")
@@ -289,7 +295,7 @@ def resolve(
     for origin, layer in layers:
         for name, value in layer.items():
             if name not in known:
-                raise ConfigError(f"there is no option {name!r}", where=origin, remedy=_nearest(name, known))
+                raise ConfigError(f"there is no option {name!r}", where=origin, remedy=nearest(name, known))
             values[name] = value
             origins[name] = origin
     config = _build(values, origins)
@@ -363,7 +369,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What an unknown option was probably meant to be, as the remedy of an error."""
     leaf = name.rpartition(".")[2]
     close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(leaf, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else "`rollyard explain` lists all options"

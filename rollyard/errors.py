@@ -9,7 +9,8 @@ RollyardError                  retryable: may the same call work if made again?
 ├── ScoringError               a judge failed; the member has no verdict
 ├── TrainError                 the policy could not be updated
 │   └── NonFinite              a loss or gradient was NaN or infinite; the parameters were left as they were
-├── WeightSyncError            a version did not reach an engine; the version there is unchanged
+├── CheckpointError            a checkpoint could not be written; earlier ones are untouched
+    ├── WeightSyncError            a version did not reach an engine; the version there is unchanged
 ├── JournalError               the run's record could not be written or read
 └── TimeLimitExceeded          a bounded wait ran out
 """
@@ -63,6 +64,10 @@ class TrainError(RollyardError):
 
 class NonFinite(TrainError):
     """A loss or gradient was NaN or infinite. The parameters were left as they were."""
+
+
+class CheckpointError(RollyardError):
+    """A checkpoint could not be written. Earlier ones are untouched."""
 
 
 class WeightSyncError(RollyardError):

@@ -22,6 +22,7 @@ them and decides nothing. An exception in any of them ends the run, with the rep
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import asdict
 from importlib import metadata
@@ -34,7 +35,7 @@ from rollyard.advantage.group import advantages
 from rollyard.batch.sample import build
 from rollyard.conductor import Conductor
 from rollyard.config import Config, cache_folder, settle_environment
-from rollyard.errors import RollyardError, RunFailed
+from rollyard.errors import ConfigError, RollyardError, RunFailed
 from rollyard.evaluate import Evaluator
 from rollyard.journal.folder import RunFolder, folder_of, keep_newest, make_folder
 from rollyard.journal.journal import Journal, RunRecord
@@ -116,7 +117,7 @@ class Run:
 
     async def steps(self) -> AsyncGenerator[Step]:
         """The steps, as they are done. Once only."""
-        timeline = Timeline()
+        timeline, unusable = Timeline(), False
         with timeline.phase(Phase.SETUP):
             folder = make_folder(self.config)
             recorder = self._recorder(folder, timeline)
@@ -129,12 +130,19 @@ class Run:
                 yield step
         except Stopped as stopped:
             ring.end(str(stopped), failed=False)
+        except ConfigError as error:
+            ring.end(str(error), failed=True)
+            unusable = ring.conductor is None
+            raise
         except Exception as error:
             ring.end(str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}", failed=True)
             raise
         finally:
             ring.end("left by the caller", failed=False)
             self.report = await ring.close()
+            folder.release()
+            if unusable:
+                folder.remove()  # nothing was run in it, and it must not stand in the way of the mended command
         if self.report.finished.failed:
             raise RunFailed(self.report.finished.cause)
 
@@ -165,8 +173,9 @@ class Ring:
         self._activity = "starting"
         self._tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._refresh())}
         self._engines: dict[ev.EngineId, Engine] = {}
-        self._conductor: Conductor | None = None
+        self.conductor: Conductor | None = None
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
+        self._saved: WeightVersion | None = None
         self._finished = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
             ev.Train: self._train,
@@ -210,7 +219,7 @@ class Ring:
             self._inbox.put_nowait,
             self._timeline,
         )
-        self._conductor = self._conduct(shape, version, evaluate=bool(held_out))
+        self.conductor = self._conduct(shape, version, evaluate=bool(held_out))
         for engine in self._engines.values():
             await engine.start()
         self._activity = ""
@@ -269,8 +278,8 @@ class Ring:
                 yield step
 
     def _happen(self, event: ev.Event) -> None:
-        assert self._conductor is not None
-        instructions = self._conductor.step(event, asyncio.get_running_loop().time())
+        assert self.conductor is not None
+        instructions = self.conductor.step(event, asyncio.get_running_loop().time())
         self._recorder.record((event, *instructions))
         self._controller.carry_out(instructions)
         for instruction in instructions:
@@ -292,7 +301,7 @@ class Ring:
 
     @property
     def _counts(self) -> CoreCounts:
-        return CoreCounts() if self._conductor is None else self._conductor.counts
+        return CoreCounts() if self.conductor is None else self.conductor.counts
 
     # -------------------------------------------------------------------------------------- the instructions
 
@@ -356,6 +365,7 @@ class Ring:
             relative = str(target.relative_to(self._folder.path))
             self._recorder.checkpoint(instruction.version, relative, self._source.cursor, asdict(self._counts))
             keep_newest(self._folder, self._config.checkpoint.keep)
+            self._saved = instruction.version
         self._inbox.put_nowait(ev.Checkpointed(instruction.version))
 
     # ------------------------------------------------------------------------------------------- the picture
@@ -378,15 +388,28 @@ class Ring:
             return
         self._finished = True
         event = ev.RunBroken(cause, failed)
-        finish = [ev.Finish(cause, failed)] if self._conductor is None else self._conductor.step(event, 0.0)
+        finish = [ev.Finish(cause, failed)] if self.conductor is None else self.conductor.step(event, 0.0)
         self._recorder.record((event, *finish))
+
+    async def _rescue(self) -> None:
+        """Save what a run that did not end as planned had learnt since its last checkpoint."""
+        await self._device.run(int)  # whatever the device was doing is over
+        version = self._trainer.version
+        if version in (WeightVersion(0), self._saved) or not self._recorder.finish.failed:
+            return
+        try:
+            await self._checkpoint(ev.Checkpoint(version))
+        except RollyardError as error:
+            warnings.warn(f"version {version.step} is not saved: {error}", RuntimeWarning, stacklevel=2)
 
     async def close(self) -> Report:
         """Close every station and write the report. Raises JournalError when the journal's last rows cannot be written."""
         for task in self._tasks:
             task.cancel()
-        if self._conductor is not None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.conductor is not None:
             await self._controller.close()
+            await self._rescue()
             for engine in self._engines.values():
                 await engine.close()
             await self._trainer.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollyard.config import Config
+from rollyard.config import Config, EngineConfig
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId
 from rollyard.journal.folder import check_folder
@@ -59,6 +59,20 @@ def check_window(config: Config, architecture: Architecture) -> None:
     if max_tokens >= window:
         problem = f"{max_tokens} tokens leave no room for a prompt in a window of {window}"
         raise ConfigError(problem, where="rollout.max_tokens", remedy=f"use less than {window}")
+    if config.batch.token_budget < window:
+        problem = f"a prompt with its completion may have {window} tokens, more than a micro-batch of {config.batch.token_budget}"
+        raise ConfigError(problem, where="batch.token_budget", remedy=f"use at least {window}, or a smaller engine.window")
+    _check_pages(config.engine, window)
+
+
+def _check_pages(engine: EngineConfig, window: int) -> None:
+    if engine.page_tokens > window:
+        problem = f"a page of {engine.page_tokens} tokens is longer than the window of {window}"
+        raise ConfigError(problem, where="engine.page_tokens", remedy=f"use at most {window}, usually 16")
+    needed = -(-window // engine.page_tokens) + 1  # one more: where a completion leaves its prompt, a page is copied
+    if 0 < engine.pages < needed:
+        problem = f"{engine.pages} pages of {engine.page_tokens} tokens do not hold one sequence of {window}"
+        raise ConfigError(problem, where="engine.pages", remedy=f"use 0 or at least {needed}")
 
 
 def window_of(config: Config, architecture: Architecture) -> int:

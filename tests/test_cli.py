@@ -49,6 +49,10 @@ def test_explain_shows_values_and_where_they_come_from(here, capsys):
         (["run", "--preset", "tiny", "--model", "nowhere"], "nowhere"),
         (["run", "--model", "m", "--prompts", "none.jsonl", "--reward", "x.py:f"], "there is no folder m"),
         (["run", "--preset", "tiny", "--reward", "none.py:f"], "there is no file"),
+        (["run", "--preset", "tiny", "--train.lrr", "1"], "did you mean train.lr?"),
+        (["run", "--preset", "tiny", "--batch.token_budget", "9"], "use at least 64"),
+        (["run", "--preset", "tiny", "--engine.pages", "1"], "use 0 or at least 5"),
+        (["run", "--preset", "tiny", "--engine.page_tokens", "1000000"], "use at most 64"),
         (["dance"], "invalid choice"),
     ],
 )

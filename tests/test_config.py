@@ -49,6 +49,8 @@ def test_text_values_are_converted():
         (TASK | {"weights.rollover": "later"}, "weights.rollover (command line)", "'drain', 'abort' or 'keep'"),
         (TASK | {"rollout.group_size": 1, "rollout.min_scored": 1}, "rollout.group_size", "at least 2"),
         (TASK | {"rollout.min_scored": 9}, "rollout.min_scored", "at most 8"),
+        (TASK | {"rollout.temperature": 1e-300}, "rollout.temperature", "at least 0.001"),
+        (TASK | {"run.seed": 2**70}, "run.seed (command line)", "less than"),
         (TASK | {"rollout.temperature": 0}, "rollout.temperature", "above 0"),
         (TASK | {"rollout.max_staleness": 1}, "rollout.max_staleness", "placement colocated"),
         (TASK | {"warmup.heads": 3}, "warmup.width", "multiple of 6"),

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rollyard
-from rollyard.errors import ConfigError, RunFailed
+from rollyard.errors import CheckpointError, ConfigError, RunFailed
 from rollyard.journal.reader import JournalReader
 from rollyard.watch.report import read_report
 from tests.tiny import tiny_folder
@@ -206,3 +206,57 @@ def test_a_prompt_that_fills_the_window_is_dropped(make, tmp_path):
     run = rollyard.Run(config, reward=share_of_a)
     assert [sorted(group.prompt.text for group in step.groups) for step in run] == [["ab=", "cd=", "ef="]]
     assert run.report is not None and run.report.prompts.dropped == {"context": 1}
+
+
+def test_two_runs_never_share_a_folder(make):
+    first = iter(rollyard.Run(make(run__steps=5), reward=share_of_a))
+    next(first)
+    second = rollyard.Run(make(run__overwrite=True), reward=share_of_a)
+    with pytest.raises(ConfigError, match="a run is going on"):
+        list(second)
+    assert [step.step for step in first] == [2, 3, 4, 5]
+    list(rollyard.Run(make(run__overwrite=True), reward=share_of_a))
+
+
+def test_a_failed_run_saves_what_it_had_learnt(make):
+    judged = iter(range(10**6))
+
+    def breaks_later(prompt, completion):
+        if next(judged) >= 2 * 8 + 4:
+            raise ValueError("gone")
+        return float(len(completion))
+
+    config = make(rollout__give_up_after=3, prompts__held_out=0, run__steps=50)
+    run = rollyard.Run(config, reward=breaks_later)
+    with pytest.raises(RunFailed):
+        list(run)
+    assert run.report is not None and run.report.steps == 2
+    AutoModelForCausalLM.from_pretrained(run.folder.checkpoint(2))
+
+
+def test_rewards_beyond_float32_are_no_verdict(make):
+    run = rollyard.Run(make(rollout__give_up_after=3), reward=lambda prompt, completion: 1e308)
+    with pytest.raises(RunFailed, match="no finite float32 number"):
+        list(run)
+
+
+def test_a_broken_model_leaves_no_folder_behind(make, tmp_path):
+    config = make()
+    weights = next((tmp_path / "llama-tied-0").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:1000])
+    run = rollyard.Run(config, reward=share_of_a)
+    with pytest.raises(ConfigError):
+        list(run)
+    assert not run.folder.path.exists()
+
+
+async def test_a_disk_that_is_full_is_one_clear_error(make, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rollyard.train.trainer.save", full)
+    run = rollyard.Run(make(run__steps=1), reward=share_of_a)
+    with pytest.raises(CheckpointError, match="No space left"), pytest.warns(RuntimeWarning, match="is not saved"):
+        async for _ in run:
+            pass
+    assert run.report is not None and run.report.finished.failed

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +22,7 @@ class RunFolder:
     """Paths inside one run's folder."""
 
     path: Path
+    lock: int | None = None  # open file that keeps other runs out of the folder, while this run is going on
 
     @property
     def config(self) -> Path:
@@ -38,6 +42,14 @@ class RunFolder:
 
     def checkpoint(self, step: int) -> Path:
         return self.path / CHECKPOINTS / f"step-{step:06d}"
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path)
+
+    def release(self) -> None:
+        """Let other runs have the folder."""
+        if self.lock is not None:
+            os.close(self.lock)
 
 
 def folder_of(config: Config) -> RunFolder:
@@ -64,19 +76,47 @@ def check_folder(config: Config) -> None:
 def make_folder(config: Config) -> RunFolder:
     """Make the run's folder, replacing an earlier one where the config says so, and write the resolved config.
 
+    The folder is locked until `release` or the end of the process, so two runs never write into one.
+
     Raises:
-        ConfigError: see `check_folder`, or the folder cannot be written.
+        ConfigError: see `check_folder`, or a run is going on there, or the folder cannot be written.
     """
     check_folder(config)
-    folder = folder_of(config)
+    path = folder_of(config).path
     try:
-        if folder.path.is_dir():
-            shutil.rmtree(folder.path)
-        (folder.path / CHECKPOINTS).mkdir(parents=True)
-        folder.config.write_text(tomli_w.dumps(config.model_dump(mode="json")), encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            _remove(path)
+        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        draft.chmod(0o755)
+        (draft / CHECKPOINTS).mkdir()
+        (draft / CONFIG).write_text(tomli_w.dumps(config.model_dump(mode="json")), encoding="utf-8")
+        lock = _lock(draft)
+        draft.rename(path)
     except OSError as error:
         raise ConfigError(f"cannot be written: {error}", where="run.out", remedy="give a folder that can be written") from None
-    return folder
+    return RunFolder(path, lock)
+
+
+def _lock(path: Path) -> int:
+    """Raises ConfigError when another run holds the folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        remedy = "wait for it, or give another --out or --name"
+        raise ConfigError(f"a run is going on in {path}", where="run.out", remedy=remedy) from None
+    return handle
+
+
+def _remove(path: Path) -> None:
+    """Take the folder away, unless a run is going on in it."""
+    handle = _lock(path)
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+    path.rename(old)
+    shutil.rmtree(old)
+    os.close(handle)
 
 
 def keep_newest(folder: RunFolder, keep: int) -> None:

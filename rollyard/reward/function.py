@@ -21,6 +21,7 @@ from rollyard.types import Completion, Prompt, Reward
 
 RewardFunction = Callable[..., Any]
 WHERE = "reward.function"
+LARGEST = 3.4028235e38  # of float32, which is what losses are computed in
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
@@ -90,12 +91,15 @@ class FunctionScorer:
     def _verdict(self, value: Any) -> Reward:
         if value is None:
             return Reward(None, problem=f"{self._name} returned None")
+        if inspect.iscoroutine(value):
+            value.close()
+            return Reward(None, problem=f"{self._name} returned a coroutine: declare it with async def")
         try:
             number = float(value) if not isinstance(value, (str, bytes, bytearray)) else math.nan
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not math.isfinite(number):
-            return Reward(None, problem=f"{self._name} returned {reprlib.repr(value)}, which is no finite number")
+        if not abs(number) <= LARGEST:
+            return Reward(None, problem=f"{self._name} returned {reprlib.repr(value)}, which is no finite float32 number")
         return Reward(number, {self._name: number})
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollyard.config import TrainConfig
-from rollyard.errors import NonFinite, TrainError
+from rollyard.errors import CheckpointError, NonFinite, TrainError
 from rollyard.model.attention import PackedAttention
 from rollyard.model.folder import save
 from rollyard.model.head import sampled_logprobs
@@ -92,8 +92,16 @@ class ReferenceTrainer:
         return await self._device.run(self._train, batch)
 
     async def save(self, folder: Path) -> None:
-        """Write the policy in Hugging Face format, with the optimizer's state beside it. The folder must not exist."""
-        await self._device.run(save, self._model, folder, self._source, self._write_state)
+        """Write the policy in Hugging Face format, with the optimizer's state beside it. The folder must not exist.
+
+        Raises CheckpointError when it cannot be written, or a change of the parameters failed half way.
+        """
+        if not self._model.stamp.whole:
+            raise CheckpointError(f"{folder} is not written: a change of the parameters failed half way")
+        try:
+            await self._device.run(save, self._model, folder, self._source, self._write_state)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder} cannot be written: {error}") from error
 
     async def load_state(self, folder: Path) -> None:
         """Go on with the optimizer's state of a checkpoint. The parameters are loaded with the model.

@@ -121,7 +121,7 @@ async def test_micro_batches_change_nothing(tmp_path, aggregation):
         assert stats.loss == pytest.approx(results[0][1].loss, abs=1e-6)
         assert stats.entropy == pytest.approx(results[0][1].entropy, abs=1e-5)
         for name, gradient in gradients.items():
-            torch.testing.assert_close(gradient, results[0][0][name], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(gradient, results[0][0][name], rtol=0, atol=1e-6)
 
 
 async def test_metrics_by_hand(tmp_path):
