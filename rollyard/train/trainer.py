@@ -96,12 +96,7 @@ class ReferenceTrainer:
 
         Raises CheckpointError when it cannot be written, or a change of the parameters failed half way.
         """
-        if not self._model.stamp.whole:
-            raise CheckpointError(f"{folder} is not written: a change of the parameters failed half way")
-        try:
-            await self._device.run(save, self._model, folder, self._source, self._write_state)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder} cannot be written: {error}") from error
+        await self._device.run(self._save, folder)
 
     async def load_state(self, folder: Path) -> None:
         """Go on with the optimizer's state of a checkpoint. The parameters are loaded with the model.
@@ -167,6 +162,15 @@ class ReferenceTrainer:
         return self._config.lr * min(1.0, (step + 1) / warmup) if warmup else self._config.lr
 
     # ------------------------------------------------------------------------------------------- its state
+
+    def _save(self, folder: Path) -> None:
+        """On the device, so that a step under way is over and is not taken for a torn one."""
+        if not self._model.stamp.whole:
+            raise CheckpointError(f"{folder} is not written: a change of the parameters failed half way")
+        try:
+            save(self._model, folder, self._source, self._write_state)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder} cannot be written: {error}") from error
 
     def _write_state(self, folder: Path) -> None:
         tensors = {

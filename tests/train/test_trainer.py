@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from rollyard.config import TrainConfig
-from rollyard.errors import NonFinite, StaleWeights, TrainError
+from rollyard.errors import CheckpointError, NonFinite, StaleWeights, TrainError
 from rollyard.model.folder import load
 from rollyard.train.trainer import ReferenceTrainer
 from rollyard.types import Sample, Sampling, TrainBatch, WeightVersion
@@ -255,6 +255,9 @@ async def test_a_failure_inside_the_optimizer_stops_every_forward_pass(tmp_path)
         await ours.train(TrainBatch(0, split(make_samples(), 1), Sampling(9)))
     with pytest.raises(StaleWeights):
         ours._model.stamp.check(ours._model.stamp.generation)
+    with pytest.raises(CheckpointError, match="half way"):
+        await ours.save(tmp_path / "torn")
+    assert not (tmp_path / "torn").exists()
 
 
 async def test_a_saved_trainer_goes_on_as_if_nothing_had_happened(tmp_path):
