@@ -116,6 +116,9 @@ class TrainConfig(Section):
     clip_low: Share = Field(0.2, description="the ratio is clipped below 1 minus this")
     clip_high: Positive = Field(0.2, description="the ratio is clipped above 1 plus this")
     max_grad_norm: Positive = Field(1.0, description="gradients are scaled down to this norm")
+    precision: Literal["model", "bfloat16"] = Field(
+        "model", description="number format of matrix products (bfloat16: autocast, the parameters keep their own format)"
+    )
     aggregation: Literal["token", "sequence", "fixed"] = Field(
         "token", description="mean over tokens; mean over sequences of their means; or sum over sequences x max_tokens"
     )
@@ -133,6 +136,14 @@ class EngineConfig(Section):
     pages: Natural = Field(0, description="pages of the key-value cache (0: enough for every slot at its longest)")
     step_tokens: Count = Field(2048, description="tokens of one engine step at most, decode and prefill together")
     window: Natural = Field(0, description="tokens of prompt and completion at most (0: the model's own)")
+    dtype: Literal["model", "float32", "bfloat16"] = Field("model", description="number format of its weights and cache")
+    batching: Literal["continuous", "static"] = Field(
+        "continuous", description="refill a slot when its sequence ends, or only when all have ended (to compare)"
+    )
+    share_prompts: bool = Field(True, description="compute a prompt once for all its completions")
+    kernels: Literal["auto", "native", "plain"] = Field(
+        "auto", description="own CPU kernels, compiled at first use, or plain torch (auto: own where a compiler is found)"
+    )
 
 
 class PlaceConfig(Section):
@@ -399,6 +410,11 @@ def cache_folder() -> Path:
     if folder := os.environ.get("ROLLYARD_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollyard"
+
+
+def compiler_command() -> str:
+    """The C++ compiler of the engine's kernels: CXX, or c++."""
+    return os.environ.get("CXX") or "c++"
 
 
 def settle_environment() -> None:

@@ -53,7 +53,7 @@ class EmbeddedEngine:
         pages = config.pages or config.slots * (-(-window // config.page_tokens) + 1)
         pool = PagePool(pages, config.page_tokens)
         self._scheduler = Scheduler(pool, slots=config.slots, step_tokens=config.step_tokens, window=window)
-        self._runner = Runner(model, pool)
+        self._runner = Runner(model, pool, config)
         self._version: WeightVersion | None = None
         self._outputs: dict[Running, Output] = {}
         self._open: set[RequestId] = set()  # requests whose last segment was not delivered

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollyard.engine.embedded.attention import KeyValueCache, PagedAttention
-from rollyard.engine.embedded.batch import flatten
+from rollyard.config import EngineConfig
+from rollyard.engine.embedded.decoder import build
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.sampler import Drawn, draw
 from rollyard.engine.embedded.scheduler import Plan, PromptPages
@@ -18,37 +18,51 @@ FIRST_PAGES = 64  # pages that get memory at once; more as they are needed
 class Runner:
     """Holds the cache. All its methods run on the device's thread."""
 
-    def __init__(self, model: CausalLM, pool: PagePool) -> None:
+    def __init__(self, model: CausalLM, pool: PagePool, config: EngineConfig) -> None:
         self._model, self._pool = model, pool
-        weight = model.head_weight
-        self._dtype, self._device = weight.dtype, weight.device
-        self._cache = KeyValueCache(model.architecture, pool.size, pool.page_tokens, self._dtype, self._device)
+        self._device = model.head_weight.device
+        self._decoder = build(model, pool, config)
+        self._memory = self._decoder.memory
         self._generation: int | None = None
 
     @property
+    def decoder(self) -> str:
+        """Which decoder it is: native or plain."""
+        return self._decoder.name
+
+    @property
     def cache_bytes(self) -> int:
-        return self._cache.bytes
+        return self._memory.bytes
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of weights, copied at each `acknowledge`."""
+        return self._decoder.copied_bytes
 
     def allocate(self) -> None:
         """Take memory for the cache."""
-        self._cache.reserve(min(FIRST_PAGES, self._pool.size))
+        self._memory.reserve(min(FIRST_PAGES, self._pool.size))
 
     def release(self) -> None:
         """Give the cache's memory back."""
-        self._cache.release()
+        self._memory.release()
 
     def acknowledge(self) -> None:
-        """The weights as they are now are the ones to decode with."""
-        self._generation = self._model.stamp.generation
+        """The weights as they are now are the ones to decode with: derived copies are made anew."""
+        self._generation = None
+        generation = self._model.stamp.generation
+        self._decoder.refresh()
+        self._model.stamp.check(generation)
+        self._generation = generation
 
     @torch.no_grad()
     def execute(self, plan: Plan) -> Drawn:
         """One token for each of the plan's draws. Raises StaleWeights."""
         assert self._generation is not None, "no weights were loaded"
         self._model.stamp.check(self._generation)
-        self._cache.reserve(self._pool.touched)
+        self._memory.reserve(self._pool.touched)
         if plan.copies:
-            self._cache.copy(plan.copies)
+            self._memory.copy(plan.copies)
         hidden = self._forward(plan)
         if not plan.draws:
             return Drawn([], [], 0)
@@ -65,8 +79,7 @@ class Runner:
         """`[tokens, hidden]` of the flat batch, None when the plan computes no token. Finished prompts keep their row."""
         if not plan.decodes and not plan.chunks:
             return None
-        batch = flatten(plan, self._pool.page_tokens, self._dtype, self._device)
-        hidden = self._model.hidden(batch.ids, batch.positions, PagedAttention(self._cache, batch))
+        hidden = self._decoder.hidden(plan)
         for prompt, index in plan.finished:
             prompt.hidden = hidden[index].clone()
         return hidden
@@ -74,7 +87,7 @@ class Runner:
     def _logits(self, plan: Plan, hidden: Tensor | None) -> Tensor:
         """`[draws, vocab]`; rows that several draws share are computed once."""
         if hidden is not None and len(plan.draws) == len(plan.decodes) == hidden.shape[0]:
-            return self._model.logits(hidden)  # the common step: everybody decodes
+            return self._decoder.logits(hidden)  # the common step: everybody decodes
         row: dict[int | PromptPages, int] = {}
         for source in sorted(plan.sources, key=lambda source: isinstance(source, PromptPages)):
             row.setdefault(source, len(row))
@@ -85,6 +98,6 @@ class Runner:
             parts.append(hidden.index_select(0, torch.tensor(flat, device=self._device)))
         if kept:
             parts.append(torch.stack([tensor for tensor in kept if isinstance(tensor, Tensor)]))
-        logits = self._model.logits(torch.cat(parts))
+        logits = self._decoder.logits(torch.cat(parts))
         rows = [row[source] for source in plan.sources]
         return logits.index_select(0, torch.tensor(rows, device=self._device))

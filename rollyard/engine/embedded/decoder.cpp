@@ -1,0 +1,379 @@
+// One forward pass of a decoder over a flat batch of tokens, for CPUs: packed weights, paged keys and values.
+//
+// Every token's numbers are the same whatever else is in the batch: each output is one sum, taken in one order by one
+// thread. Weights and cache are float32 or bfloat16; everything else is float32.
+//
+// Threads start with the pass and end with it. Between phases they meet at a barrier that spins for some microseconds
+// and then yields, so that a busy machine loses little.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#if defined(__AVX512F__)
+constexpr int V = 16, MR = 12;  // floats of a vector; rows of a tile, so that its sums stay in registers
+#else
+constexpr int V = 8, MR = 6;
+#endif
+constexpr int NR = 2 * V;  // outputs of a panel
+
+typedef float vec __attribute__((vector_size(4 * V), aligned(4)));
+typedef uint32_t bits __attribute__((vector_size(4 * V), aligned(4)));
+typedef uint16_t half __attribute__((vector_size(2 * V), aligned(2)));
+typedef int32_t ints __attribute__((vector_size(4 * V), aligned(4)));
+struct bf16 { uint16_t raw; };
+
+static inline vec load(const float* p) { return *(const vec*)p; }
+static inline vec load(const bf16* p) {
+    bits wide = __builtin_convertvector(*(const half*)p, bits) << 16;
+    vec out; std::memcpy(&out, &wide, sizeof out); return out;
+}
+static inline void store(float* p, vec v) { *(vec*)p = v; }
+static inline void store(float* p, float v) { *p = v; }
+static inline void store(bf16* p, float v) {  // round to nearest even
+    uint32_t u; std::memcpy(&u, &v, 4);
+    p->raw = (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+static inline vec fill(float x) { return x - vec{}; }
+static inline float total(vec v) { float s = 0; for (int i = 0; i < V; i++) s += v[i]; return s; }
+
+// exp to about 1e-7 relative; -inf gives 0. Cody-Waite reduction and the degree-5 polynomial of Cephes' expf.
+static inline vec vexp(vec x) {
+    x = x < -87.3f ? fill(-87.3f) : x;
+    vec n = x * 1.44269504088896341f;
+    vec k = n + 12582912.0f; k = k - 12582912.0f;  // nearest integer
+    vec r = x - k * 0.693359375f; r = r + k * 2.12194440e-4f;
+    vec p = fill(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f; p = p * r + 8.3334519073e-3f; p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f; p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    ints e = (__builtin_convertvector(k, ints) + 127) << 23;
+    vec scale; std::memcpy(&scale, &e, sizeof scale);
+    return p * scale;
+}
+
+// ------------------------------------------------------------------------------------------------ the team
+
+struct Team {
+    int size;
+    std::atomic<int> arrived{0}, round{0};
+    std::vector<std::atomic<long>> next;  // of each phase: the first piece of work nobody took yet
+    Team(int size, int phases) : size(size), next(phases) { for (auto& n : next) n = 0; }
+    void meet() {
+        if (size == 1) return;
+        int now = round.load(std::memory_order_relaxed);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+            arrived.store(0, std::memory_order_relaxed);
+            round.store(now + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; round.load(std::memory_order_acquire) == now; spins++)
+            if (spins > 2000) std::this_thread::yield();
+#if defined(__x86_64__)
+            else __builtin_ia32_pause();
+#endif
+    }
+    template <class F> void share(int phase, long pieces, F work) {  // every thread of the team calls it; all are done after it
+        for (long i; (i = next[phase].fetch_add(1, std::memory_order_relaxed)) < pieces;) work(i);
+        meet();
+    }
+    template <class F> void run(F work) {
+        std::vector<std::thread> others;
+        for (int i = 1; i < size; i++) others.emplace_back(work);
+        work();
+        for (auto& other : others) other.join();
+    }
+};
+
+// ------------------------------------------------------------------------------------------------ linear layers
+
+enum Ending : int { STORE = 0, ADD = 1, SWIGLU = 2 };
+
+// One step along `in` of a panel: float32 holds [in][NR]; bfloat16 holds pairs, [in / 2][NR][2], so that two shifts widen
+// them. Both give the same order of sums.
+template <int M> static inline void step(const float* x, long in, long k, vec a, vec b, vec (&sum)[M][2]) {
+    for (int m = 0; m < M; m++) { float s = x[m * in + k]; sum[m][0] += s * a; sum[m][1] += s * b; }
+}
+static inline void pair(const bf16* p, vec& even, vec& odd) {
+    bits both = *(const bits*)p, low = both << 16, high = both & 0xffff0000u;
+    std::memcpy(&even, &low, sizeof even); std::memcpy(&odd, &high, sizeof odd);
+}
+template <int M> static inline void sums(const float* x, long in, const float* w, vec (&sum)[M][2]) {
+    for (long k = 0; k < in; k++) step<M>(x, in, k, load(w + k * NR), load(w + k * NR + V), sum);
+}
+template <int M> static inline void sums(const float* x, long in, const bf16* w, vec (&sum)[M][2]) {
+    for (long k = 0; k < in; k += 2) {
+        vec a, a_next, b, b_next;
+        pair(w + k * NR, a, a_next); pair(w + k * NR + NR, b, b_next);
+        step<M>(x, in, k, a, b, sum); step<M>(x, in, k + 1, a_next, b_next, sum);
+    }
+}
+
+template <int M, class W>
+static void tile(const float* x, long in, const W* w, const float* bias, float* y, long ldy, int width, int ending) {
+    vec sum[M][2];
+    for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = vec{};
+    sums<M>(x, in, w, sum);
+    for (int m = 0; m < M; m++) {
+        vec a = sum[m][0], b = sum[m][1];
+        if (bias) { a += load(bias); b += load(bias + V); }
+        float* out = y + m * ldy;
+        if (ending == SWIGLU) {
+            vec gated = a / (1.0f + vexp(-a)) * b;
+            if (width == V) store(out, gated); else for (int i = 0; i < width; i++) out[i] = gated[i];
+        } else if (width == NR) {
+            if (ending == ADD) { a += load(out); b += load(out + V); }
+            store(out, a); store(out + V, b);
+        } else for (int i = 0; i < width; i++) {
+            float s = i < V ? a[i] : b[i - V];
+            out[i] = ending == ADD ? out[i] + s : s;
+        }
+    }
+}
+
+template <class W>
+static void strip(long rows, const float* x, long in, const W* w, const float* bias, float* y, long ldy, int width, int ending) {
+    long m = 0;
+    for (; m + MR <= rows; m += MR) tile<MR>(x + m * in, in, w, bias, y + m * ldy, ldy, width, ending);
+    const float* rest = x + m * in; float* out = y + m * ldy;
+    switch (rows - m) {
+#define CASE(n) case n: tile<n>(rest, in, w, bias, out, ldy, width, ending); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+#if defined(__AVX512F__)
+        CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11)
+#endif
+#undef CASE
+    }
+}
+
+// A packed matrix: [panels][in][NR], the last panel filled up with zeros. SWIGLU panels hold V gates, then their V ups.
+struct Linear { const void* weight; const float* bias; long in, out; int half; };
+
+template <class W>
+static void panel_of(const Linear& l, const float* x, long rows, float* y, int ending, long panel) {
+    static thread_local std::vector<float> wide;
+    const W* w = (const W*)l.weight + panel * l.in * NR;
+    int each = ending == SWIGLU ? V : NR;
+    int width = (int)std::min<long>(each, l.out - panel * each);
+    const float* bias = l.bias ? l.bias + panel * NR : nullptr;
+    float* out = y + panel * each;
+    if (sizeof(W) == 2 && rows > MR) {  // widen the panel once for all rows
+        wide.resize(l.in * NR);
+        for (long k = 0; k < l.in; k += 2)
+            for (int n = 0; n < NR; n += V) {
+                vec even, odd;
+                pair((const bf16*)w + k * NR + 2 * n, even, odd);
+                store(&wide[k * NR + n], even); store(&wide[(k + 1) * NR + n], odd);
+            }
+        strip(rows, x, l.in, wide.data(), bias, out, l.out, width, ending);
+    } else strip(rows, x, l.in, w, bias, out, l.out, width, ending);
+}
+
+static void linear(Team& team, int phase, const Linear& l, const float* x, long rows, float* y, int ending) {
+    long each = ending == SWIGLU ? V : NR, panels = (l.out + each - 1) / each;
+    long group = std::max<long>(1, std::min<long>(panels / (4 * team.size), 65536 / (l.in * NR * 4) + 1));
+    team.share(phase, (panels + group - 1) / group, [&](long piece) {
+        for (long p = piece * group; p < std::min(panels, (piece + 1) * group); p++)
+            l.half ? panel_of<bf16>(l, x, rows, y, ending, p) : panel_of<float>(l, x, rows, y, ending, p);
+    });
+}
+
+// --------------------------------------------------------------------------------------- norms and positions
+
+static void rms_norm(const float* x, const float* weight, long n, float eps, float* y) {
+    vec sum{};
+    long i = 0;
+    for (; i + V <= n; i += V) { vec v = load(x + i); sum += v * v; }
+    float squares = total(sum);
+    for (; i < n; i++) squares += x[i] * x[i];
+    float scale = 1.0f / std::sqrt(squares / (float)n + eps);
+    for (i = 0; i + V <= n; i += V) store(y + i, load(x + i) * scale * load(weight + i));
+    for (; i < n; i++) y[i] = x[i] * scale * weight[i];
+}
+
+// Rotary positions: pairs are (i, i + n / 2). `rope`: n cosines, then n sines of which the first half is negated.
+static void rotate(float* x, const float* rope, long n, float scale) {
+    for (long i = 0; i < n / 2; i++) {
+        float a = x[i], b = x[i + n / 2];
+        x[i] = (a * rope[i] + b * rope[n + i]) * scale;
+        x[i + n / 2] = (b * rope[i + n / 2] + a * rope[n + i + n / 2]) * scale;
+    }
+}
+
+// --------------------------------------------------------------------------------------------------- the model
+
+struct Layer {
+    const float *input_norm, *post_norm, *q_norm, *k_norm;  // the last two may be null
+    Linear qkv, o, gate_up, down;
+    void* cache;  // [pages][kv_heads]: keys [head_dim][page], then values [page][head_dim]
+};
+struct Model {
+    const Layer* layer;
+    const float *norm, *rope;
+    long layers, width, heads, kv_heads, head_dim, ffn;
+    long page_tokens, page;  // tokens of a page; the same rounded up to whole vectors
+    float eps;
+    int half_cache;
+};
+struct Batch {
+    const int64_t *positions, *places, *rows, *tables;  // of each token: position, page x page_tokens + offset, row of `tables`
+    long tokens, table_width;
+    float *x, *normed, *qkv, *attended, *active;  // x: embeddings in, the residual stream; normed: hidden states out
+};
+
+template <class C>
+static void place(const Model& m, const Layer& l, const Batch& b, long t) {
+    long d = m.head_dim, kv = m.kv_heads;
+    float* q = b.qkv + t * (m.heads + 2 * kv) * d;
+    const float* rope = m.rope + b.positions[t] * 2 * d;
+    float scale = 1.0f / std::sqrt((float)d);
+    for (long h = 0; h < m.heads; h++) {
+        if (l.q_norm) rms_norm(q + h * d, l.q_norm, d, m.eps, q + h * d);
+        rotate(q + h * d, rope, d, scale);
+    }
+    long page = b.places[t] / m.page_tokens, offset = b.places[t] % m.page_tokens;
+    for (long h = 0; h < kv; h++) {
+        float *k = q + (m.heads + h) * d, *v = q + (m.heads + kv + h) * d;
+        if (l.k_norm) rms_norm(k, l.k_norm, d, m.eps, k);
+        rotate(k, rope, d, 1.0f);
+        C* keys = (C*)l.cache + (page * kv + h) * 2 * d * m.page;
+        C* values = keys + d * m.page + offset * d;
+        for (long i = 0; i < d; i++) { store(keys + i * m.page + offset, k[i]); store(values + i, v[i]); }
+    }
+}
+
+// --------------------------------------------------------------------------------------------------- attention
+
+// Scores of G queries against the keys of COLS vectors of a page.
+template <int G, int COLS, class C>
+static void score(const float* q, const C* keys, long d, long page, float* out, long stride) {
+    vec sum[G][COLS];
+    for (int g = 0; g < G; g++) for (int c = 0; c < COLS; c++) sum[g][c] = vec{};
+    for (long i = 0; i < d; i++) {
+        vec k[COLS];
+        for (int c = 0; c < COLS; c++) k[c] = load(keys + i * page + c * V);
+        for (int g = 0; g < G; g++) { float s = q[g * d + i]; for (int c = 0; c < COLS; c++) sum[g][c] += s * k[c]; }
+    }
+    for (int g = 0; g < G; g++) for (int c = 0; c < COLS; c++) store(out + g * stride + c * V, sum[g][c]);
+}
+
+// Adds G rows of weights x the values of `count` tokens, on BLOCK vectors of the head.
+template <int G, int BLOCK, class C>
+static void mix(const float* weights, long stride, const C* values, long count, long d, float* out) {
+    vec sum[G][BLOCK];
+    for (int g = 0; g < G; g++) for (int c = 0; c < BLOCK; c++) sum[g][c] = load(out + g * d + c * V);
+    for (long t = 0; t < count; t++) {
+        vec v[BLOCK];
+        for (int c = 0; c < BLOCK; c++) v[c] = load(values + t * d + c * V);
+        for (int g = 0; g < G; g++) { float s = weights[g * stride + t]; for (int c = 0; c < BLOCK; c++) sum[g][c] += s * v[c]; }
+    }
+    for (int g = 0; g < G; g++) for (int c = 0; c < BLOCK; c++) store(out + g * d + c * V, sum[g][c]);
+}
+
+// G queries of one token, which share a key-value head.
+template <int G, class C>
+static void attend(const Model& m, const C* cache, const int64_t* table, long head, long length, const float* q, float* out) {
+    static thread_local std::vector<float> scores;
+    long d = m.head_dim, page = m.page, stride = (length + m.page_tokens - 1) / m.page_tokens * m.page_tokens + page;
+    scores.resize(G * stride);
+    float* s = scores.data();
+    auto keys = [&](long first) { return cache + (table[first / m.page_tokens] * m.kv_heads + head) * 2 * d * page; };
+    for (long first = 0; first < length; first += m.page_tokens) {
+        const C* k = keys(first);
+        long c = 0;
+        for (; c + 2 * V <= page; c += 2 * V) score<G, 2>(q, k + c, d, page, s + first + c, stride);
+        for (; c < page; c += V) score<G, 1>(q, k + c, d, page, s + first + c, stride);
+    }
+    float inverse[G];
+    for (int g = 0; g < G; g++) {
+        float* row = s + g * stride;
+        for (long i = length; i < (length + V - 1) / V * V; i++) row[i] = -INFINITY;
+        vec most = load(row), sum{};
+        for (long i = V; i < length; i += V) { vec v = load(row + i); most = v > most ? v : most; }
+        float top = most[0];
+        for (int i = 1; i < V; i++) top = std::max(top, most[i]);
+        for (long i = 0; i < length; i += V) { vec e = vexp(load(row + i) - top); sum += e; store(row + i, e); }
+        float tail = 0;  // vexp gives no exact 0
+        for (long i = length; i < (length + V - 1) / V * V; i++) tail += row[i];
+        inverse[g] = 1.0f / (total(sum) - tail);
+    }
+    std::fill(out, out + G * d, 0.0f);
+    for (long first = 0; first < length; first += m.page_tokens) {
+        const C* v = keys(first) + d * page;
+        long count = std::min(m.page_tokens, length - first), i = 0;
+        for (; i + 4 * V <= d; i += 4 * V) mix<G, 4>(s + first, stride, v + i, count, d, out + i);
+        for (; i < d; i += V) mix<G, 1>(s + first, stride, v + i, count, d, out + i);
+    }
+    for (int g = 0; g < G; g++) for (long i = 0; i < d; i += V) store(out + g * d + i, load(out + g * d + i) * inverse[g]);
+}
+
+template <class C>
+static void attend_token(const Model& m, const Layer& l, const Batch& b, long t, long head) {
+    long d = m.head_dim, group = m.heads / m.kv_heads, length = b.positions[t] + 1;
+    const int64_t* table = b.tables + b.rows[t] * b.table_width;
+    for (long g = 0; g < group;) {
+        const float* q = b.qkv + t * (m.heads + 2 * m.kv_heads) * d + (head * group + g) * d;
+        float* out = b.attended + t * m.heads * d + (head * group + g) * d;
+        const C* cache = (const C*)l.cache;
+        switch (std::min<long>(group - g, 4)) {
+            case 4: attend<4>(m, cache, table, head, length, q, out); g += 4; break;
+            case 3: attend<3>(m, cache, table, head, length, q, out); g += 3; break;
+            case 2: attend<2>(m, cache, table, head, length, q, out); g += 2; break;
+            default: attend<1>(m, cache, table, head, length, q, out); g += 1;
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------- the pass
+
+constexpr int PHASES = 8;  // of a layer
+constexpr long FEW = 16;   // tokens of a piece of work that is small
+
+static void forward(Team& team, const Model& m, const Batch& b) {
+    long small = (b.tokens + FEW - 1) / FEW;
+    auto each_token = [&](int phase, auto work) {
+        team.share(phase, small, [&](long piece) {
+            for (long t = piece * FEW; t < std::min(b.tokens, (piece + 1) * FEW); t++) work(t);
+        });
+    };
+    auto norm = [&](int phase, const float* weight) {
+        each_token(phase, [&](long t) { rms_norm(b.x + t * m.width, weight, m.width, m.eps, b.normed + t * m.width); });
+    };
+    for (long i = 0; i < m.layers; i++) {
+        const Layer& l = m.layer[i];
+        int phase = (int)i * PHASES;
+        norm(phase, l.input_norm);
+        linear(team, phase + 1, l.qkv, b.normed, b.tokens, b.qkv, STORE);
+        each_token(phase + 2, [&](long t) { m.half_cache ? place<bf16>(m, l, b, t) : place<float>(m, l, b, t); });
+        team.share(phase + 3, b.tokens * m.kv_heads, [&](long piece) {
+            long t = piece / m.kv_heads, head = piece % m.kv_heads;
+            m.half_cache ? attend_token<bf16>(m, l, b, t, head) : attend_token<float>(m, l, b, t, head);
+        });
+        linear(team, phase + 4, l.o, b.attended, b.tokens, b.x, ADD);
+        norm(phase + 5, l.post_norm);
+        linear(team, phase + 6, l.gate_up, b.normed, b.tokens, b.active, SWIGLU);
+        linear(team, phase + 7, l.down, b.active, b.tokens, b.x, ADD);
+    }
+    norm((int)m.layers * PHASES, m.norm);
+}
+
+extern "C" {
+
+int rollyard_vector() { return V; }
+
+void rollyard_linear(const Linear* l, const float* x, long rows, float* y, int ending, int threads) {
+    Team team(threads, 1);
+    team.run([&] { linear(team, 0, *l, x, rows, y, ending); });
+}
+
+void rollyard_forward(const Model* m, const Batch* b, int threads) {
+    Team team(threads, (int)m->layers * PHASES + 1);
+    team.run([&] { forward(team, *m, *b); });
+}
+
+}

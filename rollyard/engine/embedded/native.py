@@ -1,0 +1,238 @@
+"""Decoding with the kernels of `decoder.cpp`, on a CPU.
+
+Weights are copied into panels once for each generation of the parameters. Whatever is packed is packed by `refresh`, and
+only there, so no panel outlives an update; the runner checks the generation before every step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rollyard.engine.embedded.batch import Ints, flatten
+from rollyard.engine.embedded.cache import PagedMemory
+from rollyard.engine.embedded.compile import KernelsUnavailable, kernels
+from rollyard.engine.embedded.pages import PagePool
+from rollyard.engine.embedded.scheduler import Plan
+from rollyard.model.architecture import Architecture
+from rollyard.model.transformer import Attention, CausalLM, FeedForward, Layer, rope_table
+
+STORE, ADD, SWIGLU = 0, 1, 2
+
+
+class _Linear(Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64), ("half", c_int))
+
+
+class _Layer(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+        *((name, _Linear) for name in ("qkv", "o", "gate_up", "down")),
+        ("cache", c_void_p),
+    )
+
+
+class _Model(Structure):
+    _fields_ = (
+        ("layer", POINTER(_Layer)),
+        ("norm", c_void_p),
+        ("rope", c_void_p),
+        *((name, c_int64) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "feed_forward")),
+        ("page_tokens", c_int64),
+        ("page", c_int64),
+        ("eps", c_float),
+        ("half_cache", c_int),
+    )
+
+
+class _Batch(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("positions", "places", "rows", "tables")),
+        ("tokens", c_int64),
+        ("table_width", c_int64),
+        *((name, c_void_p) for name in ("x", "normed", "qkv", "attended", "active")),
+    )
+
+
+class Packed:
+    """The weights of one or more linear layers with the same input, as panels.
+
+    A panel holds all inputs of `outputs` outputs: float32 `[in, outputs]`, bfloat16 `[in / 2, outputs, 2]`. With `gated`
+    it holds half as many outputs of each of two layers, which the kernel joins into silu(first) x second.
+    """
+
+    def __init__(self, sources: Sequence[torch.nn.Linear], vector: int, dtype: torch.dtype, gated: bool = False) -> None:
+        self._sources, self._gated = sources, gated
+        self.inputs = sources[0].in_features
+        self.outputs = sources[0].out_features if gated else sum(source.out_features for source in sources)
+        self._each = vector if gated else 2 * vector
+        panels = -(-self.outputs // self._each)
+        self.weight = torch.zeros(panels, self.inputs * 2 * vector, dtype=dtype)
+        biased = any(source.bias is not None for source in sources)
+        self.bias = torch.zeros(panels, 2 * vector) if biased else None
+
+    @property
+    def linear(self) -> _Linear:
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return _Linear(self.weight.data_ptr(), bias, self.inputs, self.outputs, self.weight.dtype == torch.bfloat16)
+
+    @property
+    def bytes(self) -> int:
+        return self.weight.numel() * self.weight.element_size()
+
+    def pack(self) -> None:
+        """Copy the sources' parameters as they are now."""
+        self._fill(self._panels(self.weight), [source.weight for source in self._sources])
+        if self.bias is not None:
+            width = self._each
+            zeros = [torch.zeros(source.out_features) for source in self._sources]
+            biases = [source.bias if source.bias is not None else zero for source, zero in zip(self._sources, zeros, strict=True)]
+            self._fill(self.bias.view(-1, self.bias.shape[1] // width, width, 1), [bias[:, None] for bias in biases])
+
+    def _panels(self, packed: Tensor) -> Tensor:
+        """`[panels, layers in a panel, outputs, inputs]`, a view."""
+        if packed.dtype == torch.bfloat16:
+            pairs = packed.view(packed.shape[0], self.inputs // 2, -1, self._each, 2)
+            return pairs.permute(0, 2, 3, 1, 4)
+        return packed.view(packed.shape[0], self.inputs, -1, self._each).permute(0, 2, 3, 1)
+
+    def _fill(self, panels: Tensor, sources: Sequence[Tensor]) -> None:
+        """Rows of the sources to panels `[panels, layers in a panel, outputs, ...]`."""
+        together = sources if self._gated else [torch.cat(tuple(sources)) if len(sources) > 1 else sources[0]]
+        for index, rows in enumerate(together):
+            target = panels[:, index]
+            whole = rows.shape[0] // self._each
+            inner = target.shape[2:]
+            target[:whole].copy_(rows[: whole * self._each].view(whole, self._each, *inner))
+            if rest := rows.shape[0] - whole * self._each:
+                target[whole, :rest].copy_(rows[whole * self._each :].view(rest, *inner))
+
+
+class NativeDecoder:
+    """Numbers of a token are the same whatever else is in its batch. Weights and cache in `dtype`, the rest in float32.
+
+    A layer of the cache is `[pages, kv_heads * 2 * head_dim * page]`; see `decoder.cpp`.
+
+    Raises KernelsUnavailable where they cannot be compiled, or do not take this model.
+    """
+
+    name = "native"
+
+    def __init__(self, model: CausalLM, pool: PagePool, dtype: torch.dtype) -> None:
+        if model.head_weight.device.type != "cpu":
+            raise KernelsUnavailable("the kernels are for models on the CPU")
+        self._library = kernels()
+        vector = int(self._library.rollyard_vector())
+        self._model, self._pool, self._dtype = model, pool, dtype
+        arch = model.architecture
+        _check_shapes(arch, vector)
+        self._page = -(-pool.page_tokens // vector) * vector
+        shape = (0, 2 * arch.kv_heads * arch.head_dim * self._page)
+        self.memory = PagedMemory(arch.layers, shape, 0, pool.size, dtype, torch.device("cpu"))
+        self._packed = [_pack_layer(layer, vector, dtype) for layer in model.model.layers]
+        head = model.model.embed_tokens if arch.tied else model.lm_head
+        self._head = Packed([_as_linear(head.weight)], vector, dtype)
+        self._norms = [torch.empty(0)]
+        self._rope = rope_table(arch, torch.float32, torch.device("cpu"))
+        self._buffers = torch.empty(0)
+        self._layers = (_Layer * arch.layers)()
+        self.copied_bytes = self._head.bytes + sum(part.bytes for parts in self._packed for part in parts.values())
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Pack every weight anew."""
+        self._head.pack()
+        self._norms = []
+        for layer, parts, entry in zip(self._model.model.layers, self._packed, self._layers, strict=True):
+            for name, packed in parts.items():
+                packed.pack()
+                setattr(entry, name, packed.linear)
+            entry.input_norm = self._keep(layer.input_layernorm.weight)
+            entry.post_norm = self._keep(layer.post_attention_layernorm.weight)
+            if self._model.architecture.qk_norm:
+                entry.q_norm = self._keep(layer.self_attn.q_norm.weight)
+                entry.k_norm = self._keep(layer.self_attn.k_norm.weight)
+        self._keep(self._model.model.norm.weight)
+
+    def hidden(self, plan: Plan) -> Tensor:
+        """`[tokens, hidden]` float32, valid until the next call."""
+        arch = self._model.architecture
+        flat = flatten(plan, self._pool.page_tokens)
+        tokens = len(flat.ids)
+        widths = (arch.hidden_size, arch.hidden_size, (arch.heads + 2 * arch.kv_heads) * arch.head_dim)
+        x, normed, qkv, attended, active = self._scratch(tokens, (*widths, arch.heads * arch.head_dim, arch.feed_forward))
+        x.copy_(F.embedding(torch.from_numpy(flat.ids), self._model.model.embed_tokens.weight).to(self._dtype))
+        for entry, cache in zip(self._layers, self.memory.layers, strict=True):
+            entry.cache = cache.data_ptr()
+        model = _Model(
+            self._layers, self._norms[-1].data_ptr(), self._rope.data_ptr(),
+            arch.layers, arch.hidden_size, arch.heads, arch.kv_heads, arch.head_dim, arch.feed_forward,
+            self._pool.page_tokens, self._page, arch.rms_eps, self._dtype == torch.bfloat16,
+        )  # fmt: skip
+        batch = _Batch(
+            *(_address(array) for array in (flat.positions, flat.places, flat.rows, flat.tables)),
+            tokens, flat.tables.shape[1], *(part.data_ptr() for part in (x, normed, qkv, attended, active)),
+        )  # fmt: skip
+        self._library.rollyard_forward(byref(model), byref(batch), c_int(torch.get_num_threads()))
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[n, vocab]` float32."""
+        return self.apply(self._head, hidden)
+
+    def apply(self, packed: Packed, x: Tensor, ending: int = STORE) -> Tensor:
+        """One linear layer alone: x `[n, in]` float32, contiguous -> `[n, out]`."""
+        out = torch.empty(x.shape[0], packed.outputs)
+        self._library.rollyard_linear(
+            byref(packed.linear), c_void_p(x.contiguous().data_ptr()), c_int64(x.shape[0]), c_void_p(out.data_ptr()),
+            c_int(ending), c_int(torch.get_num_threads()),
+        )  # fmt: skip
+        return out
+
+    def _keep(self, weight: Tensor) -> int:
+        """The address of a float32 copy, rounded as the others are, that lives until the next refresh."""
+        self._norms.append(weight.to(self._dtype).to(torch.float32, copy=True))
+        return self._norms[-1].data_ptr()
+
+    def _scratch(self, tokens: int, widths: Sequence[int]) -> Sequence[Tensor]:
+        """One buffer for each width, `[tokens, width]`, from memory that is kept between steps."""
+        if self._buffers.numel() < tokens * sum(widths):
+            self._buffers = torch.empty(tokens * sum(widths))
+        parts = torch.split(self._buffers[: tokens * sum(widths)], [tokens * width for width in widths])
+        return [part.view(tokens, width) for part, width in zip(parts, widths, strict=True)]
+
+
+def _check_shapes(arch: Architecture, vector: int) -> None:
+    if arch.head_dim % vector:
+        raise KernelsUnavailable(f"the kernels take heads of a multiple of {vector} numbers, not {arch.head_dim}")
+    if any(size % 2 for size in (arch.hidden_size, arch.heads * arch.head_dim, arch.feed_forward)):
+        raise KernelsUnavailable("the kernels take layers with an even number of inputs")
+
+
+def _pack_layer(layer: Layer, vector: int, dtype: torch.dtype) -> dict[str, Packed]:
+    attention: Attention = layer.self_attn
+    mlp: FeedForward = layer.mlp
+    return {
+        "qkv": Packed([attention.q_proj, attention.k_proj, attention.v_proj], vector, dtype),
+        "o": Packed([attention.o_proj], vector, dtype),
+        "gate_up": Packed([mlp.gate_proj, mlp.up_proj], vector, dtype, gated=True),
+        "down": Packed([mlp.down_proj], vector, dtype),
+    }
+
+
+def _as_linear(weight: torch.nn.Parameter) -> torch.nn.Linear:
+    """The parameter itself, as a layer without a bias."""
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = weight
+    return linear
+
+
+def _address(array: Ints) -> int:
+    assert array.flags.c_contiguous and array.dtype == np.int64
+    return array.ctypes.data
