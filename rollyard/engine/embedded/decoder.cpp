@@ -249,26 +249,30 @@ static void place(const Model& m, const Layer& l, const Batch& b, long t) {
 
 // --------------------------------------------------------------------------------------------------- attention
 
-// Scores of G queries against the keys of COLS vectors of a page.
+// Scores of G queries against the keys of COLS vectors of a page. `next`: what is read after it, fetched meanwhile.
 template <int G, int COLS, class C>
-static void score(const float* q, const C* keys, long d, long page, float* out, long stride) {
+static void score(const float* q, const C* keys, const C* next, long d, long page, float* out, long stride) {
     vec sum[G][COLS];
     for (int g = 0; g < G; g++) for (int c = 0; c < COLS; c++) sum[g][c] = vec{};
     for (long i = 0; i < d; i++) {
         vec k[COLS];
+        __builtin_prefetch(next + i * page);
         for (int c = 0; c < COLS; c++) k[c] = load(keys + i * page + c * V);
         for (int g = 0; g < G; g++) { float s = q[g * d + i]; for (int c = 0; c < COLS; c++) sum[g][c] += s * k[c]; }
     }
     for (int g = 0; g < G; g++) for (int c = 0; c < COLS; c++) store(out + g * stride + c * V, sum[g][c]);
 }
 
+constexpr int LINE = 16 / V;  // vectors of a cache line of float32
+
 // Adds G rows of weights x the values of `count` tokens, on BLOCK vectors of the head.
 template <int G, int BLOCK, class C>
-static void mix(const float* weights, long stride, const C* values, long count, long d, float* out) {
+static void mix(const float* weights, long stride, const C* values, const C* next, long count, long d, float* out) {
     vec sum[G][BLOCK];
     for (int g = 0; g < G; g++) for (int c = 0; c < BLOCK; c++) sum[g][c] = load(out + g * d + c * V);
     for (long t = 0; t < count; t++) {
         vec v[BLOCK];
+        for (int c = 0; c < BLOCK; c += LINE) __builtin_prefetch(next + t * d + c * V);
         for (int c = 0; c < BLOCK; c++) v[c] = load(values + t * d + c * V);
         for (int g = 0; g < G; g++) { float s = weights[g * stride + t]; for (int c = 0; c < BLOCK; c++) sum[g][c] += s * v[c]; }
     }
@@ -284,10 +288,10 @@ static void attend(const Model& m, const C* cache, const int64_t* table, long he
     float* s = scores.data();
     auto keys = [&](long first) { return cache + (table[first / m.page_tokens] * m.kv_heads + head) * 2 * d * page; };
     for (long first = 0; first < length; first += m.page_tokens) {
-        const C* k = keys(first);
+        const C *k = keys(first), *next = first + m.page_tokens < length ? keys(first + m.page_tokens) : keys(0) + d * page;
         long c = 0;
-        for (; c + 2 * V <= page; c += 2 * V) score<G, 2>(q, k + c, d, page, s + first + c, stride);
-        for (; c < page; c += V) score<G, 1>(q, k + c, d, page, s + first + c, stride);
+        for (; c + 2 * V <= page; c += 2 * V) score<G, 2>(q, k + c, next + c, d, page, s + first + c, stride);
+        for (; c < page; c += V) score<G, 1>(q, k + c, next + c, d, page, s + first + c, stride);
     }
     float inverse[G];
     for (int g = 0; g < G; g++) {
@@ -304,10 +308,10 @@ static void attend(const Model& m, const C* cache, const int64_t* table, long he
     }
     std::fill(out, out + G * d, 0.0f);
     for (long first = 0; first < length; first += m.page_tokens) {
-        const C* v = keys(first) + d * page;
+        const C *v = keys(first) + d * page, *next = keys(std::min(first + m.page_tokens, length - 1)) + d * page;
         long count = std::min(m.page_tokens, length - first), i = 0;
-        for (; i + 4 * V <= d; i += 4 * V) mix<G, 4>(s + first, stride, v + i, count, d, out + i);
-        for (; i < d; i += V) mix<G, 1>(s + first, stride, v + i, count, d, out + i);
+        for (; i + 4 * V <= d; i += 4 * V) mix<G, 4>(s + first, stride, v + i, next + i, count, d, out + i);
+        for (; i < d; i += V) mix<G, 1>(s + first, stride, v + i, next + i, count, d, out + i);
     }
     for (int g = 0; g < G; g++) for (long i = 0; i < d; i += V) store(out + g * d + i, load(out + g * d + i) * inverse[g]);
 }
@@ -362,6 +366,45 @@ static void forward(Team& team, const Model& m, const Batch& b) {
     norm((int)m.layers * PHASES, m.norm);
 }
 
+// ---------------------------------------------------------------------------------------------------- drawing
+
+constexpr long BLOCK_TOKENS = 256;  // of the vocabulary
+
+// The first token whose cumulative share of exp(logit) exceeds `noise`, in two levels: whole blocks, then one block.
+// Never one whose logit is -inf. `near`: the draw is closer to a border between tokens than `edge` of the whole.
+static void draw_row(const float* logits, long vocab, double noise, double edge, int64_t* token, double* logprob, int8_t* near) {
+    static thread_local std::vector<double> ends;
+    vec most = fill(-INFINITY);
+    long i = 0;
+    for (; i + V <= vocab; i += V) { vec v = load(logits + i); most = v > most ? v : most; }
+    float top = most[0];
+    for (int j = 1; j < V; j++) top = std::max(top, most[j]);
+    for (; i < vocab; i++) top = std::max(top, logits[i]);
+    ends.clear();
+    double all = 0;
+    for (long first = 0; first < vocab; first += BLOCK_TOKENS) {
+        long last = std::min(vocab, first + BLOCK_TOKENS);
+        vec sum{};
+        for (i = first; i + V <= last; i += V) { vec x = load(logits + i) - top, e = vexp(x); sum += x < -80.0f ? vec{} : e; }
+        float rest = 0;
+        for (; i < last; i++) rest += logits[i] - top < -80.0f ? 0.0f : std::exp(logits[i] - top);
+        ends.push_back(all += total(sum) + rest);
+    }
+    long block = std::upper_bound(ends.begin(), ends.end(), noise * all) - ends.begin();
+    while (block == (long)ends.size() || (block && ends[block] == ends[block - 1])) block--;  // it adds to the sum
+    double before = block ? ends[block - 1] : 0, target = noise * all - before, sum = 0, below = 0, above = 0;
+    long chosen = -1;
+    for (i = block * BLOCK_TOKENS; i < std::min(vocab, (block + 1) * BLOCK_TOKENS); i++) {
+        double weight = logits[i] - top < -80.0f ? 0.0 : std::exp((double)(logits[i] - top));
+        if (!weight) continue;
+        chosen = i; below = sum; above = sum += weight;
+        if (sum > target) break;
+    }
+    *token = chosen;
+    *logprob = (double)(logits[chosen] - top) - std::log(all);
+    *near = std::min(target - below, above - target) < edge * all;
+}
+
 extern "C" {
 
 int rollyard_vector() { return V; }
@@ -374,6 +417,17 @@ void rollyard_linear(const Linear* l, const float* x, long rows, float* y, int e
 void rollyard_forward(const Model* m, const Batch* b, int threads) {
     Team team(threads, (int)m->layers * PHASES + 1);
     team.run([&] { forward(team, *m, *b); });
+}
+
+// logits [rows, vocab] -> tokens, logprobs, near ties [rows].
+void rollyard_draw(const float* logits, long rows, long vocab, const double* noise, double edge, int64_t* tokens,
+                   double* logprobs, int8_t* near, int threads) {
+    Team team(threads, 1);
+    team.run([&] {
+        team.share(0, rows, [&](long r) {
+            draw_row(logits + r * vocab, vocab, noise[r], edge, tokens + r, logprobs + r, near + r);
+        });
+    });
 }
 
 }

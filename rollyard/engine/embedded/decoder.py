@@ -34,6 +34,10 @@ class Decoder(Protocol):
         """`[n, hidden]` -> `[n, vocab]` float32."""
         ...
 
+    def choose(self, shaped: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A `sampler.Choose`."""
+        ...
+
 
 def build(model: CausalLM, pool: PagePool, config: EngineConfig) -> Decoder:
     """The fastest decoder that this machine and model allow, or the one that the config names.

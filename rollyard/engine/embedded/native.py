@@ -6,9 +6,9 @@ only there, so no panel outlives an update; the runner checks the generation bef
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from rollyard.engine.embedded.batch import Ints, flatten
 from rollyard.engine.embedded.cache import PagedMemory
 from rollyard.engine.embedded.compile import KernelsUnavailable, kernels
 from rollyard.engine.embedded.pages import PagePool
+from rollyard.engine.embedded.sampler import NEAR_EDGE
 from rollyard.engine.embedded.scheduler import Plan
 from rollyard.model.architecture import Architecture
 from rollyard.model.transformer import Attention, CausalLM, FeedForward, Layer, rope_table
@@ -135,9 +136,9 @@ class NativeDecoder:
         self._page = -(-pool.page_tokens // vector) * vector
         shape = (0, 2 * arch.kv_heads * arch.head_dim * self._page)
         self.memory = PagedMemory(arch.layers, shape, 0, pool.size, dtype, torch.device("cpu"))
-        self._packed = [_pack_layer(layer, vector, dtype) for layer in model.model.layers]
-        head = model.model.embed_tokens if arch.tied else model.lm_head
-        self._head = Packed([_as_linear(head.weight)], vector, dtype)
+        self._sources = cast(list[Layer], list(model.model.layers))
+        self._packed = [_pack_layer(layer, vector, dtype) for layer in self._sources]
+        self._head = Packed([_as_linear(model.head_weight)], vector, dtype)
         self._norms = [torch.empty(0)]
         self._rope = rope_table(arch, torch.float32, torch.device("cpu"))
         self._buffers = torch.empty(0)
@@ -149,7 +150,7 @@ class NativeDecoder:
         """Pack every weight anew."""
         self._head.pack()
         self._norms = []
-        for layer, parts, entry in zip(self._model.model.layers, self._packed, self._layers, strict=True):
+        for layer, parts, entry in zip(self._sources, self._packed, self._layers, strict=True):
             for name, packed in parts.items():
                 packed.pack()
                 setattr(entry, name, packed.linear)
@@ -186,11 +187,23 @@ class NativeDecoder:
         """`[n, vocab]` float32."""
         return self.apply(self._head, hidden)
 
+    def choose(self, shaped: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A `sampler.Choose`."""
+        rows, vocab = shaped.shape
+        tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
+        near = torch.empty(rows, dtype=torch.bool)
+        shaped = shaped.contiguous()
+        self._library.rollyard_draw(
+            c_void_p(shaped.data_ptr()), c_int64(rows), c_int64(vocab), c_void_p(noise.data_ptr()), c_double(NEAR_EDGE),
+            *(c_void_p(out.data_ptr()) for out in (tokens, logprobs, near)), c_int(torch.get_num_threads()),
+        )  # fmt: skip
+        return tokens, logprobs, near
+
     def apply(self, packed: Packed, x: Tensor, ending: int = STORE) -> Tensor:
         """One linear layer alone: x `[n, in]` float32, contiguous -> `[n, out]`."""
-        out = torch.empty(x.shape[0], packed.outputs)
+        x, out = x.contiguous(), torch.empty(x.shape[0], packed.outputs)
         self._library.rollyard_linear(
-            byref(packed.linear), c_void_p(x.contiguous().data_ptr()), c_int64(x.shape[0]), c_void_p(out.data_ptr()),
+            byref(packed.linear), c_void_p(x.data_ptr()), c_int64(x.shape[0]), c_void_p(out.data_ptr()),
             c_int(ending), c_int(torch.get_num_threads()),
         )  # fmt: skip
         return out
@@ -226,8 +239,9 @@ def _pack_layer(layer: Layer, vector: int, dtype: torch.dtype) -> dict[str, Pack
     }
 
 
-def _as_linear(weight: torch.nn.Parameter) -> torch.nn.Linear:
+def _as_linear(weight: Tensor) -> torch.nn.Linear:
     """The parameter itself, as a layer without a bias."""
+    assert isinstance(weight, torch.nn.Parameter)
     linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = weight
     return linear

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from rollyard.engine.embedded.batch import FlatBatch, Ints, flatten
 from rollyard.engine.embedded.cache import PagedMemory
 from rollyard.engine.embedded.pages import PagePool
+from rollyard.engine.embedded.sampler import by_inverse_cdf
 from rollyard.engine.embedded.scheduler import Plan
 from rollyard.model.transformer import CausalLM
 
@@ -70,6 +71,10 @@ class PlainDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, vocab]` float32."""
         return self._model.logits(hidden)
+
+    def choose(self, shaped: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A `sampler.Choose`."""
+        return by_inverse_cdf(shaped, noise)
 
     def _parts(self, flat: FlatBatch) -> tuple[Rows | None, Rows | None]:
         """Decoding sequences, and chunks."""

@@ -73,6 +73,7 @@ class Runner:
             [request.sampling for request in requests],
             [request.seed for request in requests],
             [len(sequence.tokens) for sequence in plan.draws],
+            self._decoder.choose,
         )
 
     def _forward(self, plan: Plan) -> Tensor | None:

@@ -6,7 +6,7 @@ blocks of the vocabulary finds the block, another one inside it finds the token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,14 @@ def uniform(seeds: Sequence[int], indices: Sequence[int]) -> NDArray[np.float64]
     return (_mix(stream + step) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def draw(logits: Tensor, sampling: Sequence[Sampling], seeds: Sequence[int], indices: Sequence[int]) -> Drawn:
+# logits `[rows, vocab]` and noise `[rows]` float64 in [0, 1) -> tokens `[rows]` int64, logprobs `[rows]` float64, and near
+# ties `[rows]` bool: draws so close to the border between two tokens that rounding could flip them.
+Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def draw(
+    logits: Tensor, sampling: Sequence[Sampling], seeds: Sequence[int], indices: Sequence[int], choose: Choose | None = None
+) -> Drawn:
     """Draw the next token of each row.
 
     Args:
@@ -51,19 +58,27 @@ def draw(logits: Tensor, sampling: Sequence[Sampling], seeds: Sequence[int], ind
         sampling: `[rows]`, temperature, top_p and top_k.
         seeds: `[rows]`, the requests' seeds.
         indices: `[rows]`, the index in its completion of the token to draw.
+        choose: draws from shaped logits; `by_inverse_cdf` when None.
     """
     temperatures = np.array([each.temperature for each in sampling], np.float32)
     greedy = temperatures == 0.0
     shaped = _shape(logits, temperatures, greedy, sampling)
-    best = shaped.amax(-1, keepdim=True)
     noise = torch.from_numpy(uniform(seeds, indices)).to(logits.device)
-    tokens, near, total = inverse_cdf((shaped - best).exp_(), noise)
+    tokens, logprobs, near = (choose or by_inverse_cdf)(shaped, noise)
     if greedy.any():
         likeliest, tied = _likeliest(logits)
         chosen = torch.from_numpy(greedy).to(logits.device)
         tokens, near = torch.where(chosen, likeliest, tokens), torch.where(chosen, tied, near)
-    logprobs = (shaped.gather(1, tokens[:, None]) - best)[:, 0].double() - total.log()
+        every = logits.double().log_softmax(-1).gather(1, likeliest[:, None])[:, 0]
+        logprobs = torch.where(chosen, every, logprobs)
     return Drawn(tokens.tolist(), logprobs.tolist(), int(near.sum()))
+
+
+def by_inverse_cdf(shaped: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A `Choose` in torch, on any device."""
+    best = shaped.amax(-1, keepdim=True)
+    tokens, near, total = inverse_cdf((shaped - best).exp_(), noise)
+    return tokens, (shaped.gather(1, tokens[:, None]) - best)[:, 0].double() - total.log(), near
 
 
 def inverse_cdf(weights: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:

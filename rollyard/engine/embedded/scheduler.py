@@ -217,7 +217,8 @@ class Scheduler:
             index += 1
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self.slots and not self._short_of_pages:
+        # Who is short of pages goes first; it may have been aborted since.
+        while self._waiting and len(self._running) < self.slots and not (self._short_of_pages and self._running):
             sequence = self._waiting[0]
             if not sequence.ended:
                 if not self._seat(sequence):

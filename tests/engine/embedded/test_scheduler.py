@@ -284,6 +284,26 @@ def test_planning_does_not_look_at_the_queue() -> None:
     assert Counted.looked < 20
 
 
+def test_nobody_waits_for_the_pages_of_a_sequence_that_was_aborted() -> None:
+    """Found by the property test below: the only running sequence was short of pages, and aborted; others waited on."""
+    world = World(pages=13, page_tokens=3, slots=3, step_tokens=8, window=20)
+    short, long = (0,) * 5, (0,) * 13
+    arrivals = [
+        (0, ask(7, short, 11, (653,), 1)), (0, ask(8, long, 1)), (1, ask(6, short, 1)), (7, ask(0, short, 2)),
+        (8, ask(3, long, 2, (352, 979), 1)), (8, ask(4, long, 4, (352, 979, 813))), (8, ask(5, (0,), 1, (), 1)),
+        (9, ask(1, short, 1, (), 1)), (10, ask(2, long, 6)),
+    ]  # fmt: skip
+    for when, request in arrivals:
+        while world.plans < when:
+            world.step()
+        world.submit(request)
+    while world.plans < 20:
+        world.step()
+    assert [sequence.request.id.group for sequence in world.live] == [3, 1]
+    world.abort(world.live[0])
+    assert [sequence.request.id.group for sequence in world.step().draws] == [1]
+
+
 @st.composite
 def scenarios(draw: st.DrawFn) -> tuple[World, list[tuple[int, str, Request]]]:
     page_tokens = draw(st.integers(1, 4))
