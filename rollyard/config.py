@@ -81,6 +81,7 @@ class RolloutConfig(Section):
     temperature: NonNegative = Field(1.0, description="sampling temperature")
     top_p: Share = Field(1.0, description="keep the likeliest tokens that hold this share of probability")
     top_k: Natural = Field(0, description="keep this many of the likeliest tokens (0: all)")
+    ignore_eos: bool = Field(False, description="go on to max_tokens whatever is drawn (to compare speeds)")
     stop: tuple[str, ...] = Field((), description="texts that end a completion (separate several with commas)")
     max_staleness: Natural = Field(0, description="versions a rollout may lag behind the one it trains (S)")
     max_live_groups: Natural = Field(0, description="cap on prompts under way (0: the staleness rule alone)")

@@ -82,7 +82,9 @@ def window_of(config: Config, architecture: Architecture) -> int:
 
 def sampling_of(config: Config) -> Sampling:
     rollout = config.rollout
-    return Sampling(rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop)
+    return Sampling(
+        rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop, ignore_eos=rollout.ignore_eos
+    )
 
 
 def threads_of(config: Config, architecture: Architecture) -> int:

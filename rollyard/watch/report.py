@@ -61,7 +61,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class WeightTraffic:
-    """How new weights reached the engines, and the bytes copied for it over the whole run."""
+    """How new weights reached the engines, and the bytes copied for it over the whole run, by transport and engines."""
 
     transport: str
     bytes_copied: int
@@ -191,6 +191,8 @@ class ReportBuilder:
         self, *, phases: PhaseSeconds, prompts: Counts, members: Counts, engines: Iterable[EngineStats], finished: Finished
     ) -> Report:
         """The report of what was gathered so far. `engines` are the totals of every engine the run had."""
+        stats = tuple(engines)
+        copied = self._bytes_copied + sum(engine.copied_bytes for engine in stats)
         known = [reward for reward in self._rewards if reward is not None]
         return Report(
             **self._names,
@@ -202,10 +204,10 @@ class ReportBuilder:
             reward=RewardCurve(known[0] if known else None, known[-1] if known else None, self.rewards),
             eval=EvalRewards(*(self._evaluations[i] if self._evaluations else None for i in (0, -1))),
             lengths=Lengths(*(percentile(self._lengths, p) for p in (50, 95, 100))),
-            slots_busy=slots_busy(engines),
+            slots_busy=slots_busy(stats),
             prompts=prompts,
             members=members,
-            weights=WeightTraffic(self._transport, self._bytes_copied),
+            weights=WeightTraffic(self._transport, copied),
             versions=tuple(self._versions),
             finished=finished,
             software=software(),

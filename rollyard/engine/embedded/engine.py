@@ -52,7 +52,14 @@ class EmbeddedEngine:
         # A sequence at its longest, and one page more: where it leaves its prompt, that page is copied.
         pages = config.pages or config.slots * (-(-window // config.page_tokens) + 1)
         pool = PagePool(pages, config.page_tokens)
-        self._scheduler = Scheduler(pool, slots=config.slots, step_tokens=config.step_tokens, window=window)
+        self._scheduler = Scheduler(
+            pool,
+            slots=config.slots,
+            step_tokens=config.step_tokens,
+            window=window,
+            continuous=config.batching == "continuous",
+            share=config.share_prompts,
+        )
         self._runner = Runner(model, pool, config)
         self._version: WeightVersion | None = None
         self._outputs: dict[Running, Output] = {}
@@ -65,8 +72,8 @@ class EmbeddedEngine:
         self._asleep = self._paused = self._draining = self._closed = False
         self._lost: BaseException | None = None
         self._flushed_at = perf_counter()
-        self._steps = self._generated = self._near_ties = 0
-        self._step_s = self._busy_slot_s = 0.0
+        self._steps = self._generated = self._near_ties = self._copied_bytes = 0
+        self._step_s = self._plan_s = self._busy_slot_s = 0.0
         self._note_work()
 
     @property
@@ -187,6 +194,9 @@ class EmbeddedEngine:
             preemptions=counters.preemptions,
             near_ties=self._near_ties,
             step_s=self._step_s,
+            plan_s=self._plan_s,
+            copied_bytes=self._copied_bytes,
+            decoder=self._runner.decoder,
             busy_slot_s=self._busy_slot_s,
             slots=self._slots,
         )
@@ -220,7 +230,9 @@ class EmbeddedEngine:
         began = perf_counter()
         self._submit(arrived)
         plan = self._scheduler.plan()
+        planned = perf_counter()
         drawn = self._runner.execute(plan)
+        executed = perf_counter()
         self._scheduler.commit(plan, drawn.token_ids)
         version = self._scheduler.version
         segments, ended = [], []
@@ -243,12 +255,14 @@ class EmbeddedEngine:
         self._generated += len(plan.draws)
         self._near_ties += drawn.near_ties
         self._step_s += now - began
+        self._plan_s += planned - began + now - executed
         self._busy_slot_s += len(plan.draws) * (now - began)
         return segments
 
     def _receive(self, version: WeightVersion, receiver: Receiver) -> None:
         receiver.receive(version)
         self._runner.acknowledge()
+        self._copied_bytes += self._runner.copied_bytes
 
     def _submit(self, requests: Iterable[Request]) -> None:
         for request in requests:

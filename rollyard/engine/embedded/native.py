@@ -7,7 +7,8 @@ only there, so no panel outlives an update; the runner checks the generation bef
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
+from ctypes import CDLL, POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
+from functools import cache
 from typing import cast
 
 import numpy as np
@@ -128,7 +129,7 @@ class NativeDecoder:
     def __init__(self, model: CausalLM, pool: PagePool, dtype: torch.dtype) -> None:
         if model.head_weight.device.type != "cpu":
             raise KernelsUnavailable("the kernels are for models on the CPU")
-        self._library = kernels()
+        self._library = _checked()
         vector = int(self._library.rollyard_vector())
         self._model, self._pool, self._dtype = model, pool, dtype
         arch = model.architecture
@@ -185,28 +186,11 @@ class NativeDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, vocab]` float32."""
-        return self.apply(self._head, hidden)
+        return apply(self._library, self._head, hidden)
 
     def choose(self, shaped: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A `sampler.Choose`."""
-        rows, vocab = shaped.shape
-        tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
-        near = torch.empty(rows, dtype=torch.bool)
-        shaped = shaped.contiguous()
-        self._library.rollyard_draw(
-            c_void_p(shaped.data_ptr()), c_int64(rows), c_int64(vocab), c_void_p(noise.data_ptr()), c_double(NEAR_EDGE),
-            *(c_void_p(out.data_ptr()) for out in (tokens, logprobs, near)), c_int(torch.get_num_threads()),
-        )  # fmt: skip
-        return tokens, logprobs, near
-
-    def apply(self, packed: Packed, x: Tensor, ending: int = STORE) -> Tensor:
-        """One linear layer alone: x `[n, in]` float32, contiguous -> `[n, out]`."""
-        x, out = x.contiguous(), torch.empty(x.shape[0], packed.outputs)
-        self._library.rollyard_linear(
-            byref(packed.linear), c_void_p(x.data_ptr()), c_int64(x.shape[0]), c_void_p(out.data_ptr()),
-            c_int(ending), c_int(torch.get_num_threads()),
-        )  # fmt: skip
-        return out
+        return choose(self._library, shaped, noise, NEAR_EDGE)
 
     def _keep(self, weight: Tensor) -> int:
         """The address of a float32 copy, rounded as the others are, that lives until the next refresh."""
@@ -219,6 +203,44 @@ class NativeDecoder:
             self._buffers = torch.empty(tokens * sum(widths))
         parts = torch.split(self._buffers[: tokens * sum(widths)], [tokens * width for width in widths])
         return [part.view(tokens, width) for part, width in zip(parts, widths, strict=True)]
+
+
+@cache
+def _checked() -> CDLL:
+    """The kernels, once they agree with torch on a small layer. Raises KernelsUnavailable."""
+    library = kernels()
+    source, x = torch.nn.Linear(34, 50), torch.linspace(-1, 1, 13 * 34).view(13, 34)
+    with torch.no_grad():
+        source.weight.copy_(torch.linspace(-1, 1, 34 * 50).view(50, 34).sin())
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
+            packed = Packed([source], int(library.rollyard_vector()), dtype)
+            packed.pack()
+            if float((apply(library, packed, x) - source(x)).abs().max()) > tolerance:
+                raise KernelsUnavailable("the compiled kernels give other numbers than torch")
+    return library
+
+
+def apply(library: CDLL, packed: Packed, x: Tensor, ending: int = STORE, out: Tensor | None = None) -> Tensor:
+    """One linear layer alone: x `[n, in]` float32 -> `[n, out]`; ADD adds to `out`."""
+    x = x.contiguous()
+    out = torch.empty(x.shape[0], packed.outputs) if out is None else out
+    library.rollyard_linear(
+        byref(packed.linear), c_void_p(x.data_ptr()), c_int64(x.shape[0]), c_void_p(out.data_ptr()),
+        c_int(ending), c_int(torch.get_num_threads()),
+    )  # fmt: skip
+    return out
+
+
+def choose(library: CDLL, shaped: Tensor, noise: Tensor, edge: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, logprobs and near ties; see `sampler.Choose`."""
+    rows, vocab = shaped.shape
+    tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
+    near, shaped = torch.empty(rows, dtype=torch.bool), shaped.contiguous()
+    library.rollyard_draw(
+        c_void_p(shaped.data_ptr()), c_int64(rows), c_int64(vocab), c_void_p(noise.data_ptr()), c_double(edge),
+        *(c_void_p(out.data_ptr()) for out in (tokens, logprobs, near)), c_int(torch.get_num_threads()),
+    )  # fmt: skip
+    return tokens, logprobs, near
 
 
 def _check_shapes(arch: Architecture, vector: int) -> None:

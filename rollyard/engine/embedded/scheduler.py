@@ -33,6 +33,7 @@ class PromptPages:
     """A prompt's keys and values, computed once for all its completions."""
 
     ids: tuple[int, ...]  # [tokens]
+    key: tuple[int, ...]  # what it is found by: its ids, or where prompts are not shared the rank of its sequence
     table: PageTable
     again: bool  # computed before, for the same request
     users: int = 0  # running sequences
@@ -119,10 +120,15 @@ class Scheduler:
         slots: sequences running at once.
         step_tokens: tokens of a step at most.
         window: tokens of prompt and completion at most.
+        continuous: refill a slot when its sequence ends; else only when all running sequences have ended.
+        share: compute a prompt once for all its completions.
     """
 
-    def __init__(self, pool: PagePool, *, slots: int, step_tokens: int, window: int) -> None:
+    def __init__(
+        self, pool: PagePool, *, slots: int, step_tokens: int, window: int, continuous: bool = True, share: bool = True
+    ) -> None:
         self.pool, self.slots, self.step_tokens, self.window = pool, slots, step_tokens, window
+        self.continuous, self.share = continuous, share
         self.counters = Counters()
         self.version = WeightVersion(0)
         self._waiting: list[Sequence] = []  # a heap; may hold some that ended
@@ -217,6 +223,8 @@ class Scheduler:
             index += 1
 
     def _admit(self) -> None:
+        if self._running and not self.continuous:
+            return
         # Who is short of pages goes first; it may have been aborted since.
         while self._waiting and len(self._running) < self.slots and not (self._short_of_pages and self._running):
             sequence = self._waiting[0]
@@ -229,22 +237,23 @@ class Scheduler:
     def _seat(self, sequence: Sequence) -> bool:
         """Join the request's prompt if there are pages for all its tokens, and for one more beside running sequences."""
         ids = sequence.request.prompt_ids
-        prompt = self._prompts.get(ids)
+        key = ids if self.share else sequence.rank
+        prompt = self._prompts.get(key)
         if prompt is None:
             need = self.pool.pages_for(len(ids))
         else:
-            self._idle.pop(ids, None)  # not to be evicted for its own user
+            self._idle.pop(key, None)  # not to be evicted for its own user
             need = 0
         # Alone, it can write into the prompt's own pages where it must, so it needs no more than the prompt.
         beside = self.pool.pages_for(sequence.length) - len(ids) // self.pool.page_tokens + 1 if self._running else 0
         if not self._find(need + beside):
             if prompt is not None and not prompt.users:
-                self._idle[ids] = prompt
+                self._idle[key] = prompt
             return False
         if prompt is None:
-            prompt = PromptPages(ids, PageTable(), again=sequence.preempted or bool(sequence.tokens))
+            prompt = PromptPages(ids, key, PageTable(), again=sequence.preempted or bool(sequence.tokens))
             self.pool.extend(prompt.table, len(ids))
-            self._prompts[ids] = prompt
+            self._prompts[key] = prompt
         prompt.users += 1
         sequence.prompt = prompt
         if prompt.ready:
@@ -315,7 +324,7 @@ class Scheduler:
 
     def _plan_first_draws(self, plan: Plan) -> None:
         """Sequences whose prompt is computed, in this step or before, and that wrote nothing yet."""
-        at = {prompt.ids: index for prompt, index in plan.finished}
+        at = dict(plan.finished)
         for sequence in self._running:
             if sequence.tokens and sequence.started:
                 continue
@@ -324,7 +333,7 @@ class Scheduler:
             if not sequence.started and prompt.ready:
                 self._start(sequence, prompt)
             if sequence.started and not sequence.tokens:
-                plan.sources.append(at.get(prompt.ids, prompt))
+                plan.sources.append(at.get(prompt, prompt))
                 plan.draws.append(sequence)
 
     def _start(self, sequence: Sequence, prompt: PromptPages) -> None:
@@ -372,7 +381,7 @@ class Scheduler:
             self._preempt(self._running[-1])
         else:
             prompt = sequence.prompt
-            assert prompt is not None and self._prompts.get(prompt.ids) is prompt, "a request that fits found no page"
+            assert prompt is not None and self._prompts.get(prompt.key) is prompt, "a request that fits found no page"
             self._drop(prompt)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -388,15 +397,15 @@ class Scheduler:
         self.pool.free(sequence.table)
         assert prompt is not None
         prompt.users -= 1
-        if not prompt.users and self._prompts.get(prompt.ids) is prompt:
-            self._idle[prompt.ids] = prompt
-            if not prompt.ready:
+        if not prompt.users and self._prompts.get(prompt.key) is prompt:
+            self._idle[prompt.key] = prompt
+            if not prompt.ready or not self.share:
                 self._drop(prompt)
             elif len(self._idle) > self.slots:
                 self._drop(next(iter(self._idle.values())))
 
     def _drop(self, prompt: PromptPages) -> None:
-        del self._prompts[prompt.ids]
-        self._idle.pop(prompt.ids, None)
+        del self._prompts[prompt.key]
+        self._idle.pop(prompt.key, None)
         self.pool.free(prompt.table)
         prompt.hidden = None

@@ -20,6 +20,7 @@ from rollyard.protocols import Engine
 from rollyard.types import FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion
 
 WINDOW = 256
+DECODERS = ("native", "plain")
 
 
 class InPlace:
@@ -63,7 +64,7 @@ def ask(
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *, model: CausalLM | None = None, window: int = WINDOW, loaded: bool = True, **config: int
+    folder: Path, *, model: CausalLM | None = None, window: int = WINDOW, loaded: bool = True, **config: object
 ) -> AsyncIterator[EmbeddedEngine]:
     """A started engine, with version (0, 0) acknowledged when `loaded`."""
     device = DeviceThread(lambda: torch.set_num_threads(1))

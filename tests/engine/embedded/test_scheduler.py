@@ -32,13 +32,22 @@ class World:
     slots: int = 4
     step_tokens: int = 16
     window: int = 64
+    continuous: bool = True
+    share: bool = True
     memory: dict[int, int] = field(default_factory=dict)
     done: dict[int, list[int]] = field(default_factory=dict)
     plans: int = 0
 
     def __post_init__(self) -> None:
         self.pool = PagePool(self.pages, self.page_tokens)
-        self.scheduler = Scheduler(self.pool, slots=self.slots, step_tokens=self.step_tokens, window=self.window)
+        self.scheduler = Scheduler(
+            self.pool,
+            slots=self.slots,
+            step_tokens=self.step_tokens,
+            window=self.window,
+            continuous=self.continuous,
+            share=self.share,
+        )
         self.live: list[Sequence] = []
 
     def submit(self, request: Request) -> Sequence:
@@ -284,6 +293,27 @@ def test_planning_does_not_look_at_the_queue() -> None:
     assert Counted.looked < 20
 
 
+def test_a_static_batch_admits_nobody_until_its_longest_has_ended() -> None:
+    world = World(slots=3, pages=64, continuous=False)
+    lengths = (2, 5, 3, 1, 4)
+    for name, length in enumerate(lengths):
+        world.submit(ask(name, (name, 1), length))
+    drawn = []
+    while len(world.scheduler):
+        drawn.append({sequence.request.id.group for sequence in world.step().draws})
+    assert drawn == [{0, 1, 2}, {0, 1, 2}, {1, 2}, {1}, {1}, {3, 4}, {4}, {4}, {4}]
+    world.check_end()
+
+
+def test_without_sharing_a_prompt_is_computed_for_each_completion() -> None:
+    world = World(slots=8, pages=64, step_tokens=64, share=False)
+    for name in range(5):
+        world.submit(ask(name, (1, 2, 3, 4, 5, 6), 3))
+    world.run()
+    assert world.scheduler.counters.prefilled == 30 and world.scheduler.counters.shared == 0
+    assert world.pool.available == 64  # nothing is kept for others
+
+
 def test_nobody_waits_for_the_pages_of_a_sequence_that_was_aborted() -> None:
     """Found by the property test below: the only running sequence was short of pages, and aborted; others waited on."""
     world = World(pages=13, page_tokens=3, slots=3, step_tokens=8, window=20)
@@ -315,6 +345,8 @@ def scenarios(draw: st.DrawFn) -> tuple[World, list[tuple[int, str, Request]]]:
         slots=draw(st.integers(1, 5)),
         step_tokens=draw(st.integers(1, 12)),
         window=window,
+        continuous=draw(st.booleans()),
+        share=draw(st.booleans()),
     )
     prompts = [tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=window - 2))) for _ in range(draw(st.integers(1, 3)))]
     events = []

@@ -1,0 +1,195 @@
+"""The CPU kernels: against torch, and what they promise about batches and weight updates."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from rollyard.config import EngineConfig, compiler_command
+from rollyard.engine.embedded import compile as compiling
+from rollyard.engine.embedded.compile import KernelsUnavailable, kernels
+from rollyard.engine.embedded.decoder import build
+from rollyard.engine.embedded.native import ADD, STORE, SWIGLU, NativeDecoder, Packed, apply
+from rollyard.engine.embedded.pages import PagePool
+from rollyard.engine.embedded.plain import PlainDecoder
+from rollyard.engine.embedded.sampler import NEAR_EDGE, by_inverse_cdf
+from rollyard.errors import ConfigError, EngineLost
+from rollyard.model.folder import load
+from rollyard.types import WeightVersion
+from tests.engine.embedded.serving import InPlace, Reference, answers, ask, serving
+from tests.tiny import tiny_folder
+
+pytestmark = pytest.mark.skipif(shutil.which(compiler_command()) is None, reason="no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("model"))
+
+
+def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype).float()
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 40),
+    inputs=st.integers(1, 40),
+    outputs=st.lists(st.integers(1, 50), min_size=1, max_size=3),
+    bias=st.booleans(),
+    half=st.booleans(),
+    ending=st.sampled_from((STORE, ADD, SWIGLU)),
+    threads=st.integers(1, 3),
+)
+@torch.no_grad()
+def test_a_packed_layer_is_the_layer(
+    rows: int, inputs: int, outputs: list[int], bias: bool, half: bool, ending: int, threads: int
+) -> None:
+    dtype = torch.bfloat16 if half else torch.float32
+    if ending == SWIGLU:
+        outputs = [outputs[0]] * 2
+    sources = [torch.nn.Linear(2 * inputs, each, bias) for each in outputs]
+    packed = Packed(sources, int(kernels().rollyard_vector()), dtype, gated=ending == SWIGLU)
+    packed.pack()
+    x = torch.randn(rows, 2 * inputs)
+    torch.set_num_threads(threads)
+    before = torch.randn(rows, packed.outputs) if ending == ADD else torch.full((rows, packed.outputs), torch.nan)
+    found = apply(kernels(), packed, x, ending, before.clone())
+    each = [F.linear(x.double(), rounded(s.weight, dtype).double(), s.bias.double() if bias else None) for s in sources]
+    expected = F.silu(each[0]) * each[1] if ending == SWIGLU else torch.cat(each, dim=1)
+    expected = expected + before if ending == ADD else expected
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 9), st.integers(2, 1000), st.integers(0, 2**32), st.booleans())
+def test_it_draws_what_torch_draws(rows: int, vocab: int, seed: int, cut: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, vocab, generator=generator) * 4
+    if cut:
+        logits[:, 1:][torch.rand(rows, vocab - 1, generator=generator) < 0.6] = -torch.inf
+    noise = torch.rand(rows, generator=generator, dtype=torch.float64)
+    noise[0] = 1 - 2.0**-53
+    tokens, logprobs, near = drawn(logits, noise)
+    expected, _, expected_near = by_inverse_cdf(logits, noise)
+    sure = ~(near | expected_near)
+    assert torch.equal(tokens[sure], expected[sure])
+    torch.testing.assert_close(logprobs, logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0], atol=1e-5, rtol=1e-5)
+    assert logits.gather(1, tokens[:, None]).isfinite().all()
+
+
+def drawn(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from rollyard.engine.embedded.native import choose
+
+    return choose(kernels(), logits, noise, NEAR_EDGE)
+
+
+def test_no_noise_draws_a_token_without_probability() -> None:
+    logits = torch.full((2, 700), -torch.inf)
+    logits[0, 690], logits[1, 3], logits[1, 5] = 2.0, 0.0, -100.0
+    tokens, logprobs, _ = drawn(logits, torch.tensor([0.999999999, 1 - 2.0**-53], dtype=torch.float64))
+    assert tokens.tolist() == [690, 3] and logprobs.tolist() == [0.0, 0.0]
+
+
+async def test_a_rollout_is_bit_for_bit_the_same_in_any_batch(folder: Path) -> None:
+    requests = [ask(name, tuple(range(2, 3 + 3 * name)), 20, temperature=1.0, ignore_eos=True) for name in range(9)]
+    found = []
+    for config in ({"slots": 1}, {"slots": 9}, {"slots": 5, "step_tokens": 7, "pages": 80}, {"share_prompts": False}):
+        async with serving(folder, kernels="native", **config) as engine:
+            written = await answers(engine, requests)
+            found.append({name: (one.token_ids, one.logprobs) for name, one in written.items()})
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_no_packed_weight_outlives_an_update(tmp_path: Path, family: str, dtype: str) -> None:
+    """Each parameter in turn is changed, loaded, and seen in the logprobs, which are those of the new parameters."""
+    folder = tiny_folder(tmp_path, family=family, tied=False, layers=1)
+    model = load(folder, torch.float32, torch.device("cpu"))
+    tolerance = 1e-4 if dtype == "float32" else 0.2
+    async with serving(folder, model=model, kernels="native", dtype=dtype) as engine:
+        before = await scored(engine, 0)
+        for number, (name, parameter) in enumerate(model.named_parameters(), start=1):
+            with model.stamp.writing(), torch.no_grad():
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.7)
+            await engine.load(WeightVersion(number), InPlace())
+            after = await scored(engine, number)
+            reference = Reference(folder)
+            state = {each: value.to(getattr(torch, dtype)).float() for each, value in model.state_dict().items()}
+            reference.model.load_state_dict(state, strict=False)
+            exact = [reference.logprobs(PROMPT, tokens) for tokens, _ in after]
+            for (_, logprobs), expected in zip(after, exact, strict=True):
+                torch.testing.assert_close(torch.tensor(logprobs), expected, atol=tolerance, rtol=tolerance)
+            assert after != before, f"{name} was changed and nothing moved"
+            before = after
+
+
+PROMPT = (5, 9, 17, 2, 30)
+
+
+async def scored(engine: object, number: int) -> list[tuple[list[int], list[float]]]:
+    requests = [ask(number * 10 + k, PROMPT, 6, seed=k, temperature=1.0, ignore_eos=True) for k in range(3)]
+    written = await answers(engine, requests)  # type: ignore[arg-type]
+    return [(written[request.id].token_ids, written[request.id].logprobs) for request in requests]
+
+
+async def test_an_update_that_was_not_loaded_is_not_decoded_with(folder: Path) -> None:
+    model = load(folder, torch.float32, torch.device("cpu"))
+    async with serving(folder, model=model, kernels="native") as engine:
+        await answers(engine, [ask(0, PROMPT)])
+        with model.stamp.writing(), torch.no_grad():
+            model.model.norm.weight.mul_(2)
+        with pytest.raises(EngineLost, match="StaleWeights"):
+            await answers(engine, [ask(1, PROMPT)])
+
+
+@pytest.mark.parametrize("kernels", ["native", "plain"])
+async def test_a_bfloat16_engine_under_float32_parameters(folder: Path, kernels: str) -> None:
+    exact = Reference(folder)
+    async with serving(folder, kernels=kernels, dtype="bfloat16") as engine:
+        requests = [ask(name, PROMPT[: name + 1], 8, temperature=1.0, ignore_eos=True) for name in range(5)]
+        written = await answers(engine, requests)
+        assert engine.stats().copied_bytes > 0 and engine.cache_bytes > 0
+    gaps = [
+        (torch.tensor(written[each.id].logprobs) - exact.logprobs(each.prompt_ids, written[each.id].token_ids)).abs()
+        for each in requests
+    ]
+    assert 0 < float(torch.cat(gaps).max()) < 0.2
+
+
+def test_without_a_compiler_torch_decodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pool = load(folder, torch.float32, torch.device("cpu")), PagePool(8, 16)
+
+    def missing() -> None:
+        raise KernelsUnavailable("there is no C++ compiler 'c++'")
+
+    monkeypatch.setattr("rollyard.engine.embedded.native._checked", missing)
+    assert isinstance(build(model, pool, EngineConfig()), PlainDecoder)
+    with pytest.raises(ConfigError, match=r"engine\.kernels.*no C\+\+ compiler"):
+        build(model, pool, EngineConfig(kernels="native"))
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo nonsense > $OUT"])
+def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    broken = tmp_path / "broken-cxx"
+    broken.write_text(f'#!/bin/sh\nfor last; do [ "$prev" = -o ] && OUT=$last; prev=$last; done\n{script}\n')
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(KernelsUnavailable, match=r"broken-cxx|cannot be made or loaded"):
+        compiling.kernels.__wrapped__()
+    assert not list((tmp_path / "cache" / "kernels").glob("*/*"))
+
+
+def test_a_model_that_the_kernels_do_not_take_is_decoded_by_torch(tmp_path: Path) -> None:
+    model = load(tiny_folder(tmp_path, heads=4, kv_heads=2, width=48), torch.float32, torch.device("cpu"))
+    assert isinstance(build(model, PagePool(8, 16), EngineConfig()), PlainDecoder)  # heads of 12
+    with pytest.raises(KernelsUnavailable, match="heads of a multiple of"):
+        NativeDecoder(model, PagePool(8, 16), torch.float32)
