@@ -27,14 +27,14 @@ class KernelsUnavailable(Exception):
 
 
 @cache
-def kernels() -> ctypes.CDLL:
-    """The compiled kernels, compiled now if they are not in the cache. Raises KernelsUnavailable."""
+def kernels(*defined: str) -> ctypes.CDLL:
+    """The kernels, compiled now if they are not in the cache, with these macros. Raises KernelsUnavailable."""
     native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
     name = compiler_command()
     compiler = shutil.which(name)
     if compiler is None:
         raise KernelsUnavailable(f"there is no C++ compiler {name!r}")
-    command = [compiler, *FLAGS, native]
+    command = [compiler, *FLAGS, native, *(f"-D{macro}" for macro in defined)]
     identity = hashlib.sha256(SOURCE.read_bytes())
     identity.update("\0".join([*command, _version(compiler), _processor()]).encode())
     library = cache_folder() / "kernels" / f"decoder-{identity.hexdigest()[:16]}.so"

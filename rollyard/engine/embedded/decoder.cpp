@@ -1,7 +1,8 @@
 // One forward pass of a decoder over a flat batch of tokens, for CPUs: packed weights, paged keys and values.
 //
 // Every token's numbers are the same whatever else is in the batch: each output is one sum, taken in one order by one
-// thread. Weights and cache are float32 or bfloat16; everything else is float32.
+// thread. Weights and cache are float32 or bfloat16; everything else is float32, but for the inputs of bfloat16 layers
+// on a CPU that multiplies those.
 //
 // Threads start with the pass and end with it. Between phases they meet at a barrier that spins for some microseconds
 // and then yields, so that a busy machine loses little.
@@ -15,6 +16,16 @@
 #include <thread>
 #include <vector>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+// CPUs that multiply bfloat16 get inputs in bfloat16 too. ROLLYARD_DOT does the same arithmetic anywhere, for tests.
+#if defined(__AVX512BF16__) || defined(ROLLYARD_DOT)
+constexpr bool DOT = true;
+#else
+constexpr bool DOT = false;
+#endif
 #if defined(__AVX512F__)
 constexpr int V = 16, MR = 12;  // floats of a vector; rows of a tile, so that its sums stay in registers
 #else
@@ -113,9 +124,34 @@ template <int M> static inline void sums(const float* x, long in, const bf16* w,
         step<M>(x, in, k, a, b, sum); step<M>(x, in, k + 1, a_next, b_next, sum);
     }
 }
+static inline vec dot(vec sum, uint32_t x, const bf16* w) {  // adds x[0] * w[i][0] + x[1] * w[i][1] to each sum[i]
+#if defined(__AVX512BF16__)
+    __m512 out; __m512i weights;
+    std::memcpy(&out, &sum, sizeof out); std::memcpy(&weights, w, sizeof weights);
+    out = _mm512_dpbf16_ps(out, (__m512bh)_mm512_set1_epi32((int)x), (__m512bh)weights);
+    std::memcpy(&sum, &out, sizeof sum);
+    return sum;
+#else
+    vec even, odd;
+    pair(w, even, odd);
+    uint32_t low = x << 16, high = x & 0xffff0000u;
+    float first, second;
+    std::memcpy(&first, &low, 4); std::memcpy(&second, &high, 4);
+    return sum + first * even + second * odd;
+#endif
+}
+template <int M> static inline void sums(const bf16* x, long in, const bf16* w, vec (&sum)[M][2]) {
+    for (long k = 0; k < in; k += 2)
+        for (int m = 0; m < M; m++) {
+            uint32_t both;
+            std::memcpy(&both, x + m * in + k, 4);
+            sum[m][0] = dot(sum[m][0], both, w + k * NR);
+            sum[m][1] = dot(sum[m][1], both, w + k * NR + NR);
+        }
+}
 
-template <int M, class W>
-static void tile(const float* x, long in, const W* w, const float* bias, float* y, long ldy, int width, int ending) {
+template <int M, class X, class W>
+static void tile(const X* x, long in, const W* w, const float* bias, float* y, long ldy, int width, int ending) {
     vec sum[M][2];
     for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = vec{};
     sums<M>(x, in, w, sum);
@@ -136,11 +172,11 @@ static void tile(const float* x, long in, const W* w, const float* bias, float* 
     }
 }
 
-template <class W>
-static void strip(long rows, const float* x, long in, const W* w, const float* bias, float* y, long ldy, int width, int ending) {
+template <class X, class W>
+static void strip(long rows, const X* x, long in, const W* w, const float* bias, float* y, long ldy, int width, int ending) {
     long m = 0;
     for (; m + MR <= rows; m += MR) tile<MR>(x + m * in, in, w, bias, y + m * ldy, ldy, width, ending);
-    const float* rest = x + m * in; float* out = y + m * ldy;
+    const X* rest = x + m * in; float* out = y + m * ldy;
     switch (rows - m) {
 #define CASE(n) case n: tile<n>(rest, in, w, bias, out, ldy, width, ending); break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
@@ -155,14 +191,15 @@ static void strip(long rows, const float* x, long in, const W* w, const float* b
 struct Linear { const void* weight; const float* bias; long in, out; int half; };
 
 template <class W>
-static void panel_of(const Linear& l, const float* x, long rows, float* y, int ending, long panel) {
+static void panel_of(const Linear& l, const float* x, const bf16* half, long rows, float* y, int ending, long panel) {
     static thread_local std::vector<float> wide;
     const W* w = (const W*)l.weight + panel * l.in * NR;
     int each = ending == SWIGLU ? V : NR;
     int width = (int)std::min<long>(each, l.out - panel * each);
     const float* bias = l.bias ? l.bias + panel * NR : nullptr;
     float* out = y + panel * each;
-    if (sizeof(W) == 2 && rows > MR) {  // widen the panel once for all rows
+    if constexpr (DOT && sizeof(W) == 2) strip(rows, half, l.in, w, bias, out, l.out, width, ending);
+    else if (sizeof(W) == 2 && rows > MR) {  // widen the panel once for all rows
         wide.resize(l.in * NR);
         for (long k = 0; k < l.in; k += 2)
             for (int n = 0; n < NR; n += V) {
@@ -174,12 +211,19 @@ static void panel_of(const Linear& l, const float* x, long rows, float* y, int e
     } else strip(rows, x, l.in, w, bias, out, l.out, width, ending);
 }
 
-static void linear(Team& team, int phase, const Linear& l, const float* x, long rows, float* y, int ending) {
+constexpr long FEW = 16;  // rows of a piece of work that is small
+
+// Takes phases 2 * phase and the one after. `half` [rows, in]: room for the inputs in bfloat16.
+static void linear(Team& team, int phase, const Linear& l, const float* x, bf16* half, long rows, float* y, int ending) {
+    if (DOT && l.half)
+        team.share(2 * phase, (rows + FEW - 1) / FEW, [&](long piece) {
+            for (long i = piece * FEW * l.in; i < std::min(rows, (piece + 1) * FEW) * l.in; i++) store(half + i, x[i]);
+        });
     long each = ending == SWIGLU ? V : NR, panels = (l.out + each - 1) / each;
     long group = std::max<long>(1, std::min<long>(panels / (4 * team.size), 65536 / (l.in * NR * 4) + 1));
-    team.share(phase, (panels + group - 1) / group, [&](long piece) {
+    team.share(2 * phase + 1, (panels + group - 1) / group, [&](long piece) {
         for (long p = piece * group; p < std::min(panels, (piece + 1) * group); p++)
-            l.half ? panel_of<bf16>(l, x, rows, y, ending, p) : panel_of<float>(l, x, rows, y, ending, p);
+            l.half ? panel_of<bf16>(l, x, half, rows, y, ending, p) : panel_of<float>(l, x, half, rows, y, ending, p);
     });
 }
 
@@ -224,6 +268,7 @@ struct Batch {
     const int64_t *positions, *places, *rows, *tables;  // of each token: position, page x page_tokens + offset, row of `tables`
     long tokens, table_width;
     float *x, *normed, *qkv, *attended, *active;  // x: embeddings in, the residual stream; normed: hidden states out
+    bf16* half;  // [tokens, most inputs of a layer]
 };
 
 template <class C>
@@ -335,13 +380,12 @@ static void attend_token(const Model& m, const Layer& l, const Batch& b, long t,
 
 // -------------------------------------------------------------------------------------------------- the pass
 
-constexpr int PHASES = 8;  // of a layer
-constexpr long FEW = 16;   // tokens of a piece of work that is small
+constexpr int PHASES = 8;  // of a layer, each of two shares at most
 
 static void forward(Team& team, const Model& m, const Batch& b) {
     long small = (b.tokens + FEW - 1) / FEW;
     auto each_token = [&](int phase, auto work) {
-        team.share(phase, small, [&](long piece) {
+        team.share(2 * phase, small, [&](long piece) {
             for (long t = piece * FEW; t < std::min(b.tokens, (piece + 1) * FEW); t++) work(t);
         });
     };
@@ -352,16 +396,16 @@ static void forward(Team& team, const Model& m, const Batch& b) {
         const Layer& l = m.layer[i];
         int phase = (int)i * PHASES;
         norm(phase, l.input_norm);
-        linear(team, phase + 1, l.qkv, b.normed, b.tokens, b.qkv, STORE);
+        linear(team, phase + 1, l.qkv, b.normed, b.half, b.tokens, b.qkv, STORE);
         each_token(phase + 2, [&](long t) { m.half_cache ? place<bf16>(m, l, b, t) : place<float>(m, l, b, t); });
-        team.share(phase + 3, b.tokens * m.kv_heads, [&](long piece) {
+        team.share(2 * (phase + 3), b.tokens * m.kv_heads, [&](long piece) {
             long t = piece / m.kv_heads, head = piece % m.kv_heads;
             m.half_cache ? attend_token<bf16>(m, l, b, t, head) : attend_token<float>(m, l, b, t, head);
         });
-        linear(team, phase + 4, l.o, b.attended, b.tokens, b.x, ADD);
+        linear(team, phase + 4, l.o, b.attended, b.half, b.tokens, b.x, ADD);
         norm(phase + 5, l.post_norm);
-        linear(team, phase + 6, l.gate_up, b.normed, b.tokens, b.active, SWIGLU);
-        linear(team, phase + 7, l.down, b.active, b.tokens, b.x, ADD);
+        linear(team, phase + 6, l.gate_up, b.normed, b.half, b.tokens, b.active, SWIGLU);
+        linear(team, phase + 7, l.down, b.active, b.half, b.tokens, b.x, ADD);
     }
     norm((int)m.layers * PHASES, m.norm);
 }
@@ -410,12 +454,13 @@ extern "C" {
 int rollyard_vector() { return V; }
 
 void rollyard_linear(const Linear* l, const float* x, long rows, float* y, int ending, int threads) {
-    Team team(threads, 1);
-    team.run([&] { linear(team, 0, *l, x, rows, y, ending); });
+    Team team(threads, 2);
+    std::vector<bf16> half(DOT ? rows * l->in : 0);
+    team.run([&] { linear(team, 0, *l, x, half.data(), rows, y, ending); });
 }
 
 void rollyard_forward(const Model* m, const Batch* b, int threads) {
-    Team team(threads, (int)m->layers * PHASES + 1);
+    Team team(threads, 2 * ((int)m->layers * PHASES + 1));
     team.run([&] { forward(team, *m, *b); });
 }
 

@@ -58,7 +58,7 @@ class _Batch(Structure):
         *((name, c_void_p) for name in ("positions", "places", "rows", "tables")),
         ("tokens", c_int64),
         ("table_width", c_int64),
-        *((name, c_void_p) for name in ("x", "normed", "qkv", "attended", "active")),
+        *((name, c_void_p) for name in ("x", "normed", "qkv", "attended", "active", "half")),
     )
 
 
@@ -167,11 +167,20 @@ class NativeDecoder:
         arch = self._model.architecture
         flat = flatten(plan, self._pool.page_tokens)
         tokens = len(flat.ids)
-        widths = (arch.hidden_size, arch.hidden_size, (arch.heads + 2 * arch.kv_heads) * arch.head_dim)
-        x, normed, qkv, attended, active = self._scratch(tokens, (*widths, arch.heads * arch.head_dim, arch.feed_forward))
+        heads = arch.heads * arch.head_dim
+        most = max(arch.hidden_size, heads, arch.feed_forward)
+        widths = (
+            arch.hidden_size,
+            arch.hidden_size,
+            heads + 2 * arch.kv_heads * arch.head_dim,
+            heads,
+            arch.feed_forward,
+            most // 2,
+        )
+        x, normed, qkv, attended, active, half = self._scratch(tokens, widths)
         x.copy_(F.embedding(torch.from_numpy(flat.ids), self._model.model.embed_tokens.weight).to(self._dtype))
-        for entry, cache in zip(self._layers, self.memory.layers, strict=True):
-            entry.cache = cache.data_ptr()
+        for entry, memory in zip(self._layers, self.memory.layers, strict=True):
+            entry.cache = memory.data_ptr()
         model = _Model(
             self._layers, self._norms[-1].data_ptr(), self._rope.data_ptr(),
             arch.layers, arch.hidden_size, arch.heads, arch.kv_heads, arch.head_dim, arch.feed_forward,
@@ -179,7 +188,7 @@ class NativeDecoder:
         )  # fmt: skip
         batch = _Batch(
             *(_address(array) for array in (flat.positions, flat.places, flat.rows, flat.tables)),
-            tokens, flat.tables.shape[1], *(part.data_ptr() for part in (x, normed, qkv, attended, active)),
+            tokens, flat.tables.shape[1], *(part.data_ptr() for part in (x, normed, qkv, attended, active, half)),
         )  # fmt: skip
         self._library.rollyard_forward(byref(model), byref(batch), c_int(torch.get_num_threads()))
         return normed

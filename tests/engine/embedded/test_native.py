@@ -46,21 +46,25 @@ def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     half=st.booleans(),
     ending=st.sampled_from((STORE, ADD, SWIGLU)),
     threads=st.integers(1, 3),
+    dot=st.booleans(),
 )
 @torch.no_grad()
 def test_a_packed_layer_is_the_layer(
-    rows: int, inputs: int, outputs: list[int], bias: bool, half: bool, ending: int, threads: int
+    rows: int, inputs: int, outputs: list[int], bias: bool, half: bool, ending: int, threads: int, dot: bool
 ) -> None:
+    """`dot`: as on a CPU that multiplies bfloat16, where inputs are rounded too."""
     dtype = torch.bfloat16 if half else torch.float32
     if ending == SWIGLU:
         outputs = [outputs[0]] * 2
     sources = [torch.nn.Linear(2 * inputs, each, bias) for each in outputs]
-    packed = Packed(sources, int(kernels().rollyard_vector()), dtype, gated=ending == SWIGLU)
+    library = kernels("ROLLYARD_DOT") if dot else kernels()
+    packed = Packed(sources, int(library.rollyard_vector()), dtype, gated=ending == SWIGLU)
     packed.pack()
     x = torch.randn(rows, 2 * inputs)
     torch.set_num_threads(threads)
     before = torch.randn(rows, packed.outputs) if ending == ADD else torch.full((rows, packed.outputs), torch.nan)
-    found = apply(kernels(), packed, x, ending, before.clone())
+    found = apply(library, packed, x, ending, before.clone())
+    x = rounded(x, dtype) if dot else x
     each = [F.linear(x.double(), rounded(s.weight, dtype).double(), s.bias.double() if bias else None) for s in sources]
     expected = F.silu(each[0]) * each[1] if ending == SWIGLU else torch.cat(each, dim=1)
     expected = expected + before if ending == ADD else expected
