@@ -150,6 +150,7 @@ class EngineConfig(Section):
 class PlaceConfig(Section):
     placement: Literal["colocated"] = Field("colocated", description="who generates and who trains when")
     runtime: Literal["inline"] = Field("inline", description="where the stations run")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="what computes (auto: a GPU where torch sees one)")
     threads: Natural = Field(0, description="CPU threads of torch (0: chosen by model size)")
 
 

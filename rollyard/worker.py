@@ -100,13 +100,21 @@ def set_threads(count: int) -> None:
 
 
 def load_policy(config: Config, folder: Path) -> Policy:
-    """Read the model and the tokenizer. Raises ConfigError when the folder is not a model we can run exactly."""
+    """Read the model and the tokenizer.
+
+    Raises ConfigError when the folder is not a model we can run exactly, or the device is not there.
+    """
     import torch
 
     from rollyard.model.folder import load
     from rollyard.model.tokenizer import Tokenizer
 
-    return Policy(load(folder, getattr(torch, config.model.dtype)), Tokenizer(folder), folder)
+    chosen = config.place.device
+    if chosen == "auto":
+        chosen = "cuda" if torch.cuda.is_available() else "cpu"
+    elif chosen == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("torch sees no GPU", where="place.device", remedy="use auto or cpu, or a CUDA build of torch")
+    return Policy(load(folder, getattr(torch, config.model.dtype), chosen), Tokenizer(folder), folder)
 
 
 def build_prompts(config: Config, policy: Policy) -> tuple[PromptSource, tuple[Prompt, ...]]:
