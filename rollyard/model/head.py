@@ -1,115 +1,128 @@
-"""The chunked head: what the trainer needs of `[tokens, vocab]` logits without ever holding them all."""
+"""The head and the loss in one go: what training needs of `[tokens, vocab]` logits without ever holding them all."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from rollyard.model.fused import product_dtype
 from rollyard.model.kept import keep
+from rollyard.types import Sampling
 
-# Logits alive at a time when the caller does not say: 64 MiB of float32.
-CHUNK_LOGITS = 1 << 24
+# Logits alive at a time when the caller does not say: 96 MiB of float32. Fewer make the products slower.
+CHUNK_LOGITS = 24 << 20
+# On a CPU the softmax of so many logits stays in its cache between one pass and the next.
+CACHED_LOGITS = 3 << 18
 
-
-class _Drawn(NamedTuple):
-    """How tokens were drawn."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    chunk: int
+Loss = Callable[[Tensor, slice], Tensor]
 
 
-def sampled_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    temperature: float,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    chunk: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Logprob of each target under the distribution it was sampled from, and that distribution's entropy.
+class HeadPass(NamedTuple):
+    """What one pass through the head gave, of each target: `[n]` each, and `[n, hidden]`."""
+
+    logprobs: Tensor  # float32
+    entropy: Tensor  # float32, nats, of the distribution the target was drawn from
+    missed: Tensor  # bool: the kept set had left the target out
+    d_hidden: Tensor  # gradient of the loss, in hidden's dtype
+
+
+@torch.no_grad()
+def forward_backward(
+    hidden: Tensor, weight: Tensor, targets: Tensor, loss: Loss, sampling: Sampling, chunk: int | None = None
+) -> HeadPass:
+    """Logprob of each target under the distribution it was sampled from, and the gradients of a loss of them.
 
     The distribution: logits / temperature, restricted to the kept set of top_k, then top_p, renormalised. A target
     outside this own kept set (the engine rounded differently) is added to it and flagged. The kept set itself gets no
-    gradient. Logits are computed in chunks of rows, and again in the backward pass; log-softmax is in float32.
+    gradient. A chunk's logits are made once, become their own gradient in place, and are gone: d loss / d logits =
+    d loss / d logprob x (one-hot(target) - probabilities). Softmax and loss are in float32, the products in autocast's
+    format where it is on.
 
     Args:
         hidden: `[n, hidden]`, the states that predict the targets.
-        weight: `[vocab, hidden]`, the head.
+        weight: `[vocab, hidden]`, the head; the gradient is added to its `grad`, where it asks for one.
         targets: `[n]` int64.
-        temperature: above 0; a greedy rollout has no ratio to learn from.
-        chunk: rows at a time (None: as many as 64 MiB of logits hold).
-
-    Returns:
-        logprobs `[n]` float32, differentiable in hidden and weight; entropy `[n]` float32 in nats; missed `[n]` bool.
+        loss: told the logprobs of some targets, `[m]` with gradient, and which of all they are; gives what they add to
+            the loss, a differentiable scalar.
+        sampling: how the targets were drawn; of a greedy rollout there is no ratio to learn from.
+        chunk: rows at a time (None: as many as 96 MiB of logits hold).
 
     Raises ValueError for a temperature of 0 or less.
     """
-    if temperature <= 0:
-        raise ValueError(f"logprobs of sampled tokens need a temperature above 0, not {temperature}")
-    drawn = _Drawn(temperature, top_p, top_k, chunk or max(1, CHUNK_LOGITS // weight.shape[0]))
-    logprobs, entropy, missed = _Head.apply(hidden, weight, targets, drawn)  # type: ignore[no-untyped-call]
-    return logprobs, entropy, missed
+    if sampling.temperature <= 0:
+        raise ValueError(f"logprobs of sampled tokens need a temperature above 0, not {sampling.temperature}")
+    rows, vocab = hidden.shape[0], weight.shape[0]
+    chunk = min(rows, chunk or max(1, CHUNK_LOGITS // vocab))
+    dtype = product_dtype(hidden)
+    states, head = hidden.to(dtype), weight.to(dtype)
+    if sampling.temperature != 1.0:
+        states = states / sampling.temperature  # of the few numbers instead of the many
+    logprobs = hidden.new_empty(rows, dtype=torch.float32)
+    found = HeadPass(logprobs, torch.empty_like(logprobs), hidden.new_zeros(rows, dtype=torch.bool), torch.empty_like(hidden))
+    d_weight = _float32_gradient(weight) if weight.requires_grad else None
+    # The same memory for each chunk: a CPU takes longer to get new memory than to fill it.
+    logits = hidden.new_empty(chunk, vocab, dtype=torch.float32)
+    for first in range(0, rows, chunk):
+        part = slice(first, min(first + chunk, rows))
+        d_logits = _into(logits[: part.stop - first], states[part], head)
+        _to_gradient(d_logits, targets, part, loss, sampling, found)
+        d_logits = d_logits.to(dtype)
+        found.d_hidden[part] = d_logits @ head
+        if d_weight is not None and dtype == torch.float32:
+            d_weight.addmm_(d_logits.t(), states[part])
+        elif d_weight is not None:
+            d_weight += d_logits.t() @ states[part]  # summed over chunks in float32
+    if sampling.temperature != 1.0:
+        found.d_hidden.div_(sampling.temperature)
+    if d_weight is not None and d_weight is not weight.grad:
+        weight.grad = d_weight.to(weight.dtype) if weight.grad is None else weight.grad.add_(d_weight)
+    return found
 
 
-class _Head(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, drawn: _Drawn) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(hidden, weight, targets)
-        ctx.drawn = drawn
-        rows = hidden.shape[0]
-        logprobs = hidden.new_empty(rows, dtype=torch.float32)
-        entropy = torch.empty_like(logprobs)
-        missed = hidden.new_empty(rows, dtype=torch.bool)
-        for part in _chunks(rows, drawn.chunk):
-            kept, missed[part] = _kept_logits(hidden[part], weight, targets[part], drawn)
-            every = kept.log_softmax(dim=-1)
-            logprobs[part] = every.gather(1, targets[part, None]).squeeze(1)
-            entropy[part] = torch.special.entr(every.exp()).sum(dim=-1)
-        ctx.mark_non_differentiable(entropy, missed)
-        return logprobs, entropy, missed
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """d logprob / d logits = (one-hot(target) - probabilities) / temperature."""
-        hidden, weight, targets = ctx.saved_tensors
-        for_hidden, for_weight = ctx.needs_input_grad[:2]
-        d_hidden = torch.empty_like(hidden) if for_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if for_weight else None
-        for part in _chunks(hidden.shape[0], ctx.drawn.chunk):
-            kept, _missed = _kept_logits(hidden[part], weight, targets[part], ctx.drawn)
-            share = gradient[part, None] / ctx.drawn.temperature
-            d_logits = kept.softmax(dim=-1).mul_(-share).scatter_add_(1, targets[part, None], share).to(weight.dtype)
-            if d_hidden is not None:
-                torch.mm(d_logits, weight, out=d_hidden[part])
-            if d_weight is not None and weight.dtype == torch.float32:
-                d_weight.addmm_(d_logits.t(), hidden[part])
-            elif d_weight is not None:
-                d_weight += d_logits.t() @ hidden[part]  # summed over chunks in float32
-        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None
+def _float32_gradient(weight: Tensor) -> Tensor:
+    """What the head's gradient is summed in: the weight's own where that is float32, else a new one."""
+    if weight.grad is not None and weight.grad.dtype == torch.float32:
+        return weight.grad
+    return torch.zeros_like(weight, dtype=torch.float32)
 
 
-def _chunks(rows: int, chunk: int) -> list[slice]:
-    return [slice(first, min(first + chunk, rows)) for first in range(0, rows, chunk)]
+def _into(out: Tensor, states: Tensor, head: Tensor) -> Tensor:
+    """Logits, in `out` where the formats allow it."""
+    if states.dtype == out.dtype:
+        return torch.mm(states, head.t(), out=out)
+    return out.copy_(states @ head.t())
 
 
-def _kept_logits(hidden: Tensor, weight: Tensor, targets: Tensor, drawn: _Drawn) -> tuple[Tensor, Tensor]:
-    """`[rows, vocab]` float32 logits with -inf outside the kept set and the target, and which targets it had left out."""
-    logits = F.linear(hidden, weight).float()
-    if drawn.temperature != 1.0:
-        logits = logits / drawn.temperature
+def _to_gradient(logits: Tensor, targets: Tensor, part: slice, loss: Loss, sampling: Sampling, found: HeadPass) -> None:
+    """Turn the logits of one chunk into d loss / d logits, and note what was found on the way."""
+    vocab = logits.shape[1]
+    block = max(1, CACHED_LOGITS // vocab) if logits.device.type == "cpu" else logits.shape[0]
+    for first in range(0, logits.shape[0], block):
+        some = logits[first : first + block]
+        here = slice(part.start + first, part.start + first + some.shape[0])
+        column = targets[here, None]
+        if sampling.top_p < 1.0 or sampling.top_k:
+            found.missed[here] = _restrict(some, column, sampling)
+        every = some.log_softmax(dim=-1)
+        torch.exp(every, out=some)
+        logprobs = every.gather(1, column).squeeze(1)
+        found.logprobs[here] = logprobs
+        found.entropy[here] = every.mul_(some).sum(dim=-1).neg_()
+        with torch.enable_grad():
+            share = torch.autograd.grad(loss(logprobs.requires_grad_(), here), logprobs)[0].unsqueeze(1)
+        some.mul_(-share).scatter_add_(1, column, share)
+
+
+def _restrict(logits: Tensor, column: Tensor, sampling: Sampling) -> Tensor:
+    """Push what lies outside the kept set and is no target so far down that its probability is 0. Returns which targets did."""
     rows = logits.shape[0]
-    top_p = logits.new_full((rows,), drawn.top_p) if drawn.top_p < 1.0 else None
-    top_k = targets.new_full((rows,), drawn.top_k) if drawn.top_k else None
+    top_p = logits.new_full((rows,), sampling.top_p) if sampling.top_p < 1.0 else None
+    top_k = column.new_full((rows,), sampling.top_k) if sampling.top_k else None
     kept = keep(logits, top_p, top_k)
-    column = targets[:, None]
     missed = kept.gather(1, column).isinf().squeeze(1)
-    if kept is not logits:
-        kept.scatter_(1, column, logits.gather(1, column))
-    return kept, missed
+    kept.scatter_(1, column, logits.gather(1, column))
+    logits.copy_(kept.clamp_(min=-1e30))  # finite: 0 times it is 0
+    return missed

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rollyard.model.architecture import Architecture, RopeScaling
+from rollyard.model.fused import Rotation, norm_gated, norm_linears, rotate
 from rollyard.model.stamp import WeightStamp
 
 
@@ -39,15 +40,14 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(arch.head_dim, arch.rms_eps, device=device, dtype=dtype)
             self.k_norm = nn.RMSNorm(arch.head_dim, arch.rms_eps, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+    def forward(self, x: Tensor, norm: nn.RMSNorm, rotation: Rotation, attend: Attend) -> Tensor:
+        """Attention of the normalised x, before it is added to x."""
+        q, k, v = norm_linears(x, norm, (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (part.view(x.shape[0], -1, self.head_dim) for part in (q, k, v))
         if self.qk_norm:
-            q = self.q_norm(q.view(-1, self.heads, self.head_dim)).flatten(1)
-            k = self.k_norm(k.view(-1, self.kv_heads, self.head_dim)).flatten(1)
-        # One rotation over both: tiny models are bound by the number of calls.
-        rotated = rotate(torch.cat((q, k), dim=1).view(-1, self.heads + self.kv_heads, self.head_dim), cos, sin)
-        q, k = torch.split(rotated, [self.heads, self.kv_heads], dim=1)
-        attended = attend(self.index, q, k, v.view(-1, self.kv_heads, self.head_dim))
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = (rotate(part, rotation).to(v.dtype) for part in (q, k))
+        attended = attend(self.index, q, k, v)
         out: Tensor = self.o_proj(attended.reshape(x.shape[0], -1))
         return out
 
@@ -59,9 +59,9 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(arch.hidden_size, arch.feed_forward, arch.mlp_bias, device, dtype)
         self.down_proj = nn.Linear(arch.feed_forward, arch.hidden_size, arch.mlp_bias, device, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+    def forward(self, x: Tensor, norm: nn.RMSNorm) -> Tensor:
+        """x + the feed-forward of the normalised x."""
+        return norm_gated(x, norm, self.gate_proj, self.up_proj, self.down_proj)
 
 
 class Layer(nn.Module):
@@ -72,9 +72,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(arch.hidden_size, arch.rms_eps, device=device, dtype=dtype)
         self.mlp = FeedForward(arch, dtype, device)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        x = x + self.self_attn(x, self.input_layernorm, rotation, attend)
+        out: Tensor = self.mlp(x, self.post_attention_layernorm)
         return out
 
 
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
         cos, sin = self.rope.index_select(0, positions).unbind(1)
         x = self.embed_tokens(ids)
         for layer in self.layers:
-            x = layer(x, cos, sin, attend)
+            x = layer(x, (cos, sin), attend)
         out: Tensor = self.norm(x)
         return out
 
@@ -138,7 +138,7 @@ class CausalLM(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[n, hidden]` -> `[n, vocab]` float32. For few rows; training uses `head.sampled_logprobs`."""
+        """`[n, hidden]` -> `[n, vocab]` float32. For few rows; training uses `head.backward`."""
         return F.linear(hidden, self.head_weight).float()
 
     @torch.no_grad()
@@ -151,14 +151,6 @@ class CausalLM(nn.Module):
                     parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
                 else:
                     parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: x `[tokens, heads, head_dim]`, cos and sin `[tokens, 1, head_dim]`, the first half of sin negated.
-
-    Pairs are (i, i + head_dim / 2), as in Hugging Face's weights.
-    """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def rope_table(arch: Architecture, dtype: torch.dtype, device: torch.device) -> Tensor:

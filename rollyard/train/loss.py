@@ -20,7 +20,7 @@ from rollyard.types import TrainBatch
 
 @dataclass(frozen=True, slots=True)
 class TokenSums:
-    """Sums over the trained tokens of one micro-batch, on the device. `loss` is differentiable."""
+    """Sums over the trained tokens of one micro-batch, on the device."""
 
     loss: Tensor
     clipped: Tensor
@@ -52,13 +52,17 @@ class Denominators:
         return 1 / (self.sequences * (tokens if config.aggregation == "sequence" else max_tokens))
 
 
-def policy_loss(new: Tensor, behaviour: Tensor, advantages: Tensor, weights: Tensor, config: TrainConfig) -> TokenSums:
-    """All `[trained tokens]`, float32: logprobs now, logprobs when sampled, advantages, what each token counts."""
-    difference = new - behaviour
-    ratio = difference.exp()
+def policy_loss(new: Tensor, behaviour: Tensor, advantages: Tensor, weights: Tensor, config: TrainConfig) -> Tensor:
+    """A scalar. All `[trained tokens]`, float32: logprobs now, logprobs when sampled, advantages, what each token counts."""
+    ratio = (new - behaviour).exp()
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-    loss = -(torch.minimum(ratio * advantages, clipped * advantages) * weights).sum()
-    with torch.no_grad():
-        bound = torch.where(advantages > 0, ratio > 1 + config.clip_high, (advantages < 0) & (ratio < 1 - config.clip_low))
-        gap = difference.abs()
-        return TokenSums(loss, bound.sum(), ratio.sum(), gap.sum(), gap.max())
+    return -(torch.minimum(ratio * advantages, clipped * advantages) * weights).sum()
+
+
+@torch.no_grad()
+def token_sums(new: Tensor, behaviour: Tensor, advantages: Tensor, weights: Tensor, config: TrainConfig) -> TokenSums:
+    """The loss and what is told about it, of the same tensors."""
+    ratio, gap = (new - behaviour).exp(), (new - behaviour).abs()
+    bound = torch.where(advantages > 0, ratio > 1 + config.clip_high, (advantages < 0) & (ratio < 1 - config.clip_low))
+    loss = policy_loss(new, behaviour, advantages, weights, config)
+    return TokenSums(loss, bound.sum(), ratio.sum(), gap.sum(), gap.max())

@@ -1,58 +1,117 @@
-"""One micro-batch as flat tensors for the packed forward pass."""
+"""One micro-batch as flat tensors for the packed forward pass. A prompt that several samples share is in it once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from rollyard.model.attention import Tree
 from rollyard.types import Sample
+
+# On a CPU the activations of so many tokens stay in its cache from one operation to the next.
+CACHED_TOKENS = 1200
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows one after the other. The last token of a row predicts nothing, so it is not among the inputs."""
+    """Families one after the other: a prompt, then what each of its samples adds to it.
+
+    The last token of a sample predicts nothing, so it is not among the inputs; the last one of a prompt predicts the first
+    token of every sample. Example: the samples (2, 3 | 4, 5) and (2, 3 | 6) have the inputs 2 3 4, at 0 1 2, and the tree
+    Tree(2, (1,)); predicting is 1 2 1 for the targets 4 5 6.
+    """
 
     ids: Tensor  # [inputs] int64
     positions: Tensor  # [inputs] int64
-    lengths: tuple[int, ...]  # inputs of each row
+    trees: tuple[Tree, ...]
     predicting: Tensor  # [trained] int64: the inputs whose next token is trained on
     targets: Tensor  # [trained] int64: those next tokens
     behaviour: Tensor  # [trained] float32: logprobs when sampled
     advantages: Tensor  # [trained] float32
-    trained: tuple[int, ...]  # trained tokens of each row
+    trained: tuple[int, ...]  # trained tokens of each sample
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], device: torch.device) -> Rows | None:
-        """None when no row has a trained token."""
-        samples = [sample for sample in samples if any(sample.mask)]
-        if not samples:
-            return None
-        lengths = np.array([len(sample.token_ids) for sample in samples])
-        ids, mask, behaviour, advantages = (
-            np.fromiter(chain.from_iterable(getattr(sample, name) for sample in samples), kind, int(lengths.sum()))
-            for name, kind in (("token_ids", np.int64), ("mask", bool), ("logprobs", np.float32), ("advantages", np.float32))
-        )
-        ends = np.cumsum(lengths)
-        is_input = np.ones(len(ids), bool)
-        is_input[ends - 1] = False
-        follows = np.flatnonzero(is_input) + 1  # the token after each input
-        predicting = np.flatnonzero(mask[follows])
-        trained = follows[predicting]
-        positions = (np.arange(len(ids)) - np.repeat(ends - lengths, lengths))[is_input]
-        flat = (ids[is_input], positions, predicting, ids[trained], behaviour[trained], advantages[trained])
-        tensors = [torch.from_numpy(array).to(device) for array in flat]
+    def of(cls, families: Sequence[Sequence[Sample]], device: torch.device) -> Rows:
+        """Each family's samples begin with the same prompt, and have a trained token each."""
+        ids: list[Sequence[int]] = []
+        positions: list[Iterable[int]] = []
+        trees: list[Tree] = []
+        predicting: list[NDArray[np.int64]] = []
+        first = 0  # input of this family
+        for members in families:
+            shared = prompt_tokens(members[0])
+            trees.append(tree_of(members))
+            ids.append(members[0].token_ids[:shared])
+            positions.append(range(shared))
+            branch = first + shared
+            for sample in members:
+                ids.append(sample.token_ids[shared:-1])
+                positions.append(range(shared, len(sample.token_ids) - 1))
+                at = np.flatnonzero(sample.mask)
+                predicting.append(np.where(at == shared, first + shared - 1, branch + at - shared - 1))
+                branch += len(sample.token_ids) - 1 - shared
+            first = branch
+        samples = [sample for members in families for sample in members]
+        samples = [sample for members in families for sample in members]
+        trained = _flat([sample.mask for sample in samples], bool)
+
+        def of_trained(name: str, kind: type) -> NDArray[Any]:
+            values: NDArray[Any] = _flat([getattr(sample, name) for sample in samples], kind)[trained]
+            return values
+
         return cls(
-            ids=tensors[0],
-            positions=tensors[1],
-            lengths=tuple(int(count) - 1 for count in lengths),
-            predicting=tensors[2],
-            targets=tensors[3],
-            behaviour=tensors[4],
-            advantages=tensors[5],
+            ids=torch.from_numpy(_flat(ids, np.int64)).to(device),
+            positions=torch.from_numpy(_flat(positions, np.int64)).to(device),
+            trees=tuple(trees),
+            predicting=torch.from_numpy(np.concatenate(predicting)).to(device),
+            targets=torch.from_numpy(of_trained("token_ids", np.int64)).to(device),
+            behaviour=torch.from_numpy(of_trained("logprobs", np.float32)).to(device),
+            advantages=torch.from_numpy(of_trained("advantages", np.float32)).to(device),
             trained=tuple(sum(sample.mask) for sample in samples),
         )
+
+
+def prompt_tokens(sample: Sample) -> int:
+    """How many tokens come before the first one that is trained on."""
+    return sample.mask.index(True)
+
+
+def tree_of(members: Sequence[Sample]) -> Tree:
+    """The inputs of samples with the same prompt. A sample by itself is one sequence."""
+    if len(members) == 1:
+        return Tree(len(members[0].token_ids) - 1)
+    shared = prompt_tokens(members[0])
+    return Tree(shared, tuple(len(sample.token_ids) - 1 - shared for sample in members if len(sample.token_ids) - 1 > shared))
+
+
+def families(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """Samples by their prompt, in order. Those without a trained token are left out: nothing is to be computed."""
+    found: dict[tuple[int, ...], list[Sample]] = {}
+    for sample in samples:
+        if any(sample.mask):
+            found.setdefault(sample.token_ids[: prompt_tokens(sample)], []).append(sample)
+    return list(found.values())
+
+
+def pieces(samples: Iterable[Sample], limit: int | None) -> list[list[list[Sample]]]:
+    """Families cut into parts of about `limit` inputs at most (None: one part), a larger family by itself."""
+    parts: list[list[list[Sample]]] = []
+    room = 0
+    for members in families(samples):
+        tokens = tree_of(members).tokens
+        if not parts or (limit is not None and tokens > room):
+            parts.append([])
+            room = limit or 0
+        parts[-1].append(members)
+        room -= tokens
+    return parts
+
+
+def _flat(parts: Sequence[Iterable[float]], kind: type) -> NDArray[Any]:
+    return np.fromiter((value for part in parts for value in part), kind)

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from rollyard.errors import NonFinite
-from rollyard.model.attention import PackedAttention
-from rollyard.model.head import sampled_logprobs
 from rollyard.model.transformer import CausalLM
-from rollyard.train.rows import Rows
-from rollyard.types import Sample
+from rollyard.train.learn import learn
+from rollyard.train.rows import Rows, families
+from rollyard.types import Sample, Sampling
 
 TrainingRow = tuple[tuple[int, ...], int]  # token ids, length of the prompt
 
@@ -32,24 +31,23 @@ def fit(model: CausalLM, batches: Iterable[Sequence[TrainingRow]], *, lr: float,
     optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)
     for step, rows in enumerate(batches):
         progress(step)
-        loss = _loss(model, rows)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = _accumulate(model, rows)
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         if not math.isfinite(norm):
             optimizer.zero_grad(set_to_none=True)
-            raise NonFinite(f"supervised step {step}: loss {float(loss.detach())}, gradient norm {norm}")
+            raise NonFinite(f"supervised step {step}: loss {loss}, gradient norm {norm}")
         with model.stamp.writing():
             optimizer.step()
 
 
-def _loss(model: CausalLM, rows: Sequence[TrainingRow]) -> torch.Tensor:
+def _accumulate(model: CausalLM, rows: Sequence[TrainingRow]) -> float:
+    """Add the gradients of the mean cross-entropy, which is returned."""
     samples = [_sample(ids, prompt) for ids, prompt in rows]
-    flat = Rows.of(samples, model.head_weight.device)
-    assert flat is not None, "every row has tokens after its prompt"
-    hidden = model.hidden(flat.ids, flat.positions, PackedAttention(flat.lengths, flat.ids.device))
-    logprobs, _, _ = sampled_logprobs(hidden[flat.predicting], model.head_weight, flat.targets, temperature=1.0)
-    return -logprobs.mean()
+    flat = Rows.of(families(samples), model.head_weight.device)
+    tokens = sum(flat.trained)
+    found = learn(model, flat, lambda logprobs, _: -logprobs.sum() / tokens, Sampling(tokens), model.head_weight.dtype)
+    return -float(found.logprobs.mean())
 
 
 def _sample(ids: tuple[int, ...], prompt: int) -> Sample:

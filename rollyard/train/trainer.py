@@ -15,13 +15,12 @@ from torch import Tensor
 
 from rollyard.config import TrainConfig
 from rollyard.errors import CheckpointError, NonFinite, TrainError
-from rollyard.model.attention import PackedAttention
 from rollyard.model.folder import save
-from rollyard.model.head import sampled_logprobs
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
-from rollyard.train.loss import Denominators, TokenSums, policy_loss
-from rollyard.train.rows import Rows
+from rollyard.train.learn import learn
+from rollyard.train.loss import Denominators, TokenSums, policy_loss, token_sums
+from rollyard.train.rows import CACHED_TOKENS, Rows, pieces
 from rollyard.types import Sampling, TrainBatch, TrainStats, WeightVersion
 
 MOMENTS, PROGRESS = "trainer.safetensors", "trainer.json"
@@ -41,7 +40,7 @@ class Totals:
     missed: float = 0.0
 
     def add(self, sums: TokenSums, entropy: Tensor, missed: Tensor) -> None:
-        found = (sums.loss.detach(), sums.clipped, sums.ratio, sums.gap, sums.gap_max, entropy.sum(), missed.sum())
+        found = (sums.loss, sums.clipped, sums.ratio, sums.gap, sums.gap_max, entropy.sum(), missed.sum())
         loss, clipped, ratio, gap, gap_max, entropy_sum, misses = torch.stack([value.float() for value in found]).tolist()
         self.loss += loss
         self.clipped += clipped
@@ -73,6 +72,9 @@ class ReferenceTrainer:
         self._max_tokens = max_tokens
         self._source = source
         self._version = version
+        self._where = model.head_weight.device
+        self._piece = CACHED_TOKENS if self._where.type == "cpu" else None
+        self._products = torch.bfloat16 if config.precision == "bfloat16" else model.head_weight.dtype
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         self._optimizer = torch.optim.AdamW(
             model.parameters(), config.lr, config.betas, config.eps, config.weight_decay, fused=True
@@ -118,9 +120,8 @@ class ReferenceTrainer:
         rate = self._learning_rate(batch.step)
         try:
             for samples in batch.micro_batches:
-                rows = Rows.of(samples, self._model.head_weight.device)
-                if rows is not None:
-                    self._accumulate(rows, batch.sampling, denominators, totals)
+                for families in pieces(samples, self._piece):
+                    self._accumulate(Rows.of(families, self._where), batch.sampling, denominators, totals)
             norm = self._update(rate, totals.loss) if denominators.tokens else 0.0
         finally:
             self._optimizer.zero_grad(set_to_none=True)  # none is left of a failed step, and none holds memory meanwhile
@@ -128,22 +129,16 @@ class ReferenceTrainer:
         return _stats(self._version, totals, denominators.tokens, norm, rate)
 
     def _accumulate(self, rows: Rows, sampling: Sampling, denominators: Denominators, totals: Totals) -> None:
-        """Forward and backward of one micro-batch; logits only where a trained token is predicted."""
-        model = self._model
-        hidden = model.hidden(rows.ids, rows.positions, PackedAttention(rows.lengths, rows.ids.device))
-        logprobs, entropy, missed = sampled_logprobs(
-            hidden[rows.predicting],
-            model.head_weight,
-            rows.targets,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-        )
+        """Forward and backward of one piece; logits only where a trained token is predicted."""
         each = [denominators.weight(count, self._config, self._max_tokens) for count in rows.trained]
-        weights = torch.from_numpy(np.repeat(np.array(each, np.float32), rows.trained))
-        sums = policy_loss(logprobs, rows.behaviour, rows.advantages, weights.to(logprobs.device), self._config)
-        sums.loss.backward()
-        totals.add(sums, entropy, missed)
+        weights = torch.from_numpy(np.repeat(np.array(each, np.float32), rows.trained)).to(self._where)
+        behaviour, advantages = rows.behaviour, rows.advantages
+
+        def loss(logprobs: Tensor, part: slice) -> Tensor:
+            return policy_loss(logprobs, behaviour[part], advantages[part], weights[part], self._config)
+
+        found = learn(self._model, rows, loss, sampling, self._products)
+        totals.add(token_sums(found.logprobs, behaviour, advantages, weights, self._config), found.entropy, found.missed)
 
     def _update(self, rate: float, loss: float) -> float:
         """Clip and step. Returns the norm of the gradients before clipping."""

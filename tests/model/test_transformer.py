@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rollyard.model.architecture import Architecture
-from rollyard.model.attention import PackedAttention
+from rollyard.model.attention import Tree, packed_attention
 from rollyard.model.folder import load
 from rollyard.model.transformer import CausalLM
 from tests.tiny import tiny_folder
@@ -25,7 +25,7 @@ def sequences(vocab: int = 40) -> list[Tensor]:
 def packed_hidden(model: CausalLM, rows: list[Tensor]) -> Tensor:
     lengths = [len(row) for row in rows]
     positions = torch.cat([torch.arange(length) for length in lengths])
-    return model.hidden(torch.cat(rows), positions, PackedAttention(lengths))
+    return model.hidden(torch.cat(rows), positions, packed_attention([Tree(length) for length in lengths]))
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rollyard.config import TrainConfig
-from rollyard.train.loss import Denominators, policy_loss
+from rollyard.train.loss import Denominators, policy_loss, token_sums
 from rollyard.types import Sample, Sampling, TrainBatch
 
 CLIP = TrainConfig(clip_low=0.2, clip_high=0.3)
@@ -22,9 +22,10 @@ def test_each_side_of_the_clip_range_by_hand():
     """Terms -r A or the clipped one: 1, 1.5 -> 1.3, 0.5, and for A = -1: 1.5, 0.5 -> 0.8. Clipped terms have no slope."""
     new = logs(1.0, 1.5, 0.5, 1.5, 0.5).requires_grad_()
     advantages = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0])
-    sums = policy_loss(new, torch.zeros(5), advantages, torch.full((5,), 0.2), CLIP)
-    sums.loss.backward()
-    assert sums.loss.item() == pytest.approx((-1.0 - 1.3 - 0.5 + 1.5 + 0.8) / 5)
+    known = (torch.zeros(5), advantages, torch.full((5,), 0.2), CLIP)
+    policy_loss(new, *known).backward()
+    sums = token_sums(new, *known)
+    assert policy_loss(new, *known).item() == sums.loss.item() == pytest.approx((-1.0 - 1.3 - 0.5 + 1.5 + 0.8) / 5)
     assert new.grad.tolist() == pytest.approx([-0.2, 0.0, -0.1, 0.3, 0.0])
     assert sums.clipped.item() == 2
     assert sums.ratio.item() == pytest.approx(5.0)
@@ -34,15 +35,16 @@ def test_each_side_of_the_clip_range_by_hand():
 
 def test_an_advantage_of_zero_teaches_nothing_and_is_never_clipped():
     new = logs(0.1, 1.0, 10.0).requires_grad_()
-    sums = policy_loss(new, torch.zeros(3), torch.zeros(3), torch.ones(3), CLIP)
-    sums.loss.backward()
-    assert (sums.loss.item(), sums.clipped.item(), new.grad.tolist()) == (0.0, 0, [0.0, 0.0, 0.0])
+    known = (torch.zeros(3), torch.zeros(3), torch.ones(3), CLIP)
+    loss = policy_loss(new, *known)
+    loss.backward()
+    assert (loss.item(), token_sums(new, *known).clipped.item(), new.grad.tolist()) == (0.0, 0, [0.0, 0.0, 0.0])
 
 
 def test_only_the_difference_of_logprobs_counts():
     """Behaviour -2 and -0.1, now -1.5 and -0.2: ratios e^0.5 and e^-0.1."""
-    sums = policy_loss(torch.tensor([-1.5, -0.2]), torch.tensor([-2.0, -0.1]), torch.tensor([-1.0, 2.0]), torch.ones(2), CLIP)
-    assert sums.loss.item() == pytest.approx(math.exp(0.5) - 2 * math.exp(-0.1))
+    loss = policy_loss(torch.tensor([-1.5, -0.2]), torch.tensor([-2.0, -0.1]), torch.tensor([-1.0, 2.0]), torch.ones(2), CLIP)
+    assert loss.item() == pytest.approx(math.exp(0.5) - 2 * math.exp(-0.1))
 
 
 def sample(prompt: int, sampled: int) -> Sample:

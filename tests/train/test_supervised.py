@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollyard.errors import NonFinite
-from rollyard.model.attention import PackedAttention
+from rollyard.model.attention import Tree, packed_attention
 from rollyard.model.folder import load
 from rollyard.train.supervised import fit
 from tests.tiny import tiny_folder
@@ -54,7 +54,7 @@ def test_it_learns_the_completion_and_not_the_prompt(tmp_path):
     fit(model, [[(ids, prompt)] * 4] * 30, lr=5e-3, progress=lambda _: None)
     with torch.no_grad():
         flat = torch.tensor(ids)
-        logprobs = model.logits(model.hidden(flat, torch.arange(len(ids)), PackedAttention([len(ids)]))).log_softmax(-1)
+        logprobs = model.logits(model.hidden(flat, torch.arange(len(ids)), packed_attention([Tree(len(ids))]))).log_softmax(-1)
     each = -logprobs[:-1].gather(1, flat[1:, None]).squeeze(1)
     assert each[prompt - 1 :].max() < 0.1
     assert each[: prompt - 1].min() > 1.0

@@ -8,6 +8,8 @@ import random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -20,7 +22,7 @@ from rollyard.config import TrainConfig
 from rollyard.errors import CheckpointError, NonFinite, StaleWeights, TrainError
 from rollyard.model.folder import load
 from rollyard.train.trainer import ReferenceTrainer
-from rollyard.types import Sample, Sampling, TrainBatch, WeightVersion
+from rollyard.types import Sample, Sampling, TrainBatch, TrainStats, WeightVersion
 from tests.tiny import tiny_folder
 
 
@@ -122,6 +124,81 @@ async def test_micro_batches_change_nothing(tmp_path, aggregation):
         assert stats.entropy == pytest.approx(results[0][1].entropy, abs=1e-5)
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, results[0][0][name], rtol=0, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def one_folder(tmp_path_factory):
+    return tiny_folder(tmp_path_factory.mktemp("model"))
+
+
+def gradients_of(folder, micro_batches, **config) -> tuple[dict[str, torch.Tensor], TrainStats]:
+    ours, found = trainer(folder, **config), {}
+    ours._optimizer.step = lambda: found.update({n: p.grad.clone() for n, p in ours._model.named_parameters()})
+    return found, ours._train(TrainBatch(0, micro_batches, Sampling(9)))
+
+
+# Prompts of few different tokens, so that groups meet equal prompts, one another's and those of one token.
+PROMPTS = st.lists(st.integers(2, 3), min_size=1, max_size=3).map(tuple)
+MEMBERS = st.tuples(PROMPTS, st.lists(st.integers(1, 7), min_size=1, max_size=4))
+
+
+@settings(max_examples=12)
+@given(st.lists(st.tuples(st.integers(0, 2), MEMBERS), min_size=1, max_size=4), st.integers(0, 99))
+def test_shared_prompts_equal_the_plain_version(one_folder, groups, seed):
+    """Ragged groups, groups of one, equal prompts of different groups, different prompts in one group."""
+    numbers = random.Random(seed)
+    samples = []
+    for group, (prompt, lengths) in groups:
+        for sampled in lengths:
+            zeros, advantage = (0.0,) * len(prompt), numbers.gauss(0, 1)
+            ids = prompt + tuple(numbers.randrange(2, 40) for _ in range(sampled))  # transformers never teaches its pad, 0
+            logprobs = zeros + tuple(-3.6 + numbers.gauss(0, 0.4) for _ in range(sampled))
+            mask = (False,) * len(prompt) + (True,) * sampled
+            samples.append(Sample(group, len(samples), ids, mask, logprobs, zeros + (advantage,) * sampled, ()))
+    loss, plain = plain_loss(one_folder, samples, "token", 1.0, 0.2, 0.2, 9)
+    loss.backward()
+    gradients, stats = gradients_of(one_folder, (tuple(samples),))
+    assert stats.loss == pytest.approx(loss.item(), abs=1e-5)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-3, atol=2e-5)
+
+
+async def test_a_prompt_is_computed_once(one_folder):
+    """A prompt of 6 with completions of 3, 3 and 1: 6 + 2 + 2 + 0 tokens, not 8 + 8 + 6."""
+    prompt, ours, seen = (5, 6, 7, 8, 9, 10), trainer(one_folder), []
+    ours._model.model.embed_tokens.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].tolist()))
+    samples = [
+        Sample(0, i, prompt + own, (False,) * 6 + (True,) * len(own), (0.0,) * (6 + len(own)), (1.0,) * (6 + len(own)), ())
+        for i, own in enumerate(((11, 12, 13), (14, 15, 16), (17,)))
+    ]
+    await ours.train(TrainBatch(0, (tuple(samples),), Sampling(9)))
+    assert seen == [[*prompt, 11, 12, 14, 15]]
+
+
+async def test_pieces_change_nothing(one_folder, monkeypatch):
+    whole, stats = gradients_of(one_folder, (tuple(make_samples(13)),))
+    monkeypatch.setattr("rollyard.train.trainer.CACHED_TOKENS", 10)
+    cut, cut_stats = gradients_of(one_folder, (tuple(make_samples(13)),))
+    assert cut_stats.loss == pytest.approx(stats.loss, abs=1e-6)
+    for name, gradient in cut.items():
+        torch.testing.assert_close(gradient, whole[name], rtol=0, atol=1e-6)
+
+
+async def test_bfloat16_products_stay_near_float32_and_train(one_folder):
+    """Gradients point the same way; parameters, gradients and moments stay float32; a repeated batch is learnt."""
+    batch = (tuple(make_samples()),)
+    exact, exact_stats = gradients_of(one_folder, batch)
+    short, stats = gradients_of(one_folder, batch, precision="bfloat16")
+    assert stats.loss == pytest.approx(exact_stats.loss, abs=0.01)
+    assert stats.grad_norm == pytest.approx(exact_stats.grad_norm, rel=0.02)
+    for name, gradient in short.items():
+        assert gradient.dtype == torch.float32 and not torch.equal(gradient, exact[name])
+        assert torch.cosine_similarity(gradient.flatten(), exact[name].flatten(), 0) > 0.99, name
+    ours = trainer(one_folder, precision="bfloat16", lr=1e-3)
+    losses = [(await ours.train(TrainBatch(step, batch, Sampling(9)))).loss for step in range(8)]
+    assert losses[-1] < losses[0] - 0.05
+    assert {value.dtype for state in ours._optimizer.state.values() for value in state.values()} == {torch.float32}
+    assert {value.dtype for value in ours._model.parameters()} == {torch.float32}
 
 
 async def test_metrics_by_hand(tmp_path):

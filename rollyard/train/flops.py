@@ -1,0 +1,70 @@
+"""How many floating-point operations a batch needs, whoever computes it. Knows no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rollyard.model.architecture import Architecture
+from rollyard.types import Sample, TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """`count` products y `[rows, columns]` = x `[rows, inner]` w `[inner, columns]` of the forward pass."""
+
+    rows: int
+    inner: int
+    columns: int
+    count: int
+
+    @property
+    def flops(self) -> int:
+        """Forward, and backward towards x and towards w: three products, two operations for each multiply-add."""
+        return 3 * 2 * self.rows * self.inner * self.columns * self.count
+
+
+def gemms(batch: TrainBatch, architecture: Architecture) -> tuple[Gemm, ...]:
+    """The matrix products of one training step, micro-batch by micro-batch.
+
+    Each linear of each layer over the tokens that have to be computed: of a micro-batch's samples each different prompt
+    once, and all that follows it but for the last token, which predicts nothing. The head over the trained tokens.
+    """
+    hidden, queries = architecture.hidden_size, architecture.heads * architecture.head_dim
+    keys, wide = architecture.kv_heads * architecture.head_dim, architecture.feed_forward
+    attention = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
+    found: Counter[tuple[int, int, int]] = Counter()
+    for micro in batch.micro_batches:
+        rows = sum(prompt + sum(own) for prompt, own in _computed(micro))
+        if not rows:
+            continue
+        for inner, columns in (*attention, (hidden, wide), (hidden, wide), (wide, hidden)):
+            found[rows, inner, columns] += architecture.layers
+        found[sum(sum(sample.mask) for sample in micro), hidden, architecture.vocab_size] += 1
+    return tuple(Gemm(*shape, count) for shape, count in found.items())
+
+
+def attention_flops(batch: TrainBatch, architecture: Architecture) -> int:
+    """Scores and weighted values of all layers, each token with its own past only; forward, and twice that backward."""
+    pairs = sum(
+        _pairs(prompt) + sum(_pairs(tokens) + tokens * prompt for tokens in own)
+        for micro in batch.micro_batches
+        for prompt, own in _computed(micro)
+    )
+    return 3 * 2 * 2 * pairs * architecture.heads * architecture.head_dim * architecture.layers
+
+
+def _pairs(tokens: int) -> int:
+    """Of each token with itself and those before it."""
+    return tokens * (tokens + 1) // 2
+
+
+def _computed(samples: Iterable[Sample]) -> list[tuple[int, list[int]]]:
+    """Tokens of each different prompt, and of what each of its samples adds: those that are input to the model."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for sample in samples:
+        if any(sample.mask):
+            prompt = sample.token_ids[: sample.mask.index(True)]
+            found.setdefault(prompt, []).append(len(sample.token_ids) - len(prompt) - 1)
+    return [(len(prompt), own) for prompt, own in found.items()]
