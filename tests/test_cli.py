@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rollyard import cli
+from tests.tiny import tiny_folder
 
 
 @pytest.fixture
@@ -54,6 +55,13 @@ def test_explain_shows_values_and_where_they_come_from(here, capsys):
         (["run", "--preset", "tiny", "--engine.pages", "1"], "use 0 or at least 5"),
         (["run", "--preset", "tiny", "--engine.page_tokens", "1000000"], "use at most 64"),
         (["dance"], "invalid choice"),
+        (["bench"], "WHAT"),
+        (["bench", "engine", "--workload", "none"], "invalid choice: 'none'"),
+        (["bench", "engine", "--model", "nowhere"], "there is no folder nowhere"),
+        (["bench", "train", "--peer", "hf"], "--peer"),
+        (["bench", "step", "--rounds", "0"], "--rounds"),
+        (["bench", "train", "--run.steps", "3"], "--run.steps"),
+        (["bench", "train", "--model", ".", "--train.lr", "fast"], "'fast' does not fit"),
     ],
 )
 def test_mistakes_end_with_2_and_no_traceback(here, capsys, arguments, told):
@@ -69,6 +77,17 @@ def test_a_failing_run_ends_with_1_and_leaves_a_report(here, capsys):
     assert cli.main(["run", "--preset", "tiny", *arguments]) == 1
     assert "ValueError: no" in capsys.readouterr().err.replace("\n", " ")
     assert json.loads((here / "runs" / "tiny" / "report.json").read_text())["finished"]["failed"] is True
+
+
+def test_bench_prints_one_json_object_or_a_table(here, capsys):
+    folder = str(tiny_folder(here))
+    arguments = ["bench", "train", "--model", folder, "--rounds", "1", "--threads", "1", "--batch.token_budget", "1024"]
+    assert cli.main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["bench"] == "train" and len(result["ratios"]) == 1 and result["options"] == {"batch.token_budget": "1024"}
+    assert result["threads"] == 1 and [len(side["values"]) for side in result["sides"]] == [1, 1]
+    assert cli.main(arguments) == 0
+    assert "times as fast as its matrix products alone" in capsys.readouterr().out.replace("\n", " ")
 
 
 def start(here: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -1,0 +1,153 @@
+"""Writes the tables of docs/benchmarks.md from benchmarks/results/*.jsonl: the newest line of each benchmark counts.
+
+python benchmarks/render.py            files in the order of their names, which are dates
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- results: written by benchmarks/render.py -->", "<!-- end of results -->"
+
+# What was set out to be reached: the least ratio, by (bench, workload, second side, dtype).
+GOALS = {
+    **{("engine", work, "hf", dtype): 3.0 for work in ("64x1", "8x8") for dtype in ("float32", "bfloat16")},
+    **{("engine", work, "vllm", dtype): 1.0 for work in ("64x1", "8x8") for dtype in ("float32", "bfloat16")},
+    **{("engine", "one", peer, dtype): 1.5 for peer in ("hf", "vllm") for dtype in ("float32", "bfloat16")},
+    ("engine", "ragged", "hf", "bfloat16"): 12.0,
+    ("engine", "ragged", "vllm", "bfloat16"): 1.2,
+    **{("engine", "static", "static", dtype): 2.0 for dtype in ("float32", "bfloat16")},
+    **{("engine", "prefix", "not shared", dtype): 1.8 for dtype in ("float32", "bfloat16")},
+    **{("engine", "queue", "64 queued", dtype): 1.0 for dtype in ("float32", "bfloat16")},
+    **{("train", work, "its matrix products alone", "float32"): 0.65 for work in ("8x8", "ragged")},
+    **{("train", work, "its matrix products alone", "bfloat16"): 0.65 for work in ("8x8", "ragged")},
+    ("step", "fixed", "trl", "float32"): 2.0,
+    ("step", "fixed", "trl", "bfloat16"): 3.0,
+    ("step", "natural", "trl", "float32"): 2.5,
+    ("step", "natural", "trl", "bfloat16"): 3.5,
+}
+NAMES = {"hf": "Hugging Face `generate`", "vllm": "vLLM", "trl": "TRL `GRPOTrainer`"}
+
+Row = dict[str, Any]  # one result, as `rollyard bench --json` prints it
+
+
+def newest(files: Iterable[Path]) -> list[Row]:
+    """The last result of each benchmark, in the order in which they were first measured."""
+    found: dict[tuple[str, ...], Row] = {}
+    for file in files:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            found[key(row)] = row
+    return list(found.values())
+
+
+def key(row: Row) -> tuple[str, ...]:
+    return (row["bench"], row["workload"], row["sides"][1]["name"], row["dtype"])
+
+
+def render(rows: list[Row]) -> str:
+    parts = []
+    for bench, title in (("engine", "Generation"), ("train", "Training"), ("step", "Whole GRPO steps")):
+        chosen = [row for row in rows if row["bench"] == bench]
+        if chosen:
+            parts += [f"### {title}", table(chosen)]
+    parts += ["### Figures beside them", figures(rows), "### Measured on", circumstances(rows)]
+    return "\n\n".join(parts)
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        "| workload | format | unit | Rollyard | against | | ratio (least to most) | goal |",
+        "| --- | --- | --- | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        ours, theirs = row["sides"][:2]
+        goal = GOALS.get(key(row))
+        reached = row["ratio"]["median"] >= goal if goal else False
+        ratio = f"{row['ratio']['median']:.2f} ({row['ratio']['least']:.2f} to {row['ratio']['most']:.2f})"
+        cells = (
+            row["workload"],
+            row["dtype"],
+            row["unit"],
+            number(ours["spread"]["median"]),
+            NAMES.get(theirs["name"], theirs["name"]),
+            number(theirs["spread"]["median"]),
+            f"**{ratio}**" if reached else ratio,
+            f"{goal:g}" if goal else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def figures(rows: list[Row]) -> str:
+    lines = []
+    for row in rows:
+        sides = "; ".join(f"{side['name']}: {shown(side)}" for side in row["sides"] if side["figures"])
+        text = f"- {row['bench']} {row['workload']} {row['dtype']}, against {row['sides'][1]['name']}: {sides}"
+        lines.append(text + agreement(row))
+    return "\n".join(lines)
+
+
+def shown(side: Row) -> str:
+    return ", ".join(f"{one['name']} {number(one['value'])} {one['unit']}".rstrip() for one in side["figures"])
+
+
+def agreement(row: Row) -> str:
+    found = row["agreement"]
+    if not found:
+        return ""
+    near = [f"{one['gap']:.1g}" for one in found["differences"] if one["gap"] is not None]
+    ties = f", then near ties ({', '.join(near)} nats)" if near else ""
+    return f"; greedy tokens alike: {found['agreed']} of {found['tokens']}{ties}"
+
+
+def circumstances(rows: list[Row]) -> str:
+    """Machine, versions, load; once each."""
+    lines = []
+    for row in rows:
+        machine = row["machine"]
+        features = " ".join(machine["features"])
+        lines.append(
+            f"- {machine['cpu']}, {machine['cores']} cores ({features}), {machine['memory_gib']} GiB, {machine['system']}; "
+            f"{row['threads']} threads on each side"
+        )
+        lines.append(f"- Rollyard: {versions(row)}; model {row['model']}")
+        lines += [f"- {NAMES.get(side['name'], side['name'])}: {versions(side)}" for side in row["sides"] if side["versions"]]
+    loads = [load for row in rows for pair in row["loads"] for load in pair.values()]
+    rounds = sorted({len(row["ratios"]) for row in rows})
+    lines.append(f"- rounds: {' or '.join(map(str, rounds))}; load average {min(loads):.1f} to {max(loads):.1f}")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def versions(row: Row) -> str:
+    return ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def insert(page: str, results: str) -> str:
+    """The page with what stands between the two marks replaced. Raises ValueError without them."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError("the page has no marks where the results go")
+    return f"{before}{begin}\n\n{results}\n\n{end}{after}"
+
+
+def main() -> None:
+    rows = newest(sorted((HERE / "results").glob("*.jsonl")))
+    if not rows:
+        raise SystemExit("there are no results yet: make bench-all")
+    PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), render(rows)), encoding="utf-8")
+    print(f"{PAGE}: {len(rows)} results")
+
+
+if __name__ == "__main__":
+    main()

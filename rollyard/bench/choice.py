@@ -1,0 +1,41 @@
+"""Which benchmarks there are. Imports no torch, so that the command line can list them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollyard.bench.result import Result
+from rollyard.bench.setting import Setting
+from rollyard.bench.turns import Tell
+
+MODEL = Path("models/smollm2-135m")  # where `make model` puts it
+SECTIONS = ("engine", "batch", "train")  # of the config, that may be changed to see what they do
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What it measures, and what may be chosen; the first of each is the default."""
+
+    text: str
+    workloads: tuple[str, ...]
+    peers: tuple[str, ...] = ()
+
+
+BENCHES = {
+    "engine": Bench(
+        "tokens per second of the engine, beside Hugging Face generate or vLLM, or beside itself (static, prefix, queue)",
+        ("64x1", "8x8", "one", "ragged", "static", "prefix", "queue"),
+        ("hf", "vllm"),
+    ),
+    "train": Bench("seconds of a training step, beside its matrix products alone", ("8x8", "ragged")),
+    "step": Bench("seconds of a whole GRPO step, beside TRL's GRPOTrainer", ("fixed", "natural"), ("trl",)),
+}
+
+
+async def measure(bench: str, setting: Setting, tell: Tell) -> Result:
+    """Run one of them. Raises ConfigError, PeerError, EngineError, TrainError, TimeLimitExceeded."""
+    from rollyard.bench import generate, step, train
+
+    run = {"engine": generate.bench, "train": train.bench, "step": step.bench}[bench]
+    return await run(setting, tell)
