@@ -20,7 +20,7 @@ for dtype in float32 bfloat16; do
       bench engine --workload "$workload" --peer "$peer" --dtype "$dtype"
     done
   done
-  for workload in static prefix queue; do
+  for workload in static prefix queue decode; do
     bench engine --workload "$workload" --dtype "$dtype"
   done
   for workload in 8x8 ragged; do

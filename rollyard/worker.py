@@ -122,11 +122,12 @@ def build_prompts(config: Config, policy: Policy) -> tuple[PromptSource, tuple[P
     return open_prompts(config, policy.tokenizer)
 
 
-def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device) -> Engine:
+def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, sole: bool = False) -> Engine:
+    """`sole`: nobody else uses the policy's parameters."""
     from rollyard.engine.embedded.engine import EmbeddedEngine
 
     window = window_of(config, policy.model.architecture)
-    return EmbeddedEngine(id_, policy.model, policy.tokenizer, device, config.engine, window)
+    return EmbeddedEngine(id_, policy.model, policy.tokenizer, device, config.engine, window, sole)
 
 
 def build_trainer(config: Config, policy: Policy, device: Device, version: WeightVersion) -> Trainer:

@@ -24,8 +24,8 @@ class Bench:
 
 BENCHES = {
     "engine": Bench(
-        "tokens per second of the engine, beside Hugging Face generate or vLLM, or beside itself (static, prefix, queue)",
-        ("64x1", "8x8", "one", "ragged", "static", "prefix", "queue"),
+        "tokens per second of the engine, beside Hugging Face generate or vLLM, or beside itself (static, prefix, queue, decode)",
+        ("64x1", "8x8", "one", "ragged", "static", "prefix", "queue", "decode"),
         ("hf", "vllm"),
     ),
     "train": Bench("seconds of a training step, beside its matrix products alone", ("8x8", "ragged")),
@@ -35,7 +35,9 @@ BENCHES = {
 
 async def measure(bench: str, setting: Setting, tell: Tell) -> Result:
     """Run one of them. Raises ConfigError, PeerError, EngineError, TrainError, TimeLimitExceeded."""
-    from rollyard.bench import generate, step, train
+    from rollyard.bench import decode, generate, step, train
 
+    if setting.workload == "decode":
+        return await decode.bench(setting, tell)
     run = {"engine": generate.bench, "train": train.bench, "step": step.bench}[bench]
     return await run(setting, tell)

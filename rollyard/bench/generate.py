@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from rollyard import worker
 from rollyard.bench import memory
 from rollyard.bench.agreement import compare, logit_gap
 from rollyard.bench.peer import Command, Peer, PeerError, find, running
@@ -15,6 +16,7 @@ from rollyard.bench.serving import LIMIT_S, Served, Serving, Written, serve, ser
 from rollyard.bench.setting import Setting
 from rollyard.bench.turns import Tell, alternate
 from rollyard.bench.workload import QUEUE, SHAPES, Shape, Workload, build, greedy
+from rollyard.config import Config
 from rollyard.model.architecture import Architecture
 from rollyard.protocols import Engine
 
@@ -104,7 +106,7 @@ async def against_peer(setting: Setting, shape: Shape, command: Command, tell: T
         loaded = await peer.ask("load", LOAD_S, **asked, window=window)
         ours, theirs = Embedded("rollyard", host.engines[0], make, _rate), Generator(peer, make)
         tell("comparing greedy tokens")
-        agreed = await _agreement(setting, host, theirs, check)
+        agreed = await _agreement(setting, config, host, theirs, check)
         rounds = await alternate((ours, theirs), setting.rounds, tell, watched=(os.getpid(), peer.pid))
         sides = (
             Side.of(ours.name, rounds.measured[0], memory.memory(os.getpid(), without=peer.pid)),
@@ -113,12 +115,14 @@ async def against_peer(setting: Setting, shape: Shape, command: Command, tell: T
     return setting.result("engine", "tokens/s", sides, rounds, agreed, host.engines[0].stats().decoder)
 
 
-async def _agreement(setting: Setting, host: Serving, peer: Generator, work: Workload) -> Agreement:
+async def _agreement(setting: Setting, config: Config, host: Serving, peer: Generator, work: Workload) -> Agreement:
     mine = (await serve(host.engines[0], work)).written
     other = await peer.write(work, seed=0)
 
-    async def gap(context: object, token: int, rival: int) -> float:
-        return await host.device.run(logit_gap, host.policy.model, context, token, rival)
+    async def gap(context: Sequence[int], token: int, rival: int) -> float:
+        # Read anew: the engine may have given its parameters back.
+        policy = await host.device.run(worker.load_policy, config, setting.model)
+        return await host.device.run(logit_gap, policy.model, context, token, rival)
 
     exact = setting.dtype == "float32"
     return await compare(work.prompts, mine.token_ids, other.token_ids, gap if exact else None)

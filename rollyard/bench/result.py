@@ -108,7 +108,7 @@ class Result:
     model: str
     dtype: str
     threads: int
-    unit: str  # "tokens/s" or "s"
+    unit: str  # "tokens/s", "s" or "ms"
     sides: tuple[Side, ...]
     ratios: tuple[float, ...]  # [rounds]
     ratio: Spread
@@ -120,9 +120,9 @@ class Result:
 
 
 def ratios(unit: str, first: Sequence[float], second: Sequence[float]) -> tuple[float, ...]:
-    """How many times better the first side was, round by round: more tokens a second, or fewer seconds."""
+    """How many times better the first side was, round by round: more tokens a second, or less time."""
     pairs = zip(first, second, strict=True)
-    return tuple(theirs / ours if unit == "s" else ours / theirs for ours, theirs in pairs)
+    return tuple(ours / theirs if unit == "tokens/s" else theirs / ours for ours, theirs in pairs)
 
 
 def machine() -> Machine:

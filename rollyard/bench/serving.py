@@ -66,7 +66,7 @@ async def serving(configs: Sequence[Config], folder: Path, threads: int) -> Asyn
         policy = await device.run(worker.load_policy, configs[0], folder)
         engines = []
         for number, config in enumerate(configs):
-            engine = worker.build_engine(config, f"engine-{number}", policy, device)
+            engine = worker.build_engine(config, f"engine-{number}", policy, device, sole=len(configs) == 1)
             stack.push_async_callback(engine.close)
             await engine.start()
             transport = worker.build_transport(policy)

@@ -96,7 +96,10 @@ class Trl:
 
 
 def config_of(setting: Setting, prompts: Path, out: Path) -> Config:
-    """The run of Rollyard's side. In bfloat16 the trainer keeps float32 parameters, the engine a bfloat16 copy."""
+    """The run of Rollyard's side. In bfloat16 the engine has a bfloat16 copy of float32 parameters.
+
+    The trainer multiplies bfloat16 where the CPU has instructions for it, and float32, which is no less exact, elsewhere.
+    """
     half = setting.dtype == "bfloat16"
     own: dict[str, object] = {
         "prompts.path": str(prompts),
@@ -106,7 +109,7 @@ def config_of(setting: Setting, prompts: Path, out: Path) -> Config:
         "rollout.group_size": SIZE,
         "rollout.max_tokens": TOKENS,
         "train.lr": LEARNING_RATE,
-        "train.precision": "bfloat16" if half else "model",
+        "train.precision": "bfloat16" if half and multiplies_bfloat16() else "model",
         "engine.dtype": "bfloat16" if half else "model",
         "engine.window": WINDOW,
         "run.steps": setting.rounds + 2,  # the last step would be followed by a checkpoint
@@ -116,6 +119,13 @@ def config_of(setting: Setting, prompts: Path, out: Path) -> Config:
     if setting.workload == "fixed":
         own["rollout.ignore_eos"] = True
     return setting.config(own)
+
+
+def multiplies_bfloat16() -> bool:
+    """Has this CPU instructions for it? Elsewhere products in bfloat16 are much slower than in float32."""
+    import torch
+
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def write_prompts(path: Path, count: int) -> None:

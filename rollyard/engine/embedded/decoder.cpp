@@ -172,46 +172,49 @@ static void tile(const X* x, long in, const W* w, const float* bias, float* y, l
     }
 }
 
-template <class X, class W>
-static void strip(long rows, const X* x, long in, const W* w, const float* bias, float* y, long ldy, int width, int ending) {
-    long m = 0;
-    for (; m + MR <= rows; m += MR) tile<MR>(x + m * in, in, w, bias, y + m * ldy, ldy, width, ending);
-    const X* rest = x + m * in; float* out = y + m * ldy;
-    switch (rows - m) {
-#define CASE(n) case n: tile<n>(rest, in, w, bias, out, ldy, width, ending); break;
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
-#if defined(__AVX512F__)
-        CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11)
-#endif
-#undef CASE
-    }
-}
-
 // A packed matrix: [panels][in][NR], the last panel filled up with zeros. SWIGLU panels hold V gates, then their V ups.
 struct Linear { const void* weight; const float* bias; long in, out; int half; };
 
-template <class W>
-static void panel_of(const Linear& l, const float* x, const bf16* half, long rows, float* y, int ending, long panel) {
-    static thread_local std::vector<float> wide;
-    const W* w = (const W*)l.weight + panel * l.in * NR;
-    int each = ending == SWIGLU ? V : NR;
-    int width = (int)std::min<long>(each, l.out - panel * each);
-    const float* bias = l.bias ? l.bias + panel * NR : nullptr;
-    float* out = y + panel * each;
-    if constexpr (DOT && sizeof(W) == 2) strip(rows, half, l.in, w, bias, out, l.out, width, ending);
-    else if (sizeof(W) == 2 && rows > MR) {  // widen the panel once for all rows
-        wide.resize(l.in * NR);
-        for (long k = 0; k < l.in; k += 2)
-            for (int n = 0; n < NR; n += V) {
-                vec even, odd;
-                pair((const bf16*)w + k * NR + 2 * n, even, odd);
-                store(&wide[k * NR + n], even); store(&wide[(k + 1) * NR + n], odd);
+// Panels [first, last) for rows in order, so that a few rows and a few panels stay in the caches while they meet.
+template <class X, class W>
+static void strip(const Linear& l, const X* x, const W* weights, long rows, float* y, int ending, long first, long last) {
+    const int each = ending == SWIGLU ? V : NR;
+    for (long m = 0; m < rows; m += MR)
+        for (long p = first; p < last; p++) {
+            const X* row = x + m * l.in;
+            const W* w = weights + (p - first) * l.in * NR;
+            const float* bias = l.bias ? l.bias + p * NR : nullptr;
+            float* out = y + m * l.out + p * each;
+            int width = (int)std::min<long>(each, l.out - p * each);
+            switch (std::min<long>(rows - m, MR)) {
+#define CASE(n) case n: tile<n>(row, l.in, w, bias, out, l.out, width, ending); break;
+                CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if defined(__AVX512F__)
+                CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+#undef CASE
             }
-        strip(rows, x, l.in, wide.data(), bias, out, l.out, width, ending);
-    } else strip(rows, x, l.in, w, bias, out, l.out, width, ending);
+        }
 }
 
-constexpr long FEW = 16;  // rows of a piece of work that is small
+static void panels_of(const Linear& l, const float* x, const bf16* half, long rows, float* y, int ending, long first, long last) {
+    static thread_local std::vector<float> wide;
+    if (!l.half) return strip(l, x, (const float*)l.weight + first * l.in * NR, rows, y, ending, first, last);
+    const bf16* w = (const bf16*)l.weight + first * l.in * NR;
+    if (DOT) return strip(l, half, w, rows, y, ending, first, last);
+    if (rows <= MR) return strip(l, x, w, rows, y, ending, first, last);
+    wide.resize((last - first) * l.in * NR);  // the panels widened, once for all rows
+    for (long k = 0; k < (last - first) * l.in; k += 2)
+        for (int n = 0; n < NR; n += V) {
+            vec even, odd;
+            pair(w + k * NR + 2 * n, even, odd);
+            store(&wide[k * NR + n], even); store(&wide[(k + 1) * NR + n], odd);
+        }
+    strip(l, x, wide.data(), rows, y, ending, first, last);
+}
+
+constexpr long FEW = 16;          // rows of a piece of work that is small
+constexpr long CACHED = 40960;    // floats of the panels that one thread works with at a time: a third of a usual L2 cache
 
 // Takes phases 2 * phase and the one after. `half` [rows, in]: room for the inputs in bfloat16.
 static void linear(Team& team, int phase, const Linear& l, const float* x, bf16* half, long rows, float* y, int ending) {
@@ -220,10 +223,9 @@ static void linear(Team& team, int phase, const Linear& l, const float* x, bf16*
             for (long i = piece * FEW * l.in; i < std::min(rows, (piece + 1) * FEW) * l.in; i++) store(half + i, x[i]);
         });
     long each = ending == SWIGLU ? V : NR, panels = (l.out + each - 1) / each;
-    long group = std::max<long>(1, std::min<long>(panels / (4 * team.size), 65536 / (l.in * NR * 4) + 1));
+    long group = std::max<long>(1, std::min<long>(panels / (4 * team.size), CACHED / (l.in * NR)));
     team.share(2 * phase + 1, (panels + group - 1) / group, [&](long piece) {
-        for (long p = piece * group; p < std::min(panels, (piece + 1) * group); p++)
-            l.half ? panel_of<bf16>(l, x, half, rows, y, ending, p) : panel_of<float>(l, x, half, rows, y, ending, p);
+        panels_of(l, x, half, rows, y, ending, piece * group, std::min(panels, (piece + 1) * group));
     });
 }
 

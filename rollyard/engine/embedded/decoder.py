@@ -39,8 +39,11 @@ class Decoder(Protocol):
         ...
 
 
-def build(model: CausalLM, pool: PagePool, config: EngineConfig) -> Decoder:
+def build(model: CausalLM, pool: PagePool, config: EngineConfig, sole: bool = False) -> Decoder:
     """The fastest decoder that this machine and model allow, or the one that the config names.
+
+    Args:
+        sole: nobody else uses the model, so a decoder that packs its parameters may give their memory back.
 
     Raises ConfigError when the kernels are asked for by name and cannot be had.
     """
@@ -50,7 +53,7 @@ def build(model: CausalLM, pool: PagePool, config: EngineConfig) -> Decoder:
     dtype = model.head_weight.dtype if config.dtype == "model" else getattr(torch, config.dtype)
     if config.kernels != "plain":
         try:
-            return NativeDecoder(model, pool, dtype)
+            return NativeDecoder(model, pool, dtype, sole)
         except KernelsUnavailable as reason:
             if config.kernels == "native":
                 remedy = "use auto, which decodes with torch where the kernels are missing"

@@ -37,12 +37,22 @@ class EmbeddedEngine:
         device: where all torch work runs.
         config: slots, pages, tokens of a step.
         window: tokens of prompt and completion at most.
+        sole: nobody else uses the model: its parameters are given back once packed, and it is loaded once only.
 
     Raises:
         ConfigError: the window is larger than the model's.
     """
 
-    def __init__(self, id: str, model: CausalLM, tokenizer: Tokenizer, device: Device, config: EngineConfig, window: int) -> None:
+    def __init__(
+        self,
+        id: str,
+        model: CausalLM,
+        tokenizer: Tokenizer,
+        device: Device,
+        config: EngineConfig,
+        window: int,
+        sole: bool = False,
+    ) -> None:
         most = model.architecture.window
         if window > most:
             problem = f"a window of {window} tokens is more than the model's {most}"
@@ -60,7 +70,7 @@ class EmbeddedEngine:
             continuous=config.batching == "continuous",
             share=config.share_prompts,
         )
-        self._runner = Runner(model, pool, config)
+        self._runner = Runner(model, pool, config, sole)
         self._version: WeightVersion | None = None
         self._outputs: dict[Running, Output] = {}
         self._open: set[RequestId] = set()  # requests whose last segment was not delivered

@@ -6,7 +6,7 @@ only there, so no panel outlives an update; the runner checks the generation bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import CDLL, POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from typing import cast
@@ -22,6 +22,7 @@ from rollyard.engine.embedded.compile import KernelsUnavailable, kernels
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.sampler import NEAR_EDGE
 from rollyard.engine.embedded.scheduler import Plan
+from rollyard.errors import WeightSyncError
 from rollyard.model.architecture import Architecture
 from rollyard.model.transformer import Attention, CausalLM, FeedForward, Layer, rope_table
 
@@ -71,6 +72,7 @@ class Packed:
 
     def __init__(self, sources: Sequence[torch.nn.Linear], vector: int, dtype: torch.dtype, gated: bool = False) -> None:
         self._sources, self._gated = sources, gated
+        self.ending = SWIGLU if gated else STORE
         self.inputs = sources[0].in_features
         self.outputs = sources[0].out_features if gated else sum(source.out_features for source in sources)
         self._each = vector if gated else 2 * vector
@@ -97,6 +99,13 @@ class Packed:
             biases = [source.bias if source.bias is not None else zero for source, zero in zip(self._sources, zeros, strict=True)]
             self._fill(self.bias.view(-1, self.bias.shape[1] // width, width, 1), [bias[:, None] for bias in biases])
 
+    def rows(self, outputs: Tensor) -> Tensor:
+        """The weights of some outputs as they are packed: `[n]` int64 -> `[n, in]`."""
+        panel, place = outputs // self._each, outputs % self._each
+        if self.weight.dtype == torch.bfloat16:
+            return self.weight.view(len(self.weight), self.inputs // 2, self._each, 2)[panel, :, place].flatten(1)
+        return self.weight.view(len(self.weight), self.inputs, self._each)[panel, :, place]
+
     def _panels(self, packed: Tensor) -> Tensor:
         """`[panels, layers in a panel, outputs, inputs]`, a view."""
         if packed.dtype == torch.bfloat16:
@@ -121,17 +130,20 @@ class NativeDecoder:
 
     A layer of the cache is `[pages, kv_heads * 2 * head_dim * page]`; see `decoder.cpp`.
 
+    Args:
+        sole: nobody else uses the model: the memory of its parameters is given back once they are packed.
+
     Raises KernelsUnavailable where they cannot be compiled, or do not take this model.
     """
 
     name = "native"
 
-    def __init__(self, model: CausalLM, pool: PagePool, dtype: torch.dtype) -> None:
+    def __init__(self, model: CausalLM, pool: PagePool, dtype: torch.dtype, sole: bool = False) -> None:
         if model.head_weight.device.type != "cpu":
             raise KernelsUnavailable("the kernels are for models on the CPU")
         self._library = _checked()
         vector = int(self._library.rollyard_vector())
-        self._model, self._pool, self._dtype = model, pool, dtype
+        self._model, self._pool, self._dtype, self._sole = model, pool, dtype, sole
         arch = model.architecture
         _check_shapes(arch, vector)
         self._page = -(-pool.page_tokens // vector) * vector
@@ -148,7 +160,9 @@ class NativeDecoder:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Pack every weight anew."""
+        """Pack every weight anew. Raises WeightSyncError when the parameters were given back."""
+        if not self._model.head_weight.numel():
+            raise WeightSyncError("the engine's parameters were given back when they were packed: there is nothing to load")
         self._head.pack()
         self._norms = []
         for layer, parts, entry in zip(self._sources, self._packed, self._layers, strict=True):
@@ -161,6 +175,10 @@ class NativeDecoder:
                 entry.q_norm = self._keep(layer.self_attn.q_norm.weight)
                 entry.k_norm = self._keep(layer.self_attn.k_norm.weight)
         self._keep(self._model.model.norm.weight)
+        if self._sole:
+            for name, parameter in self._model.named_parameters():
+                if self._model.architecture.tied or name != "model.embed_tokens.weight":
+                    parameter.data = parameter.data.new_empty(0)
 
     def hidden(self, plan: Plan) -> Tensor:
         """`[tokens, hidden]` float32, valid until the next call."""
@@ -178,7 +196,7 @@ class NativeDecoder:
             most // 2,
         )
         x, normed, qkv, attended, active, half = self._scratch(tokens, widths)
-        x.copy_(F.embedding(torch.from_numpy(flat.ids), self._model.model.embed_tokens.weight).to(self._dtype))
+        x.copy_(self._embedded(torch.from_numpy(flat.ids)))
         for entry, memory in zip(self._layers, self.memory.layers, strict=True):
             entry.cache = memory.data_ptr()
         model = _Model(
@@ -195,11 +213,27 @@ class NativeDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, vocab]` float32."""
-        return apply(self._library, self._head, hidden)
+        return self.apply(self._head, hidden)
 
     def choose(self, shaped: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A `sampler.Choose`."""
         return choose(self._library, shaped, noise, NEAR_EDGE)
+
+    def linears(self) -> Iterator[Packed]:
+        """All packed layers, in the order in which a step uses them."""
+        for parts in self._packed:
+            yield from parts.values()
+        yield self._head
+
+    def apply(self, packed: Packed, x: Tensor) -> Tensor:
+        """One of them alone: x `[n, in]` float32 -> `[n, out]`."""
+        return apply(self._library, packed, x, packed.ending)
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """`[tokens, hidden]`"""
+        if self._model.architecture.tied:
+            return self._head.rows(ids)
+        return F.embedding(ids, self._model.model.embed_tokens.weight).to(self._dtype)
 
     def _keep(self, weight: Tensor) -> int:
         """The address of a float32 copy, rounded as the others are, that lives until the next refresh."""

@@ -18,10 +18,10 @@ FIRST_PAGES = 64  # pages that get memory at once; more as they are needed
 class Runner:
     """Holds the cache. All its methods run on the device's thread."""
 
-    def __init__(self, model: CausalLM, pool: PagePool, config: EngineConfig) -> None:
+    def __init__(self, model: CausalLM, pool: PagePool, config: EngineConfig, sole: bool = False) -> None:
         self._model, self._pool = model, pool
         self._device = model.head_weight.device
-        self._decoder = build(model, pool, config)
+        self._decoder = build(model, pool, config, sole)
         self._memory = self._decoder.memory
         self._generation: int | None = None
 

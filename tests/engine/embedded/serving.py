@@ -64,13 +64,19 @@ def ask(
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *, model: CausalLM | None = None, window: int = WINDOW, loaded: bool = True, **config: object
+    folder: Path,
+    *,
+    model: CausalLM | None = None,
+    window: int = WINDOW,
+    loaded: bool = True,
+    sole: bool = False,
+    **config: object,
 ) -> AsyncIterator[EmbeddedEngine]:
     """A started engine, with version (0, 0) acknowledged when `loaded`."""
     device = DeviceThread(lambda: torch.set_num_threads(1))
     policy = model or load(folder, torch.float32, torch.device("cpu"))
     options = EngineConfig.model_validate({"slots": 8, "page_tokens": 4, **config})
-    engine = EmbeddedEngine("engine-0", policy, Tokenizer(folder), device, options, window)
+    engine = EmbeddedEngine("engine-0", policy, Tokenizer(folder), device, options, window, sole)
     try:
         await engine.start()
         if loaded:

@@ -19,7 +19,7 @@ from rollyard.engine.embedded.native import ADD, STORE, SWIGLU, NativeDecoder, P
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.plain import PlainDecoder
 from rollyard.engine.embedded.sampler import NEAR_EDGE, by_inverse_cdf
-from rollyard.errors import ConfigError, EngineLost
+from rollyard.errors import ConfigError, EngineLost, WeightSyncError
 from rollyard.model.folder import load
 from rollyard.types import WeightVersion
 from tests.engine.embedded.serving import InPlace, Reference, answers, ask, serving
@@ -152,6 +152,22 @@ async def test_an_update_that_was_not_loaded_is_not_decoded_with(folder: Path) -
             model.model.norm.weight.mul_(2)
         with pytest.raises(EngineLost, match="StaleWeights"):
             await answers(engine, [ask(1, PROMPT)])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_a_sole_user_gives_the_parameters_back(tmp_path: Path, dtype: str, tied: bool) -> None:
+    folder = tiny_folder(tmp_path, tied=tied)
+    requests = [ask(name, PROMPT[: name + 1], 8, temperature=1.0, ignore_eos=True) for name in range(5)]
+    async with serving(folder, kernels="native", dtype=dtype) as engine:
+        expected = {name: one.logprobs for name, one in (await answers(engine, requests)).items()}
+    model = load(folder, torch.float32, torch.device("cpu"))
+    async with serving(folder, model=model, kernels="native", dtype=dtype, sole=True) as engine:
+        assert {name: one.logprobs for name, one in (await answers(engine, requests)).items()} == expected
+        left = sum(parameter.numel() for parameter in model.parameters())
+        assert left == (0 if tied else model.model.embed_tokens.weight.numel())
+        with pytest.raises(WeightSyncError, match="given back"):
+            await engine.load(WeightVersion(1), InPlace())
 
 
 @pytest.mark.parametrize("kernels", ["native", "plain"])
