@@ -15,7 +15,8 @@ The map, in the order data flows:
     place       who generates and trains when, and where stations run
     journal  watch                        what happened; what is happening
     conductor   rollout, placement and rollover as one pure state machine
-    worker  warmup  evaluate  loop  cli   stations, base policies, held-out scores, the run, the command line
+    worker  warmup  evaluate  loop        stations, base policies, held-out scores, the run
+    bench  cli                            speed beside peers; the command line
 
     run = rollyard.Run(rollyard.resolve(preset="sort").config)
     for step in run:

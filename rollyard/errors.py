@@ -10,7 +10,8 @@ RollyardError                  retryable: may the same call work if made again?
 ├── TrainError                 the policy could not be updated
 │   └── NonFinite              a loss or gradient was NaN or infinite; the parameters were left as they were
 ├── CheckpointError            a checkpoint could not be written; earlier ones are untouched
-    ├── WeightSyncError            a version did not reach an engine; the version there is unchanged
+├── WeightSyncError            a version did not reach an engine; the version there is unchanged
+├── PeerError                  a benchmark's peer failed, or did not do the work that was asked (in `bench.peer`)
 ├── JournalError               the run's record could not be written or read
 └── TimeLimitExceeded          a bounded wait ran out
 """

@@ -48,14 +48,15 @@ def forward_backward(
         loss: told the logprobs of some targets, `[m]` with gradient, and which of all they are; gives what they add to
             the loss, a differentiable scalar.
         sampling: how the targets were drawn; of a greedy rollout there is no ratio to learn from.
-        chunk: rows at a time (None: as many as 96 MiB of logits hold).
+        chunk: rows at a time at most (None: as many as 96 MiB of logits hold).
 
     Raises ValueError for a temperature of 0 or less.
     """
     if sampling.temperature <= 0:
         raise ValueError(f"logprobs of sampled tokens need a temperature above 0, not {sampling.temperature}")
     rows, vocab = hidden.shape[0], weight.shape[0]
-    chunk = min(rows, chunk or max(1, CHUNK_LOGITS // vocab))
+    chunk = chunk or max(1, CHUNK_LOGITS // vocab)
+    chunk = -(-rows // -(-rows // chunk))  # as many chunks, of the same size: a small one at the end is slow
     dtype = product_dtype(hidden)
     states, head = hidden.to(dtype), weight.to(dtype)
     if sampling.temperature != 1.0:

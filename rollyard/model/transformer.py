@@ -138,7 +138,7 @@ class CausalLM(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[n, hidden]` -> `[n, vocab]` float32. For few rows; training uses `head.backward`."""
+        """`[n, hidden]` -> `[n, vocab]` float32. For few rows; training uses `head.forward_backward`."""
         return F.linear(hidden, self.head_weight).float()
 
     @torch.no_grad()
