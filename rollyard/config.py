@@ -105,7 +105,9 @@ class AdvantageConfig(Section):
 
 
 class BatchConfig(Section):
-    token_budget: Count = Field(8192, description="tokens of one micro-batch at most (prompt and completion)")
+    token_budget: Count = Field(
+        8192, description="tokens of one micro-batch at most, a shared prompt counted once (GPUs repeat it in attention)"
+    )
 
 
 class TrainConfig(Section):

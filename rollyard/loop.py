@@ -204,7 +204,8 @@ class Ring:
         self._scorer = worker.build_scorer(config, reward)
         self._trainer = worker.build_trainer(config, policy, device, version)
         self._transport = worker.build_transport(policy)
-        self._engines[ENGINE] = worker.build_engine(config, ENGINE, policy, device)
+        self._activity = "building the engine"
+        self._engines[ENGINE] = await device.run(worker.build_engine, config, ENGINE, policy, device)  # it may compile
         self._evaluator = Evaluator(
             held_out, worker.sampling_of(config), worker.window_of(config, shape), config.eval.samples, config.run.seed
         )

@@ -258,7 +258,7 @@ class EngineStats:
     step_s: float = 0.0  # seconds inside engine steps
     plan_s: float = 0.0  # of those, seconds outside the forward pass and the draw: scheduling, and collecting segments
     copied_bytes: int = 0  # of weights, at all loads, into the engine's own layout or number format
-    decoder: str = ""  # how the embedded engine computes: native or plain
+    decoder: str = ""  # how the embedded engine computes: native, or plain and why
     busy_slot_s: float = 0.0  # sum over steps of (sequences that got a token) x seconds
     slots: int = 0
 

@@ -23,10 +23,15 @@ settings.load_profile("rollyard")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Base policies made by one test serve the others of this session, and nobody else."""
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
+    """Base policies made by one test serve the others of this session, and nobody else; kernels stay until they change."""
+    folder = tmp_path_factory.mktemp("cache")
+    assert pytestconfig.cache is not None
+    kept = pytestconfig.cache.mkdir("kernels")
+    kept.chmod(0o700)
+    (folder / "kernels").symlink_to(kept)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROLLYARD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("ROLLYARD_CACHE", str(folder))
         yield
 
 

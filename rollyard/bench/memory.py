@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from rollyard.bench.result import Figure
@@ -14,7 +15,8 @@ RESET_PEAK = "5"  # see proc(5), clear_refs
 def reset_peak(pid: int) -> None:
     """Forget the peak so far, so that loading the model does not count."""
     for process in _tree(pid):
-        (PROC / str(process) / "clear_refs").write_text(RESET_PEAK, encoding="ascii")
+        with suppress(OSError):  # it ended meanwhile
+            (PROC / str(process) / "clear_refs").write_text(RESET_PEAK, encoding="ascii")
 
 
 def memory(pid: int, without: int | None = None) -> tuple[Figure, ...]:
@@ -37,10 +39,15 @@ def _tree(pid: int, without: int | None = None) -> Iterator[int]:
         return
     yield pid
     for task in (PROC / str(pid) / "task").glob("*/children"):
-        for child in task.read_text(encoding="ascii").split():
-            yield from _tree(int(child), without)
+        with suppress(OSError):
+            for child in task.read_text(encoding="ascii").split():
+                yield from _tree(int(child), without)
 
 
 def _kib(path: Path, key: str) -> int:
-    lines = path.read_text(encoding="ascii").splitlines()
-    return int(next(line for line in lines if line.startswith(key)).split()[1])
+    """0 for a process that ended meanwhile."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(key)), 0)

@@ -80,17 +80,23 @@ class Peer:
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps({"do": do, **values}).encode() + b"\n")
-            await self._process.stdin.drain()
-            line = await asyncio.wait_for(self._process.stdout.readline(), limit_s)
+            async with asyncio.timeout(limit_s):
+                self._process.stdin.write(json.dumps({"do": do, **values}).encode() + b"\n")
+                await self._process.stdin.drain()
+                line = await self._process.stdout.readline()
         except TimeoutError:
             raise TimeLimitExceeded(f"peer {self.name} took more than {limit_s:g} s to {do}{self._said()}") from None
         except (ConnectionError, ValueError) as error:  # a broken pipe; a line beyond the limit
             raise PeerError(f"peer {self.name} is lost: {error}{self._said()}") from error
         if not line.endswith(b"\n"):
-            code = await asyncio.wait_for(self._process.wait(), QUIT_S)
-            raise PeerError(f"peer {self.name} ended with exit code {code} when asked to {do}{self._said()}")
+            raise PeerError(f"peer {self.name} {await self._ending()} when asked to {do}{self._said()}")
         return self._parsed(line, do)
+
+    async def _ending(self) -> str:
+        try:
+            return f"ended with exit code {await asyncio.wait_for(self._process.wait(), QUIT_S)}"
+        except TimeoutError:
+            return "closed its output"
 
     def _parsed(self, line: bytes, do: str) -> dict[str, Any]:
         try:
@@ -107,9 +113,10 @@ class Peer:
         """Let it end within `grace_s` seconds, or end it and its children."""
         try:
             if self._process.returncode is None and self._process.stdin is not None:
-                self._process.stdin.write(b'{"do": "quit"}\n')
-                await self._process.stdin.drain()
-                await asyncio.wait_for(self._process.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    self._process.stdin.write(b'{"do": "quit"}\n')
+                    await self._process.stdin.drain()
+                    await self._process.wait()
         except (TimeoutError, ConnectionError):
             pass
         finally:
@@ -123,8 +130,9 @@ class Peer:
 
     def _said(self) -> str:
         """The end of what it printed."""
-        self._log.seek(0)
-        lines = self._log.read().decode("utf-8", "replace").rstrip().splitlines()[-LOG_LINES:]
+        # Not by seeking: the peer writes at the same offset.
+        size = os.fstat(self._log.fileno()).st_size
+        lines = os.pread(self._log.fileno(), size, 0).decode("utf-8", "replace").rstrip().splitlines()[-LOG_LINES:]
         return "".join(f"\n  | {line}" for line in lines)
 
 

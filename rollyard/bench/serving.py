@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,8 @@ async def serving(configs: Sequence[Config], folder: Path, threads: int) -> Asyn
         policy = await device.run(worker.load_policy, configs[0], folder)
         engines = []
         for number, config in enumerate(configs):
-            engine = worker.build_engine(config, f"engine-{number}", policy, device, sole=len(configs) == 1)
+            build = partial(worker.build_engine, config, f"engine-{number}", policy, device, sole=len(configs) == 1)
+            engine = await device.run(build)  # there, since it may compile
             stack.push_async_callback(engine.close)
             await engine.start()
             transport = worker.build_transport(policy)

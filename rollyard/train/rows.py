@@ -58,7 +58,6 @@ class Rows:
                 branch += len(sample.token_ids) - 1 - shared
             first = branch
         samples = [sample for members in families for sample in members]
-        samples = [sample for members in families for sample in members]
         trained = _flat([sample.mask for sample in samples], bool)
 
         def of_trained(name: str, kind: type) -> NDArray[Any]:
@@ -91,9 +90,14 @@ def tree_of(members: Sequence[Sample]) -> Tree:
 
 
 def families(samples: Iterable[Sample]) -> list[list[Sample]]:
-    """Samples by their prompt, in order. Those without a trained token are left out: nothing is to be computed."""
+    """Samples by their prompt, in order. Those without a trained token are left out: nothing is to be computed.
+
+    Raises ValueError for a sample whose first token is trained on: nothing predicts it.
+    """
     found: dict[tuple[int, ...], list[Sample]] = {}
     for sample in samples:
+        if sample.mask[0]:
+            raise ValueError(f"sample {sample.group}/{sample.member} has no prompt: nothing predicts its first token")
         if any(sample.mask):
             found.setdefault(sample.token_ids[: prompt_tokens(sample)], []).append(sample)
     return list(found.values())

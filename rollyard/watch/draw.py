@@ -174,6 +174,7 @@ def table(report: Report) -> RenderableType:
         ("steps", f"{report.steps} in {duration(report.wall_s)} ({report.wall_s:.1f} s)"),
         ("reward", _reward(report.reward.curve, report.eval.first, report.eval.last)),
         ("speed", f"{speed}, slots busy {report.slots_busy:.0%}"),
+        *([("decoder", Text(report.decoder))] if report.decoder else []),
         ("lengths", spread),
         ("prompts", _counts(report.prompts)),
         ("members", _counts(report.members)),

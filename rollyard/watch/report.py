@@ -81,8 +81,9 @@ class Report:
 
     `phases` are seconds of the main timeline (see `rollyard.watch.timeline`). `generation_tokens` were sampled for
     rollouts, those of dropped ones included and those of evaluations not; `generation_tokens_per_s` is per second of
-    the generate phase. `slots_busy` is the mean share of decode slots doing work while engines were stepping.
-    `versions` are the weight versions published, [step, incarnation] each.
+    the generate phase. `slots_busy` is the mean share of decode slots doing work while engines were stepping,
+    `decoder` how the embedded engine computed, and why not faster. `versions` are the weight versions published,
+    [step, incarnation] each.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Report:
     eval: EvalRewards
     lengths: Lengths
     slots_busy: float
+    decoder: str
     prompts: Counts
     members: Counts
     weights: WeightTraffic
@@ -205,6 +207,7 @@ class ReportBuilder:
             eval=EvalRewards(*(self._evaluations[i] if self._evaluations else None for i in (0, -1))),
             lengths=Lengths(*(percentile(self._lengths, p) for p in (50, 95, 100))),
             slots_busy=slots_busy(stats),
+            decoder=", ".join(dict.fromkeys(engine.decoder for engine in stats if engine.decoder)),
             prompts=prompts,
             members=members,
             weights=WeightTraffic(self._transport, copied),

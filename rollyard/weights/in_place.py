@@ -1,4 +1,7 @@
-"""The transport for an engine that decodes with the trainer's own parameters: nothing moves."""
+"""The transport for an engine that has the trainer's own parameters at hand: nothing moves between processes.
+
+What an engine packs or rounds of them is its own copy, made anew at each load.
+"""
 
 from __future__ import annotations
 

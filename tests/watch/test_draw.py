@@ -48,6 +48,7 @@ REPORT = Report(
     eval=EvalRewards(0.39, 0.86),
     lengths=Lengths(7, 16, 24),
     slots_busy=0.83,
+    decoder="native",
     prompts=Counts(99, 96, {"failed": 3}),
     members=Counts(792, 768, {"failed": 24}),
     weights=WeightTraffic("in_place", 0),

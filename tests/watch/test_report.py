@@ -25,7 +25,7 @@ def finish(report: ReportBuilder) -> Report:
         phases=PHASES,
         prompts=Counts(6, 3, {"failed": 2, "context": 1}),
         members=Counts(12, 6, {"failed": 4, "context": 2}),
-        engines=[EngineStats(step_s=2.0, busy_slot_s=6.0, slots=4)],
+        engines=[EngineStats(step_s=2.0, busy_slot_s=6.0, slots=4, decoder="native")],
         finished=Finished("1 step done", failed=False),
     )
 
@@ -75,6 +75,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "eval": {"first": 0.25, "last": 0.75},
         "lengths": {"p50": 4, "p95": 8, "max": 8},
         "slots_busy": 0.75,
+        "decoder": "native",
         "admitted": 6,
         "trained": 3,
         "dropped": {"failed": 2, "context": 1},

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -48,14 +49,16 @@ static inline void store(float* p, vec v) { *(vec*)p = v; }
 static inline void store(float* p, float v) { *p = v; }
 static inline void store(bf16* p, float v) {  // round to nearest even
     uint32_t u; std::memcpy(&u, &v, 4);
+    if (v != v) u = 0x7fc00000;
     p->raw = (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 static inline vec fill(float x) { return x - vec{}; }
 static inline float total(vec v) { float s = 0; for (int i = 0; i < V; i++) s += v[i]; return s; }
 
-// exp to about 1e-7 relative; -inf gives 0. Cody-Waite reduction and the degree-5 polynomial of Cephes' expf.
+// exp to about 1e-7 relative between the ends of float32; beyond them that of the end. Cody-Waite reduction and the degree-5 polynomial of Cephes' expf.
 static inline vec vexp(vec x) {
     x = x < -87.3f ? fill(-87.3f) : x;
+    x = x > 88.0f ? fill(88.0f) : x;
     vec n = x * 1.44269504088896341f;
     vec k = n + 12582912.0f; k = k - 12582912.0f;  // nearest integer
     vec r = x - k * 0.693359375f; r = r + k * 2.12194440e-4f;
@@ -93,9 +96,17 @@ struct Team {
         for (long i; (i = next[phase].fetch_add(1, std::memory_order_relaxed)) < pieces;) work(i);
         meet();
     }
-    template <class F> void run(F work) {
+    template <class F> void run(F work) {  // with fewer threads where the system gives no more
+        std::atomic<bool> open{false};
         std::vector<std::thread> others;
-        for (int i = 1; i < size; i++) others.emplace_back(work);
+        others.reserve(size);
+        try {
+            while ((int)others.size() + 1 < size)
+                others.emplace_back([&] { while (!open.load(std::memory_order_acquire)) std::this_thread::yield(); work(); });
+        } catch (const std::system_error&) {
+            size = (int)others.size() + 1;
+        }
+        open.store(true, std::memory_order_release);
         work();
         for (auto& other : others) other.join();
     }
@@ -104,6 +115,8 @@ struct Team {
 // ------------------------------------------------------------------------------------------------ linear layers
 
 enum Ending : int { STORE = 0, ADD = 1, SWIGLU = 2 };
+
+constexpr int AHEAD = 8;  // inputs computed for each cache line that is fetched of panels to come
 
 // One step along `in` of a panel: float32 holds [in][NR]; bfloat16 holds pairs, [in / 2][NR][2], so that two shifts widen
 // them. Both give the same order of sums.
@@ -114,10 +127,15 @@ static inline void pair(const bf16* p, vec& even, vec& odd) {
     bits both = *(const bits*)p, low = both << 16, high = both & 0xffff0000u;
     std::memcpy(&even, &low, sizeof even); std::memcpy(&odd, &high, sizeof odd);
 }
-template <int M> static inline void sums(const float* x, long in, const float* w, vec (&sum)[M][2]) {
-    for (long k = 0; k < in; k++) step<M>(x, in, k, load(w + k * NR), load(w + k * NR + V), sum);
+template <int M> static inline void sums(const float* x, long in, const float* w, const char* next, vec (&sum)[M][2]) {
+    long k = 0;
+    for (; k + AHEAD <= in; k += AHEAD, next += 64) {
+        __builtin_prefetch(next, 0, 2);
+        for (int j = 0; j < AHEAD; j++) step<M>(x, in, k + j, load(w + (k + j) * NR), load(w + (k + j) * NR + V), sum);
+    }
+    for (; k < in; k++) step<M>(x, in, k, load(w + k * NR), load(w + k * NR + V), sum);
 }
-template <int M> static inline void sums(const float* x, long in, const bf16* w, vec (&sum)[M][2]) {
+template <int M> static inline void sums(const float* x, long in, const bf16* w, const char*, vec (&sum)[M][2]) {
     for (long k = 0; k < in; k += 2) {
         vec a, a_next, b, b_next;
         pair(w + k * NR, a, a_next); pair(w + k * NR + NR, b, b_next);
@@ -140,7 +158,7 @@ static inline vec dot(vec sum, uint32_t x, const bf16* w) {  // adds x[0] * w[i]
     return sum + first * even + second * odd;
 #endif
 }
-template <int M> static inline void sums(const bf16* x, long in, const bf16* w, vec (&sum)[M][2]) {
+template <int M> static inline void sums(const bf16* x, long in, const bf16* w, const char*, vec (&sum)[M][2]) {
     for (long k = 0; k < in; k += 2)
         for (int m = 0; m < M; m++) {
             uint32_t both;
@@ -151,10 +169,10 @@ template <int M> static inline void sums(const bf16* x, long in, const bf16* w, 
 }
 
 template <int M, class X, class W>
-static void tile(const X* x, long in, const W* w, const float* bias, float* y, long ldy, int width, int ending) {
+static void tile(const X* x, long in, const W* w, const char* next, const float* bias, float* y, long ldy, int width, int ending) {
     vec sum[M][2];
     for (int m = 0; m < M; m++) sum[m][0] = sum[m][1] = vec{};
-    sums<M>(x, in, w, sum);
+    sums<M>(x, in, w, next, sum);
     for (int m = 0; m < M; m++) {
         vec a = sum[m][0], b = sum[m][1];
         if (bias) { a += load(bias); b += load(bias + V); }
@@ -177,17 +195,20 @@ struct Linear { const void* weight; const float* bias; long in, out; int half; }
 
 // Panels [first, last) for rows in order, so that a few rows and a few panels stay in the caches while they meet.
 template <class X, class W>
-static void strip(const Linear& l, const X* x, const W* weights, long rows, float* y, int ending, long first, long last) {
+static void strip(const Linear& l, const X* x, const W* weights, long rows, float* y, int ending, long first, long last, int team) {
     const int each = ending == SWIGLU ? V : NR;
     for (long m = 0; m < rows; m += MR)
         for (long p = first; p < last; p++) {
             const X* row = x + m * l.in;
             const W* w = weights + (p - first) * l.in * NR;
+            // Each block of rows fetches a part of the panel that this thread is likely to take next.
+            long line = ((p + team * (last - first)) * l.in * NR * (l.half ? 2 : 4)) / 64 + m / MR * (l.in / AHEAD);
+            const char* next = (const char*)l.weight + 64 * line;
             const float* bias = l.bias ? l.bias + p * NR : nullptr;
             float* out = y + m * l.out + p * each;
             int width = (int)std::min<long>(each, l.out - p * each);
             switch (std::min<long>(rows - m, MR)) {
-#define CASE(n) case n: tile<n>(row, l.in, w, bias, out, l.out, width, ending); break;
+#define CASE(n) case n: tile<n>(row, l.in, w, next, bias, out, l.out, width, ending); break;
                 CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if defined(__AVX512F__)
                 CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
@@ -197,12 +218,12 @@ static void strip(const Linear& l, const X* x, const W* weights, long rows, floa
         }
 }
 
-static void panels_of(const Linear& l, const float* x, const bf16* half, long rows, float* y, int ending, long first, long last) {
+static void panels_of(const Linear& l, const float* x, const bf16* half, long rows, float* y, int ending, long first, long last, int team) {
     static thread_local std::vector<float> wide;
-    if (!l.half) return strip(l, x, (const float*)l.weight + first * l.in * NR, rows, y, ending, first, last);
+    if (!l.half) return strip(l, x, (const float*)l.weight + first * l.in * NR, rows, y, ending, first, last, team);
     const bf16* w = (const bf16*)l.weight + first * l.in * NR;
-    if (DOT) return strip(l, half, w, rows, y, ending, first, last);
-    if (rows <= MR) return strip(l, x, w, rows, y, ending, first, last);
+    if (DOT) return strip(l, half, w, rows, y, ending, first, last, team);
+    if (rows <= MR) return strip(l, x, w, rows, y, ending, first, last, team);
     wide.resize((last - first) * l.in * NR);  // the panels widened, once for all rows
     for (long k = 0; k < (last - first) * l.in; k += 2)
         for (int n = 0; n < NR; n += V) {
@@ -210,7 +231,7 @@ static void panels_of(const Linear& l, const float* x, const bf16* half, long ro
             pair(w + k * NR + 2 * n, even, odd);
             store(&wide[k * NR + n], even); store(&wide[(k + 1) * NR + n], odd);
         }
-    strip(l, x, wide.data(), rows, y, ending, first, last);
+    strip(l, x, wide.data(), rows, y, ending, first, last, team);
 }
 
 constexpr long FEW = 16;          // rows of a piece of work that is small
@@ -225,7 +246,7 @@ static void linear(Team& team, int phase, const Linear& l, const float* x, bf16*
     long each = ending == SWIGLU ? V : NR, panels = (l.out + each - 1) / each;
     long group = std::max<long>(1, std::min<long>(panels / (4 * team.size), CACHED / (l.in * NR)));
     team.share(2 * phase + 1, (panels + group - 1) / group, [&](long piece) {
-        panels_of(l, x, half, rows, y, ending, piece * group, std::min(panels, (piece + 1) * group));
+        panels_of(l, x, half, rows, y, ending, piece * group, std::min(panels, (piece + 1) * group), team.size);
     });
 }
 
@@ -436,6 +457,7 @@ static void draw_row(const float* logits, long vocab, double noise, double edge,
         for (; i < last; i++) rest += logits[i] - top < -80.0f ? 0.0f : std::exp(logits[i] - top);
         ends.push_back(all += total(sum) + rest);
     }
+    if (!(all < INFINITY)) { *token = 0; *logprob = NAN; *near = 1; return; }  // the logprob says so
     long block = std::upper_bound(ends.begin(), ends.end(), noise * all) - ends.begin();
     while (block == (long)ends.size() || (block && ends[block] == ends[block - 1])) block--;  // it adds to the sum
     double before = block ? ends[block - 1] : 0, target = noise * all - before, sum = 0, below = 0, above = 0;
@@ -459,6 +481,15 @@ void rollyard_linear(const Linear* l, const float* x, long rows, float* y, int e
     Team team(threads, 2);
     std::vector<bf16> half(DOT ? rows * l->in : 0);
     team.run([&] { linear(team, 0, *l, x, half.data(), rows, y, ending); });
+}
+
+// Layers one after the other, for a benchmark; all read `x` [rows, most inputs] and write `y` [rows, most outputs].
+void rollyard_linears(const Linear* l, const int* endings, long count, const float* x, long rows, float* y, int threads) {
+    Team team(threads, 2 * (int)count);
+    long most = 0;
+    for (long i = 0; i < count; i++) most = std::max(most, l[i].in);
+    std::vector<bf16> half(DOT ? rows * most : 0);
+    team.run([&] { for (long i = 0; i < count; i++) linear(team, (int)i, l[i], x, half.data(), rows, y, endings[i]); });
 }
 
 void rollyard_forward(const Model* m, const Batch* b, int threads) {

@@ -51,11 +51,12 @@ def build(model: CausalLM, pool: PagePool, config: EngineConfig, sole: bool = Fa
     from rollyard.engine.embedded.plain import PlainDecoder
 
     dtype = model.head_weight.dtype if config.dtype == "model" else getattr(torch, config.dtype)
-    if config.kernels != "plain":
-        try:
-            return NativeDecoder(model, pool, dtype, sole)
-        except KernelsUnavailable as reason:
-            if config.kernels == "native":
-                remedy = "use auto, which decodes with torch where the kernels are missing"
-                raise ConfigError(str(reason), where="engine.kernels", remedy=remedy) from None
-    return PlainDecoder(model, pool, dtype)
+    if config.kernels == "plain":
+        return PlainDecoder(model, pool, dtype)
+    try:
+        return NativeDecoder(model, pool, dtype, sole)
+    except KernelsUnavailable as reason:
+        if config.kernels == "native":
+            remedy = "use auto, which decodes with torch where the kernels are missing"
+            raise ConfigError(str(reason), where="engine.kernels", remedy=remedy) from None
+        return PlainDecoder(model, pool, dtype, f"plain ({reason})")

@@ -16,7 +16,7 @@ from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.runner import Runner
 from rollyard.engine.embedded.scheduler import Scheduler
 from rollyard.engine.embedded.scheduler import Sequence as Running
-from rollyard.errors import ConfigError, EngineError, EngineLost, RequestRejected
+from rollyard.errors import ConfigError, EngineError, EngineLost, RequestRejected, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
@@ -58,7 +58,7 @@ class EmbeddedEngine:
             problem = f"a window of {window} tokens is more than the model's {most}"
             raise ConfigError(problem, where="engine.window", remedy=f"at most {most}, or 0 for the model's own")
         self._id, self._model, self._tokenizer, self._device = id, model, tokenizer, device
-        self._slots, self._window = config.slots, window
+        self._slots, self._window, self._sole = config.slots, window, sole
         # A sequence at its longest, and one page more: where it leaves its prompt, that page is copied.
         pages = config.pages or config.slots * (-(-window // config.page_tokens) + 1)
         pool = PagePool(pages, config.page_tokens)
@@ -161,6 +161,8 @@ class EmbeddedEngine:
 
     async def load(self, version: WeightVersion, receiver: Receiver) -> None:
         """Switch to `version`. Raises WeightSyncError with the version unchanged, EngineError while it generates."""
+        if self._sole and self._version is not None:
+            raise WeightSyncError(f"engine {self._id} gave its parameters back when it was loaded: there is nothing to load")
         async with self._turn:
             self._check_alive()
             if not self._paused and len(self._scheduler) + len(self._arrived):
@@ -186,7 +188,7 @@ class EmbeddedEngine:
             self._asleep = True
 
     async def wake(self, part: WakePart) -> None:
-        """Take memory for the cache again. The weights never left: they are the trainer's own."""
+        """Take memory for the cache again. The weights never left."""
         async with self._turn:
             self._check_alive()
             if part is WakePart.CACHE:

@@ -22,7 +22,6 @@ from rollyard.engine.embedded.compile import KernelsUnavailable, kernels
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.sampler import NEAR_EDGE
 from rollyard.engine.embedded.scheduler import Plan
-from rollyard.errors import WeightSyncError
 from rollyard.model.architecture import Architecture
 from rollyard.model.transformer import Attention, CausalLM, FeedForward, Layer, rope_table
 
@@ -160,9 +159,7 @@ class NativeDecoder:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Pack every weight anew. Raises WeightSyncError when the parameters were given back."""
-        if not self._model.head_weight.numel():
-            raise WeightSyncError("the engine's parameters were given back when they were packed: there is nothing to load")
+        """Pack every weight anew."""
         self._head.pack()
         self._norms = []
         for layer, parts, entry in zip(self._sources, self._packed, self._layers, strict=True):
@@ -213,7 +210,7 @@ class NativeDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, vocab]` float32."""
-        return self.apply(self._head, hidden)
+        return apply(self._library, self._head, hidden)
 
     def choose(self, shaped: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A `sampler.Choose`."""
@@ -225,9 +222,15 @@ class NativeDecoder:
             yield from parts.values()
         yield self._head
 
-    def apply(self, packed: Packed, x: Tensor) -> Tensor:
-        """One of them alone: x `[n, in]` float32 -> `[n, out]`."""
-        return apply(self._library, packed, x, packed.ending)
+    def run_linears(self, x: Tensor, out: Tensor) -> None:
+        """All of them, one after the other and nothing else: x `[n, most inputs]`, out `[n, most outputs]` float32."""
+        layers = list(self.linears())
+        structures = (_Linear * len(layers))(*(layer.linear for layer in layers))
+        endings = (c_int * len(layers))(*(layer.ending for layer in layers))
+        self._library.rollyard_linears(
+            structures, endings, c_int64(len(layers)), c_void_p(x.data_ptr()), c_int64(x.shape[0]), c_void_p(out.data_ptr()),
+            c_int(torch.get_num_threads()),
+        )  # fmt: skip
 
     def _embedded(self, ids: Tensor) -> Tensor:
         """`[tokens, hidden]`"""
@@ -252,14 +255,18 @@ class NativeDecoder:
 def _checked() -> CDLL:
     """The kernels, once they agree with torch on a small layer. Raises KernelsUnavailable."""
     library = kernels()
-    source, x = torch.nn.Linear(34, 50), torch.linspace(-1, 1, 13 * 34).view(13, 34)
+    vector = int(library.rollyard_vector())
+    gate, up = (torch.nn.Linear(34, 50) for _ in range(2))
+    x = torch.linspace(-9, 9, 13 * 34).view(13, 34).sin()
     with torch.no_grad():
-        source.weight.copy_(torch.linspace(-1, 1, 34 * 50).view(50, 34).sin())
-        for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
-            packed = Packed([source], int(library.rollyard_vector()), dtype)
-            packed.pack()
-            if float((apply(library, packed, x) - source(x)).abs().max()) > tolerance:
-                raise KernelsUnavailable("the compiled kernels give other numbers than torch")
+        for source, scale in ((gate, 9), (up, 1)):
+            source.weight.copy_(torch.linspace(-scale, scale, 34 * 50).view(50, 34).sin())
+        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.2)):
+            plain, gated = Packed([gate], vector, dtype), Packed([gate, up], vector, dtype, gated=True)
+            for packed, expected in ((plain, gate(x)), (gated, F.silu(gate(x)) * up(x))):
+                packed.pack()
+                if not torch.allclose(apply(library, packed, x, packed.ending), expected, rtol=tolerance, atol=tolerance):
+                    raise KernelsUnavailable("the compiled kernels give other numbers than torch")
     return library
 
 

@@ -43,9 +43,8 @@ class PlainDecoder:
     is gathered for a sequence lies in one piece for each head.
     """
 
-    name = "plain"
-
-    def __init__(self, model: CausalLM, pool: PagePool, dtype: torch.dtype) -> None:
+    def __init__(self, model: CausalLM, pool: PagePool, dtype: torch.dtype, name: str = "plain") -> None:
+        self.name = name
         arch, weight = model.architecture, model.head_weight
         self._source, self._dtype, self._device, self._pool = model, dtype, weight.device, pool
         self._model = model if weight.dtype == dtype else CausalLM(arch, dtype, weight.device)

@@ -20,7 +20,7 @@ async def test_greedy_tokens_and_logprobs(tmp_path: Path) -> None:
     requests = [ask(name, tuple(range(2, 3 + name)), 16, member=k) for name in range(8) for k in range(2)]
     async with serving(folder, model=model, step_tokens=20, pages=60) as engine:
         written = await answers(engine, requests)
-        assert engine.stats().decoder == "plain"
+        assert engine.stats().decoder.startswith("plain")
     for request in requests:
         one = written[request.id]
         assert one.token_ids == reference.greedy(request.prompt_ids, 16)

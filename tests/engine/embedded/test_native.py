@@ -25,7 +25,10 @@ from rollyard.types import WeightVersion
 from tests.engine.embedded.serving import InPlace, Reference, answers, ask, serving
 from tests.tiny import tiny_folder
 
-pytestmark = pytest.mark.skipif(shutil.which(compiler_command()) is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(shutil.which(compiler_command()) is None, reason="no C++ compiler"),
+    pytest.mark.timeout(240),  # the first of them compiles
+]
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +89,51 @@ def test_it_draws_what_torch_draws(rows: int, vocab: int, seed: int, cut: bool) 
     assert torch.equal(tokens[sure], expected[sure])
     torch.testing.assert_close(logprobs, logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0], atol=1e-5, rtol=1e-5)
     assert logits.gather(1, tokens[:, None]).isfinite().all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [0, 300, 599])
+def test_logits_that_are_no_numbers_are_seen_in_the_logprob(bad: float, place: int) -> None:
+    logits = torch.full((2, 600), -torch.inf)
+    logits[:, 5] = 0.0
+    logits[0, place] = bad
+    tokens, logprobs, _ = drawn(logits, torch.tensor([0.5, 0.5], dtype=torch.float64))
+    assert 0 <= int(tokens[0]) < 600 and logprobs[0].isnan()
+    assert tokens[1] == 5 and logprobs[1] == 0.0
+
+
+@pytest.mark.parametrize("half", [False, True])
+@torch.no_grad()
+def test_gates_far_from_zero(half: bool) -> None:
+    gates = torch.tensor([0.0, 1, -1, 30, -30, 60, -60, 89.5, -89.5, 95, -95, 178, -178, 1000, -1000, 3e4, -3e4])
+    sources = [torch.nn.Linear(2, 1, bias=False) for _ in range(2)]
+    sources[0].weight.copy_(torch.tensor([[1.0, 0.0]]))
+    sources[1].weight.copy_(torch.tensor([[0.0, 1.0]]))
+    packed = Packed(sources, int(kernels().rollyard_vector()), torch.bfloat16 if half else torch.float32, gated=True)
+    packed.pack()
+    found = apply(kernels(), packed, torch.stack((gates, torch.ones_like(gates)), dim=1), SWIGLU)
+    torch.testing.assert_close(found[:, 0].double(), F.silu(gates.double()), atol=1e-6, rtol=1e-5)
+
+
+SHAPES = {
+    "six queries a head": {"heads": 12, "kv_heads": 2, "width": 96},
+    "biases everywhere": {"attention_bias": True, "mlp_bias": True},
+    "one head": {"heads": 1, "kv_heads": 1, "width": 8},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("page_tokens", [1, 12, 16])
+async def test_shapes_of_heads_and_pages(tmp_path: Path, shape: str, page_tokens: int) -> None:
+    folder = tiny_folder(tmp_path, **SHAPES[shape])  # type: ignore[arg-type]
+    reference = Reference(folder)
+    requests = [ask(name, tuple(range(2, 4 + 5 * name)), 20, ignore_eos=True, temperature=1.0) for name in range(5)]
+    async with serving(folder, kernels="native", page_tokens=page_tokens) as engine:
+        written = await answers(engine, requests)
+    for request in requests:
+        one = written[request.id]
+        expected = reference.logprobs(request.prompt_ids, one.token_ids)
+        torch.testing.assert_close(torch.tensor(one.logprobs), expected, atol=1e-4, rtol=0)
 
 
 def drawn(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -166,8 +214,11 @@ async def test_a_sole_user_gives_the_parameters_back(tmp_path: Path, dtype: str,
         assert {name: one.logprobs for name, one in (await answers(engine, requests)).items()} == expected
         left = sum(parameter.numel() for parameter in model.parameters())
         assert left == (0 if tied else model.model.embed_tokens.weight.numel())
-        with pytest.raises(WeightSyncError, match="given back"):
+        with pytest.raises(WeightSyncError, match="gave its parameters back"):
             await engine.load(WeightVersion(1), InPlace())
+        again = [ask(10 + name, PROMPT[: name + 1], 8, seed=name * 1000, temperature=1.0, ignore_eos=True) for name in range(5)]
+        written = await answers(engine, again)
+        assert [written[each.id].logprobs for each in again] == list(expected.values())
 
 
 @pytest.mark.parametrize("kernels", ["native", "plain"])
@@ -191,7 +242,8 @@ def test_without_a_compiler_torch_decodes(folder: Path, monkeypatch: pytest.Monk
         raise KernelsUnavailable("there is no C++ compiler 'c++'")
 
     monkeypatch.setattr("rollyard.engine.embedded.native._checked", missing)
-    assert isinstance(build(model, pool, EngineConfig()), PlainDecoder)
+    decoder = build(model, pool, EngineConfig())
+    assert isinstance(decoder, PlainDecoder) and decoder.name == "plain (there is no C++ compiler 'c++')"
     with pytest.raises(ConfigError, match=r"engine\.kernels.*no C\+\+ compiler"):
         build(model, pool, EngineConfig(kernels="native"))
 
@@ -206,6 +258,34 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KernelsUnavailable, match=r"broken-cxx|cannot be made or loaded"):
         compiling.kernels.__wrapped__()
     assert not list((tmp_path / "cache" / "kernels").glob("*/*"))
+
+
+def test_a_compiler_that_is_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text").write_text("not a program")
+    (tmp_path / "text").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "text"))
+    with pytest.raises(KernelsUnavailable, match="cannot be made or loaded"):
+        compiling.kernels.__wrapped__()
+
+
+def test_no_code_is_loaded_from_a_folder_that_others_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels").chmod(0o777)
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path))
+    with pytest.raises(KernelsUnavailable, match="not yours alone"):
+        compiling.kernels.__wrapped__()
+
+
+def test_a_broken_library_in_the_cache_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "whole"))
+    compiling.kernels.__wrapped__()
+    (whole,) = (tmp_path / "whole" / "kernels").glob("*.so")
+    library = tmp_path / "broken" / "kernels" / whole.name
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"half a library")
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "broken"))
+    compiling.kernels.__wrapped__()
+    assert library.stat().st_size > 10_000
 
 
 def test_a_model_that_the_kernels_do_not_take_is_decoded_by_torch(tmp_path: Path) -> None:
