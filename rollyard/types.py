@@ -257,6 +257,7 @@ class EngineStats:
     near_ties: int = 0  # draws so close to a boundary that float rounding could flip them
     step_s: float = 0.0  # seconds inside engine steps
     plan_s: float = 0.0  # of those, seconds outside the forward pass and the draw: scheduling, and collecting segments
+    linear_s: float = 0.0  # of those, seconds of linear layers, where the engine measures them
     copied_bytes: int = 0  # of weights, at all loads, into the engine's own layout or number format
     decoder: str = ""  # how the embedded engine computes: native, or plain and why
     busy_slot_s: float = 0.0  # sum over steps of (sequences that got a token) x seconds

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rollyard import worker
 from rollyard.bench.generate import Embedded
-from rollyard.bench.result import Figure, Measured, Result
+from rollyard.bench.result import Measured, Result
 from rollyard.bench.serving import Served, serving
 from rollyard.bench.setting import Setting
 from rollyard.bench.turns import Tell, alternate
@@ -66,9 +65,7 @@ async def bench(setting: Setting, tell: Tell) -> Result:
         decoder = await host.device.run(_decoder, config, setting)
         step = Embedded("decode step", host.engines[0], partial(build, shape, vocabulary), _step_ms)
         rounds = await alternate((step, Linears(decoder, host.device)), setting.rounds, tell)
-    whole, alone = rounds.sides()
-    outside = Figure("outside the linear layers", whole.spread.median - alone.spread.median, "ms")
-    return setting.result("engine", "ms", (replace(whole, figures=(outside, *whole.figures)), alone), rounds, decoder="native")
+    return setting.result("engine", "ms", rounds.sides(), rounds, decoder="native")
 
 
 def _decoder(config: Config, setting: Setting) -> NativeDecoder:

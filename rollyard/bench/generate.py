@@ -190,6 +190,7 @@ def _figures(served: Served) -> tuple[Figure, ...]:
         Figure("slots busy", stats.slots_busy),
         Figure("first tokens", served.first_token_s, "s"),
         Figure("step", 1000 * stats.step_s / stats.steps, "ms"),
+        Figure("outside linear layers", 1000 * (stats.step_s - stats.linear_s) / stats.steps, "ms a step"),
         Figure("scheduler share", stats.plan_s / stats.step_s),
         Figure("prompt tokens computed", stats.prefilled_tokens),
         Figure("prompt tokens shared", stats.shared_tokens),

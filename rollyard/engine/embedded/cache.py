@@ -16,11 +16,20 @@ class PagedMemory:
         shape: of one layer; the entry at `axis` is filled in.
         axis: which axis counts pages.
         pages: at most.
+        zeros: fill new memory, which as it comes may hold NaN: for a decoder whose masked places take part as 0 x value.
     """
 
     def __init__(
-        self, layers: int, shape: Sequence[int], axis: int, pages: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        shape: Sequence[int],
+        axis: int,
+        pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        zeros: bool = False,
     ) -> None:
+        self._new = torch.zeros if zeros else torch.empty
         self._shape, self._axis, self._pages, self._dtype, self._device = list(shape), axis, pages, dtype, device
         self._allocated = 0
         self.layers: list[Tensor] = [self._empty(0) for _ in range(layers)]
@@ -50,6 +59,5 @@ class PagedMemory:
             layer.index_copy_(self._axis, target, layer.index_select(self._axis, source))
 
     def _empty(self, pages: int) -> Tensor:
-        # Zeros, because a masked place still takes part as 0 x value, and memory as it comes may hold NaN.
         shape = [*self._shape[: self._axis], pages, *self._shape[self._axis + 1 :]]
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        return self._new(shape, dtype=self._dtype, device=self._device)

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -405,7 +406,18 @@ static void attend_token(const Model& m, const Layer& l, const Batch& b, long t,
 
 constexpr int PHASES = 8;  // of a layer, each of two shares at most
 
-static void forward(Team& team, const Model& m, const Batch& b) {
+static double seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Returns the seconds that this thread was in linear layers.
+static double forward(Team& team, const Model& m, const Batch& b) {
+    double spent = 0;
+    auto apply = [&](int phase, const Linear& l, const float* x, float* y, Ending ending) {
+        double began = seconds();
+        linear(team, phase, l, x, b.half, b.tokens, y, ending);
+        spent += seconds() - began;
+    };
     long small = (b.tokens + FEW - 1) / FEW;
     auto each_token = [&](int phase, auto work) {
         team.share(2 * phase, small, [&](long piece) {
@@ -419,18 +431,19 @@ static void forward(Team& team, const Model& m, const Batch& b) {
         const Layer& l = m.layer[i];
         int phase = (int)i * PHASES;
         norm(phase, l.input_norm);
-        linear(team, phase + 1, l.qkv, b.normed, b.half, b.tokens, b.qkv, STORE);
+        apply(phase + 1, l.qkv, b.normed, b.qkv, STORE);
         each_token(phase + 2, [&](long t) { m.half_cache ? place<bf16>(m, l, b, t) : place<float>(m, l, b, t); });
         team.share(2 * (phase + 3), b.tokens * m.kv_heads, [&](long piece) {
             long t = piece / m.kv_heads, head = piece % m.kv_heads;
             m.half_cache ? attend_token<bf16>(m, l, b, t, head) : attend_token<float>(m, l, b, t, head);
         });
-        linear(team, phase + 4, l.o, b.attended, b.half, b.tokens, b.x, ADD);
+        apply(phase + 4, l.o, b.attended, b.x, ADD);
         norm(phase + 5, l.post_norm);
-        linear(team, phase + 6, l.gate_up, b.normed, b.half, b.tokens, b.active, SWIGLU);
-        linear(team, phase + 7, l.down, b.active, b.half, b.tokens, b.x, ADD);
+        apply(phase + 6, l.gate_up, b.normed, b.active, SWIGLU);
+        apply(phase + 7, l.down, b.active, b.x, ADD);
     }
     norm((int)m.layers * PHASES, m.norm);
+    return spent;
 }
 
 // ---------------------------------------------------------------------------------------------------- drawing
@@ -492,9 +505,15 @@ void rollyard_linears(const Linear* l, const int* endings, long count, const flo
     team.run([&] { for (long i = 0; i < count; i++) linear(team, (int)i, l[i], x, half.data(), rows, y, endings[i]); });
 }
 
-void rollyard_forward(const Model* m, const Batch* b, int threads) {
+double rollyard_forward(const Model* m, const Batch* b, int threads) {  // seconds in linear layers
     Team team(threads, 2 * ((int)m->layers * PHASES + 1));
-    team.run([&] { forward(team, *m, *b); });
+    double spent = 0;
+    auto caller = std::this_thread::get_id();
+    team.run([&] {
+        double found = forward(team, *m, *b);
+        if (std::this_thread::get_id() == caller) spent = found;
+    });
+    return spent;
 }
 
 // logits [rows, vocab] -> tokens, logprobs, near ties [rows].

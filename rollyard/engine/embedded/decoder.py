@@ -22,9 +22,13 @@ class Decoder(Protocol):
     name: str
     memory: PagedMemory
     copied_bytes: int  # of weights, at each refresh
+    linear_s: float  # seconds in linear layers so far, 0 where that is not measured
 
     def refresh(self) -> None:
         """Make derived copies anew: the model's parameters changed."""
+
+    def release(self) -> None:
+        """Give back the cache's memory, and what else only steps need."""
 
     def hidden(self, plan: Plan) -> Tensor:
         """`[tokens, hidden]` of the plan's flat batch, valid until the next call. Writes the cache."""

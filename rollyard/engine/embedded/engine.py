@@ -207,6 +207,7 @@ class EmbeddedEngine:
             near_ties=self._near_ties,
             step_s=self._step_s,
             plan_s=self._plan_s,
+            linear_s=self._runner.linear_s,
             copied_bytes=self._copied_bytes,
             decoder=self._runner.decoder,
             busy_slot_s=self._busy_slot_s,

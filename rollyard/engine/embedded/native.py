@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from ctypes import CDLL, POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
+from time import perf_counter
 from typing import cast
 
 import numpy as np
@@ -154,6 +155,8 @@ class NativeDecoder:
         self._norms = [torch.empty(0)]
         self._rope = rope_table(arch, torch.float32, torch.device("cpu"))
         self._buffers = torch.empty(0)
+        self._logits = torch.empty(0, 0)
+        self.linear_s = 0.0
         self._layers = (_Layer * arch.layers)()
         self.copied_bytes = self._head.bytes + sum(part.bytes for parts in self._packed for part in parts.values())
 
@@ -176,6 +179,11 @@ class NativeDecoder:
             for name, parameter in self._model.named_parameters():
                 if self._model.architecture.tied or name != "model.embed_tokens.weight":
                     parameter.data = parameter.data.new_empty(0)
+
+    def release(self) -> None:
+        """Give back the cache and what steps work in."""
+        self.memory.release()
+        self._buffers, self._logits = torch.empty(0), torch.empty(0, 0)
 
     def hidden(self, plan: Plan) -> Tensor:
         """`[tokens, hidden]` float32, valid until the next call."""
@@ -205,12 +213,17 @@ class NativeDecoder:
             *(_address(array) for array in (flat.positions, flat.places, flat.rows, flat.tables)),
             tokens, flat.tables.shape[1], *(part.data_ptr() for part in (x, normed, qkv, attended, active, half)),
         )  # fmt: skip
-        self._library.rollyard_forward(byref(model), byref(batch), c_int(torch.get_num_threads()))
+        self.linear_s += self._library.rollyard_forward(byref(model), byref(batch), c_int(torch.get_num_threads()))
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[n, vocab]` float32."""
-        return apply(self._library, self._head, hidden)
+        """`[n, vocab]` float32, valid until the next call: new memory would cost as much as filling it."""
+        if self._logits.shape[0] < hidden.shape[0]:
+            self._logits = torch.empty(hidden.shape[0], self._head.outputs)
+        began = perf_counter()
+        apply(self._library, self._head, hidden, out=self._logits[: hidden.shape[0]])
+        self.linear_s += perf_counter() - began
+        return self._logits[: hidden.shape[0]]
 
     def choose(self, shaped: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A `sampler.Choose`."""
@@ -255,6 +268,7 @@ class NativeDecoder:
 def _checked() -> CDLL:
     """The kernels, once they agree with torch on a small layer. Raises KernelsUnavailable."""
     library = kernels()
+    library.rollyard_forward.restype = c_double
     vector = int(library.rollyard_vector())
     gate, up = (torch.nn.Linear(34, 50) for _ in range(2))
     x = torch.linspace(-9, 9, 13 * 34).view(13, 34).sin()

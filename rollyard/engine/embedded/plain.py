@@ -49,8 +49,8 @@ class PlainDecoder:
         self._source, self._dtype, self._device, self._pool = model, dtype, weight.device, pool
         self._model = model if weight.dtype == dtype else CausalLM(arch, dtype, weight.device)
         shape = (2 * arch.kv_heads, 0, pool.page_tokens * arch.head_dim)
-        self.memory = PagedMemory(arch.layers, shape, 1, pool.size, dtype, weight.device)
-        self.copied_bytes = 0
+        self.memory = PagedMemory(arch.layers, shape, 1, pool.size, dtype, weight.device, zeros=True)
+        self.copied_bytes, self.linear_s = 0, 0.0
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -60,6 +60,10 @@ class PlainDecoder:
         for target, source in zip(self._model.parameters(), self._source.parameters(), strict=True):
             target.copy_(source)
         self.copied_bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())
+
+    def release(self) -> None:
+        """Give back the cache."""
+        self.memory.release()
 
     def hidden(self, plan: Plan) -> Tensor:
         """`[tokens, hidden]`."""

@@ -39,13 +39,18 @@ class Runner:
         """Of weights, copied at each `acknowledge`."""
         return self._decoder.copied_bytes
 
+    @property
+    def linear_s(self) -> float:
+        """Seconds in linear layers so far; 0 where the decoder does not measure them."""
+        return self._decoder.linear_s
+
     def allocate(self) -> None:
         """Take memory for the cache."""
         self._memory.reserve(min(FIRST_PAGES, self._pool.size))
 
     def release(self) -> None:
         """Give the cache's memory back."""
-        self._memory.release()
+        self._decoder.release()
 
     def acknowledge(self) -> None:
         """The weights as they are now are the ones to decode with: derived copies are made anew."""
