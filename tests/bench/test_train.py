@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from collections import Counter
+from itertools import count
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollyard.bench.setting import Setting
 from rollyard.bench.train import TRAIN, batch, measure, products_s
@@ -29,18 +33,30 @@ def test_what_is_measured_has_64_completions(name):
     assert TRAIN[name].requests == 64
 
 
-def test_the_time_of_products_is_that_of_the_same_calls_by_hand():
-    """Three products of 200^3, 10 of each: the sum must be near 30 times one of them."""
-    import time
+class Products(TorchDispatchMode):
+    """Notes the shape of every matrix product."""
 
-    x = torch.randn(200, 200)
-    torch.mm(x, x)
-    trials = []
-    for _ in range(30):
-        started = time.perf_counter()
-        torch.mm(x, x)
-        trials.append(time.perf_counter() - started)
-    assert 15 * min(trials) < products_s([Gemm(200, 200, 200, 10)], "float32") < 300 * min(trials)
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[tuple[int, int, int]] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out):
+            self.seen[args[0].shape[0], args[0].shape[1], args[1].shape[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_products_that_are_timed_are_forward_and_both_gradients():
+    with Products() as products:
+        assert products_s([Gemm(20, 30, 40, 10)], "float32") > 0
+    assert set(products.seen) == {(20, 30, 40), (20, 40, 30), (40, 20, 30)}
+    assert len(set(products.seen.values())) == 1
+
+
+def test_each_product_counts_as_often_as_it_is_needed(monkeypatch):
+    ticks = count()
+    monkeypatch.setattr("rollyard.bench.train.time.perf_counter", lambda: float(next(ticks)))
+    assert products_s([Gemm(4, 5, 6, 10), Gemm(4, 5, 7, 2)], "float32") == 3 * (10 + 2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
