@@ -194,6 +194,7 @@ class Ring:
     async def build(self, reward: RewardFunction | None, stopping: Callable[[], str]) -> None:
         """Build every station and the conductor. Raises ConfigError for what only loading shows."""
         config, device = self._config, self._device
+        worker.begin(config)
         folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
         shape = Architecture.from_folder(folder)
         self._activity = "loading the model"

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from rollyard.config import Config, EngineConfig
@@ -97,6 +99,18 @@ def set_threads(count: int) -> None:
     import torch
 
     torch.set_num_threads(count)
+
+
+def begin(config: Config) -> None:
+    """Start what takes long and needs nothing else, on a thread of its own: compiling the engine's kernels."""
+    from rollyard.engine.embedded.compile import KernelsUnavailable, kernels
+
+    def compile_kernels() -> None:
+        with suppress(KernelsUnavailable):  # the engine asks again, and says why
+            kernels()
+
+    if config.engine.kernels != "plain" and config.place.device != "cuda":
+        Thread(target=compile_kernels, name="compiler", daemon=True).start()
 
 
 def load_policy(config: Config, folder: Path) -> Policy:

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 from rollyard.config import cache_folder, compiler_command
 
@@ -29,9 +30,17 @@ class KernelsUnavailable(Exception):
     """Why this machine has no kernels."""
 
 
-@cache
+_one_at_a_time = Lock()
+
+
 def kernels(*defined: str) -> ctypes.CDLL:
     """The kernels, compiled now if they are not in the cache, with these macros. Raises KernelsUnavailable."""
+    with _one_at_a_time:  # who comes while they are compiled waits for them
+        return _made(*defined)
+
+
+@cache
+def _made(*defined: str) -> ctypes.CDLL:
     try:
         command = [*_compiler(), *(f"-D{macro}" for macro in defined)]
         identity = hashlib.sha256(SOURCE.read_bytes())

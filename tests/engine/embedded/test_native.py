@@ -256,7 +256,7 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "cache"))
     with pytest.raises(KernelsUnavailable, match=r"broken-cxx|cannot be made or loaded"):
-        compiling.kernels.__wrapped__()
+        compiling._made.__wrapped__()
     assert not list((tmp_path / "cache" / "kernels").glob("*/*"))
 
 
@@ -265,7 +265,7 @@ def test_a_compiler_that_is_no_program(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "text").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "text"))
     with pytest.raises(KernelsUnavailable, match="cannot be made or loaded"):
-        compiling.kernels.__wrapped__()
+        compiling._made.__wrapped__()
 
 
 def test_no_code_is_loaded_from_a_folder_that_others_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,18 +273,18 @@ def test_no_code_is_loaded_from_a_folder_that_others_write_to(tmp_path: Path, mo
     (tmp_path / "kernels").chmod(0o777)
     monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path))
     with pytest.raises(KernelsUnavailable, match="not yours alone"):
-        compiling.kernels.__wrapped__()
+        compiling._made.__wrapped__()
 
 
 def test_a_broken_library_in_the_cache_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "whole"))
-    compiling.kernels.__wrapped__()
+    compiling._made.__wrapped__()
     (whole,) = (tmp_path / "whole" / "kernels").glob("*.so")
     library = tmp_path / "broken" / "kernels" / whole.name
     library.parent.mkdir(parents=True)
     library.write_bytes(b"half a library")
     monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "broken"))
-    compiling.kernels.__wrapped__()
+    compiling._made.__wrapped__()
     assert library.stat().st_size > 10_000
 
 
