@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -72,10 +73,11 @@ def test_grpo_against_the_statistics_module(rewards):
     if len(scored) < 2:
         assert all(value in (None, 0.0) for value in found)
         return
-    mean, std = statistics.fmean(scored), statistics.stdev(scored)
+    # In fractions: the reference must not round a mean that the code under test gets right.
+    mean, std = statistics.mean(map(Fraction, scored)), statistics.stdev(scored)
     for reward, value in zip(rewards, found, strict=True):
         if reward is not None:
-            assert value == pytest.approx((reward - mean) / (std + 1e-4), rel=1e-6, abs=1e-9)
+            assert value == pytest.approx(float(Fraction(reward) - mean) / (std + 1e-4), rel=1e-6, abs=1e-9)
 
 
 def test_large_rewards_do_not_overflow():
