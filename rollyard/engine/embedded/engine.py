@@ -207,9 +207,9 @@ class EmbeddedEngine:
             near_ties=self._near_ties,
             step_s=self._step_s,
             plan_s=self._plan_s,
-            linear_s=self._runner.linear_s,
+            linear_s=self._runner.decoder.linear_s,
             copied_bytes=self._copied_bytes,
-            decoder=self._runner.decoder,
+            decoder=self._runner.decoder.name,
             busy_slot_s=self._busy_slot_s,
             slots=self._slots,
         )
@@ -275,7 +275,7 @@ class EmbeddedEngine:
     def _receive(self, version: WeightVersion, receiver: Receiver) -> None:
         receiver.receive(version)
         self._runner.acknowledge()
-        self._copied_bytes += self._runner.copied_bytes
+        self._copied_bytes += self._runner.decoder.copied_bytes
 
     def _submit(self, requests: Iterable[Request]) -> None:
         for request in requests:

@@ -21,28 +21,13 @@ class Runner:
     def __init__(self, model: CausalLM, pool: PagePool, config: EngineConfig, sole: bool = False) -> None:
         self._model, self._pool = model, pool
         self._device = model.head_weight.device
-        self._decoder = build(model, pool, config, sole)
-        self._memory = self._decoder.memory
+        self.decoder = build(model, pool, config, sole)
+        self._memory = self.decoder.memory
         self._generation: int | None = None
-
-    @property
-    def decoder(self) -> str:
-        """Which decoder it is: native or plain."""
-        return self._decoder.name
 
     @property
     def cache_bytes(self) -> int:
         return self._memory.bytes
-
-    @property
-    def copied_bytes(self) -> int:
-        """Of weights, copied at each `acknowledge`."""
-        return self._decoder.copied_bytes
-
-    @property
-    def linear_s(self) -> float:
-        """Seconds in linear layers so far; 0 where the decoder does not measure them."""
-        return self._decoder.linear_s
 
     def allocate(self) -> None:
         """Take memory for the cache."""
@@ -50,13 +35,13 @@ class Runner:
 
     def release(self) -> None:
         """Give the cache's memory back."""
-        self._decoder.release()
+        self.decoder.release()
 
     def acknowledge(self) -> None:
         """The weights as they are now are the ones to decode with: derived copies are made anew."""
         self._generation = None
         generation = self._model.stamp.generation
-        self._decoder.refresh()
+        self.decoder.refresh()
         self._model.stamp.check(generation)
         self._generation = generation
 
@@ -78,14 +63,14 @@ class Runner:
             [request.sampling for request in requests],
             [request.seed for request in requests],
             [len(sequence.tokens) for sequence in plan.draws],
-            self._decoder.choose,
+            self.decoder.choose,
         )
 
     def _forward(self, plan: Plan) -> Tensor | None:
         """`[tokens, hidden]` of the flat batch, None when the plan computes no token. Finished prompts keep their row."""
         if not plan.decodes and not plan.chunks:
             return None
-        hidden = self._decoder.hidden(plan)
+        hidden = self.decoder.hidden(plan)
         for prompt, index in plan.finished:
             prompt.hidden = hidden[index].clone()
         return hidden
@@ -93,7 +78,7 @@ class Runner:
     def _logits(self, plan: Plan, hidden: Tensor | None) -> Tensor:
         """`[draws, vocab]`; rows that several draws share are computed once."""
         if hidden is not None and len(plan.draws) == len(plan.decodes) == hidden.shape[0]:
-            return self._decoder.logits(hidden)  # the common step: everybody decodes
+            return self.decoder.logits(hidden)  # the common step: everybody decodes
         row: dict[int | PromptPages, int] = {}
         for source in sorted(plan.sources, key=lambda source: isinstance(source, PromptPages)):
             row.setdefault(source, len(row))
@@ -104,6 +89,6 @@ class Runner:
             parts.append(hidden.index_select(0, torch.tensor(flat, device=self._device)))
         if kept:
             parts.append(torch.stack([tensor for tensor in kept if isinstance(tensor, Tensor)]))
-        logits = self._decoder.logits(torch.cat(parts))
+        logits = self.decoder.logits(torch.cat(parts))
         rows = [row[source] for source in plan.sources]
         return logits.index_select(0, torch.tensor(rows, device=self._device))
