@@ -249,7 +249,11 @@ class EmbeddedEngine:
         self._scheduler.commit(plan, drawn.token_ids)
         version = self._scheduler.version
         segments, ended = [], []
+        written = 0
         for sequence, token_id, logprob in zip(plan.draws, drawn.token_ids, drawn.logprobs, strict=True):
+            if sequence.ended:
+                continue
+            written += 1
             output = self._outputs[sequence]
             if output.outdated:
                 segments.append(output.flush(version))
@@ -265,11 +269,11 @@ class EmbeddedEngine:
         if now - self._flushed_at >= SEGMENT_S:
             segments += self._flush_all()
         self._steps += 1
-        self._generated += len(plan.draws)
+        self._generated += written
         self._near_ties += drawn.near_ties
         self._step_s += now - began
         self._plan_s += planned - began + now - executed
-        self._busy_slot_s += len(plan.draws) * (now - began)
+        self._busy_slot_s += written * (now - began)
         return segments
 
     def _receive(self, version: WeightVersion, receiver: Receiver) -> None:

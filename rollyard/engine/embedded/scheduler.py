@@ -11,6 +11,9 @@ prompts than slots are kept that no running sequence uses.
 When pages run out, kept prompts go first, then the running sequence that is last by (priority, arrival) gives its pages
 back and waits again; what it wrote is computed anew later. The first by rank always finds its pages, so every step
 makes progress.
+
+Static batching is there to be compared with. As in padded generation, a sequence that ended keeps its slot and goes on
+being computed, its last token again and again, until the longest has ended; nobody gets what is drawn for it.
 """
 
 from __future__ import annotations
@@ -120,7 +123,8 @@ class Scheduler:
         slots: sequences running at once.
         step_tokens: tokens of a step at most.
         window: tokens of prompt and completion at most.
-        continuous: refill a slot when its sequence ends; else only when all running sequences have ended.
+        continuous: refill a slot when its sequence ends; else only when all running sequences have ended, and until then
+            the ended ones are computed with the others, where pages allow.
         share: compute a prompt once for all its completions.
     """
 
@@ -133,6 +137,7 @@ class Scheduler:
         self.version = WeightVersion(0)
         self._waiting: list[Sequence] = []  # a heap; may hold some that ended
         self._running: list[Sequence] = []  # by rank
+        self._padding: list[Sequence] = []  # static batching: ended, but computed until all have ended
         self._unfinished = 0
         self._prompts: dict[tuple[int, ...], PromptPages] = {}
         self._idle: dict[tuple[int, ...], PromptPages] = {}  # those no running sequence uses, the longest unused first
@@ -170,21 +175,29 @@ class Scheduler:
         return sequence
 
     def finish(self, sequences: Iterable[Sequence]) -> None:
-        """These end, running or waiting. Their pages are given back."""
+        """These end, running or waiting. Their pages are given back; in static batching with the last of them."""
         ended = [sequence for sequence in sequences if not sequence.ended]
         for sequence in ended:
             sequence.ended = True
-            if sequence.prompt is not None:
-                self._leave(sequence)
+            if sequence.prompt is None:
+                continue
+            self._leave_prompt(sequence)
+            if self.continuous or not sequence.started or sequence.uncomputed != 1:
+                self.pool.free(sequence.table)
+            else:
+                self._padding.append(sequence)
         if ended:
             self._unfinished -= len(ended)
             self._running = [sequence for sequence in self._running if not sequence.ended]
+        if not self._running:
+            self._drop_padding()
 
     def commit(self, plan: Plan, tokens: list[int]) -> None:
-        """The plan was carried out and gave each of its draws a token."""
+        """The plan was carried out and gave each of its draws a token. What ended before takes none."""
         for sequence, token in zip(plan.draws, tokens, strict=True):
-            sequence.tokens.append(token)
-            sequence.uncomputed += 1
+            if not sequence.ended:
+                sequence.tokens.append(token)
+                sequence.uncomputed += 1
 
     def switch(self, version: WeightVersion) -> None:
         """The weights changed: nothing computed before is shared any more. Running sequences keep what they have."""
@@ -208,6 +221,7 @@ class Scheduler:
         self._admit()
         self._plan_chunks(plan)
         self._plan_first_draws(plan)
+        self._plan_padding(plan)
         return plan
 
     def _plan_decodes(self, plan: Plan) -> None:
@@ -336,6 +350,20 @@ class Scheduler:
                 plan.sources.append(at.get(prompt, prompt))
                 plan.draws.append(sequence)
 
+    def _plan_padding(self, plan: Plan) -> None:
+        """The last token of sequences that ended, at its own place. Planned last: until then others may take their pages."""
+        for sequence in list(self._padding):
+            if not self._chunk_size(plan, 1):
+                return
+            if sequence.uncomputed:  # its first step as padding: the token has no place yet
+                if self.pool.available < self.pool.missing(sequence.table, 1):
+                    continue
+                plan.copies += self.pool.extend(sequence.table, 1)
+                self._compute(sequence, 1)
+            self._add_chunk(plan, Chunk(sequence.tokens[-1:], sequence.table.tokens - 1, sequence.table))
+            plan.sources.append(len(plan.decodes) + plan.chunk_tokens - 1)
+            plan.draws.append(sequence)
+
     def _start(self, sequence: Sequence, prompt: PromptPages) -> None:
         """The sequence shares its prompt's pages from here on."""
         sequence.table = self.pool.fork(prompt.table)
@@ -356,10 +384,17 @@ class Scheduler:
         plan.chunk_tokens += len(chunk.ids)
 
     def _find(self, pages: int) -> bool:
-        """Are so many pages available, if kept prompts that nobody uses are dropped?"""
+        """Are so many pages available, if padding and kept prompts that nobody uses are dropped?"""
+        if self.pool.available < pages:
+            self._drop_padding()
         while self.pool.available < pages and self._idle:
             self._drop(next(iter(self._idle.values())))
         return self.pool.available >= pages
+
+    def _drop_padding(self) -> None:
+        for sequence in self._padding:
+            self.pool.free(sequence.table)
+        self._padding.clear()
 
     def _extend_by_one(self, sequence: Sequence, plan: Plan) -> bool:
         """Room for one token of the sequence; False when it was itself preempted."""
@@ -392,9 +427,13 @@ class Scheduler:
         heapq.heappush(self._waiting, sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """A running sequence gives up its pages. Its prompt is kept if it is ready and not outdated."""
-        prompt, sequence.prompt = sequence.prompt, None
+        """A running sequence gives up its pages."""
+        self._leave_prompt(sequence)
         self.pool.free(sequence.table)
+
+    def _leave_prompt(self, sequence: Sequence) -> None:
+        """The prompt is kept if it is ready and not outdated."""
+        prompt, sequence.prompt = sequence.prompt, None
         assert prompt is not None
         prompt.users -= 1
         if not prompt.users and self._prompts.get(prompt.key) is prompt:
