@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from rollyard.events import Event, Instruction, Rollover, Signal
-from rollyard.place.modes import Colocated, Schedule
+from rollyard.place.modes import MODES, Schedule
 from rollyard.rollout.core import RolloutCore, RolloutPolicy
 from rollyard.rollout.state import Counts
 from rollyard.types import WeightVersion
@@ -21,10 +21,18 @@ MAX_SIGNALS = 10_000  # in one step; more means that the machines chase each oth
 class Conductor:
     """Events in, instructions out. Owns every decision of a run."""
 
-    def __init__(self, policy: RolloutPolicy, schedule: Schedule, rollover: Rollover, version: WeightVersion) -> None:
+    def __init__(
+        self,
+        policy: RolloutPolicy,
+        schedule: Schedule,
+        rollover: Rollover,
+        version: WeightVersion,
+        placement: str = "colocated",
+        retries: int = 0,
+    ) -> None:
         self._core = RolloutCore(policy, version.step)
-        self._mode = Colocated(schedule, version)
-        self._rollover = RolloverMachine(rollover)
+        self._mode = MODES[placement](schedule, version)
+        self._rollover = RolloverMachine(rollover, retries)
 
     def step(self, event: Event, now: float) -> list[Instruction]:
         """Take one event; return what to do next, in order.

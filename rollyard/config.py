@@ -7,6 +7,7 @@ layers, remembers where each value came from, and checks the whole. Validators r
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -128,17 +129,24 @@ class TrainConfig(Section):
 
 
 class WeightsConfig(Section):
-    transport: Literal["in_place"] = Field("in_place", description="how new weights reach the engine")
+    transport: Literal["auto", "in_place", "checkpoint", "shared_memory", "broadcast"] = Field(
+        "auto", description="how new weights reach the engines (auto: in_place where they share them, else shared_memory)"
+    )
     rollover: Rollover = Field(Rollover.DRAIN, description="requests in flight when weights change: drain, abort or keep")
+    limit_s: Positive = Field(300.0, description="seconds that bringing a version to all engines may take")
+    retries: Natural = Field(1, description="times a version is offered again after it did not reach every engine")
+    address: str = Field("127.0.0.1", description="of this machine, as engines reach it (broadcast)")
+    canary: bool = Field(True, description="prove at the start that every tensor reaches every engine")
+    probe: bool = Field(True, description="compare a few logprobs of engine and trainer after each load")
 
 
 class EngineConfig(Section):
-    kind: Literal["embedded"] = Field("embedded", description="inference engine")
-    slots: Count = Field(64, description="sequences decoded at once")
+    kind: Literal["embedded", "vllm", "sglang"] = Field("embedded", description="inference engine")
+    slots: Count = Field(64, description="sequences decoded at once (vLLM's max_num_seqs)")
     page_tokens: Count = Field(16, description="tokens of one page of the key-value cache")
     pages: Natural = Field(0, description="pages of the key-value cache (0: enough for every slot at its longest)")
     step_tokens: Count = Field(2048, description="tokens of one engine step at most, decode and prefill together")
-    window: Natural = Field(0, description="tokens of prompt and completion at most (0: the model's own)")
+    window: Natural = Field(0, description="tokens of prompt and completion at most (vLLM's max_model_len; 0: the model's own)")
     dtype: Literal["model", "float32", "bfloat16"] = Field("model", description="number format of its weights and cache")
     batching: Literal["continuous", "static"] = Field(
         "continuous", description="refill a slot when its sequence ends, or only when all have ended (to compare)"
@@ -147,10 +155,18 @@ class EngineConfig(Section):
     kernels: Literal["auto", "native", "plain"] = Field(
         "auto", description="own CPU kernels, compiled at first use, or plain torch (auto: own where a compiler is found)"
     )
+    python: str = Field("", description="interpreter of an engine in its own process (empty: this one)")
+    start_s: Positive = Field(600.0, description="seconds an engine in its own process may take to be ready")
+    tensor_parallel_size: Count = Field(1, description="devices of one vLLM or SGLang engine")
+    gpu_memory_utilization: Share = Field(0.9, description="share of a GPU's memory that vLLM takes")
+    extra: str = Field("", description="further arguments of vLLM's engine, a JSON object")
 
 
 class PlaceConfig(Section):
-    placement: Literal["colocated"] = Field("colocated", description="who generates and who trains when")
+    placement: Literal["colocated", "separate"] = Field(
+        "colocated", description="who generates and who trains when: the same devices in turn, or each its own"
+    )
+    generate: Count = Field(1, description="engines, with placement separate")
     runtime: Literal["inline"] = Field("inline", description="where the stations run")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="what computes (auto: a GPU where torch sees one)")
     threads: Natural = Field(0, description="CPU threads of torch (0: chosen by model size)")
@@ -201,6 +217,8 @@ def check(config: Config) -> None:
     _check_rollout(config.rollout)
     _check_group_size(config)
     _check_warmup(config.warmup)
+    _check_place(config)
+    _check_engine(config.engine)
 
 
 def _check_prompts(config: Config) -> None:
@@ -222,11 +240,37 @@ def _check_rollout(rollout: RolloutConfig) -> None:
         problem = "greedy completions of a prompt are all alike and have no importance ratio"
         raise ConfigError(problem, where="rollout.temperature", remedy="use a temperature above 0, usually 1")
     if rollout.max_staleness:
-        problem = f"a colocated run trains and generates in turn, so nothing can be {rollout.max_staleness} versions old"
-        raise ConfigError(problem, where="rollout.max_staleness", remedy="use 0 with placement colocated")
+        problem = f"a run that trains and generates in turn has nothing that is {rollout.max_staleness} versions old"
+        raise ConfigError(problem, where="rollout.max_staleness", remedy="use 0 with placement colocated or separate")
     if 0 < rollout.max_live_groups < rollout.groups_per_step:
         problem = f"with at most {rollout.max_live_groups} live prompts a batch of {rollout.groups_per_step} never fills"
         raise ConfigError(problem, where="rollout.max_live_groups", remedy=f"use 0 or at least {rollout.groups_per_step}")
+
+
+def _check_place(config: Config) -> None:
+    place, kind, transport = config.place, config.engine.kind, config.weights.transport
+    if place.placement == "colocated":
+        if kind != "embedded":
+            problem = f"engine {kind} has a process and memory of its own"
+            raise ConfigError(problem, where="engine.kind", remedy="use --place.placement separate, or engine embedded")
+        if transport not in ("auto", "in_place"):
+            problem = f"a colocated engine decodes with the trainer's own parameters: nothing travels by {transport}"
+            raise ConfigError(problem, where="weights.transport", remedy="use in_place, or --place.placement separate")
+        if place.generate > 1:
+            problem = f"a colocated run has one engine, not {place.generate}"
+            raise ConfigError(problem, where="place.generate", remedy="use 1, or --place.placement separate")
+    elif transport == "in_place":
+        problem = "an engine in its own process cannot decode with the trainer's own parameters"
+        raise ConfigError(problem, where="weights.transport", remedy="use shared_memory, broadcast or checkpoint")
+
+
+def _check_engine(engine: EngineConfig) -> None:
+    try:
+        extra = json.loads(engine.extra or "{}")
+    except ValueError as error:
+        raise ConfigError(f"no JSON: {error}", where="engine.extra", remedy='give such as {"enforce_eager": true}') from None
+    if not isinstance(extra, dict):
+        raise ConfigError(f"{engine.extra} is no object", where="engine.extra", remedy='give such as {"enforce_eager": true}')
 
 
 def _check_warmup(warmup: WarmupConfig) -> None:
@@ -421,11 +465,19 @@ def compiler_command() -> str:
     return os.environ.get("CXX") or "c++"
 
 
+DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
 def settle_environment() -> None:
     """Defaults for libraries that read the environment when they are imported; what the user set stays.
 
     Waiting OpenMP threads must not spin (they slow a busy machine many times over); a model is a folder, so nothing
     asks a hub; the tokenizers' own threads would only compete with torch's.
     """
-    for variable, value in (("OMP_WAIT_POLICY", "PASSIVE"), ("HF_HUB_OFFLINE", "1"), ("TOKENIZERS_PARALLELISM", "false")):
+    for variable, value in DEFAULTS.items():
         os.environ.setdefault(variable, value)
+
+
+def process_environment() -> dict[str, str]:
+    """This process's variables, with those defaults, for a process that it starts."""
+    return {**DEFAULTS, **os.environ}

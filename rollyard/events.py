@@ -94,6 +94,29 @@ class Published(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EnginePrepared(Event):
+    """The tensors of a version are near the engine; it still decodes with older ones."""
+
+    engine: EngineId
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFailed(Event):
+    """The version did not reach every engine that it was offered to."""
+
+    version: WeightVersion
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proved(Event):
+    """Every tensor was seen to reach every engine."""
+
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
 class EnginePaused(Event):
     engine: EngineId
 
@@ -215,6 +238,13 @@ class RolloverDone(Signal):
     version: WeightVersion
 
 
+@dataclass(frozen=True, slots=True)
+class RolloverFailed(Signal):
+    """The version does not reach the engines, however often it is offered."""
+
+    cause: str
+
+
 # ------------------------------------------------------------------------------------------ instructions
 
 
@@ -271,6 +301,21 @@ class Train(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Publish(Instruction):
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Prove(Instruction):
+    """Show that every tensor reaches every engine: move all, look, and move them back."""
+
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(Instruction):
+    """Bring the tensors of a version near the engine, which goes on decoding."""
+
+    engine: EngineId
     version: WeightVersion
 
 

@@ -13,6 +13,7 @@
     reward     Score           nothing                           -                       Scored
     train      Train           B ready groups, engines asleep    Scored, EngineSlept     BatchTrained
     weights    Publish, Load   the optimizer step                BatchTrained            Published, EngineLoaded
+                               (Prepare: nothing, beside generation)
     evaluate   Evaluate        every engine at the version       EngineResumed           Evaluated
 
 Everything that happens comes back as an event in one inbox; the conductor answers with instructions; the loop starts
@@ -25,9 +26,10 @@ import asyncio
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rollyard import events as ev
 from rollyard import worker
@@ -42,7 +44,7 @@ from rollyard.journal.journal import Journal, RunRecord
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
 from rollyard.place.modes import Schedule
-from rollyard.protocols import Engine
+from rollyard.protocols import Engine, Receiver
 from rollyard.reward.function import RewardFunction
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.core import RolloutPolicy
@@ -153,7 +155,7 @@ class Run:
         model = config.model.path or f"base policy of {config.prompts.task}"
         placement, engine = config.place.placement, config.engine.kind
         builder = ReportBuilder(
-            name=config.run.name, model=model, placement=placement, engine=engine, transport=config.weights.transport
+            name=config.run.name, model=model, placement=placement, engine=engine, transport=worker.transport_of(config)
         )
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size
@@ -179,12 +181,6 @@ class Ring:
         self._finished = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
             ev.Train: self._train,
-            ev.Publish: self._publish,
-            ev.Pause: self._pause,
-            ev.Load: self._load,
-            ev.Resume: self._resume,
-            ev.Sleep: self._sleep,
-            ev.Wake: self._wake,
             ev.Evaluate: self._evaluate,
             ev.Checkpoint: self._checkpoint,
         }
@@ -204,9 +200,9 @@ class Ring:
         self._source, held_out = worker.build_prompts(config, policy)
         self._scorer = worker.build_scorer(config, reward)
         self._trainer = worker.build_trainer(config, policy, device, version)
-        self._transport = worker.build_transport(policy)
+        self._publisher = worker.build_publisher(config, policy, device, self._folder.path)
         self._activity = "building the engine"
-        self._engines[ENGINE] = await device.run(worker.build_engine, config, ENGINE, policy, device)  # it may compile
+        await self._build_engines(policy)
         self._evaluator = Evaluator(
             held_out, worker.sampling_of(config), worker.window_of(config, shape), config.eval.samples, config.run.seed
         )
@@ -221,10 +217,33 @@ class Ring:
             self._inbox.put_nowait,
             self._timeline,
         )
+        self._sync = worker.build_sync(
+            config,
+            policy,
+            device,
+            self._publisher,
+            self._engines,
+            lambda engine, asked: self._controller.complete(asked, engine),
+            self._inbox.put_nowait,
+            self._timeline,
+            self._recorder,
+        )
+        self._actions |= self._sync.actions
         self.conductor = self._conduct(shape, version, evaluate=bool(held_out))
-        for engine in self._engines.values():
-            await engine.start()
+        self._activity = "starting the engine"
+        await asyncio.gather(*(engine.start() for engine in self._engines.values()))
         self._activity = ""
+
+    async def _build_engines(self, policy: worker.Policy) -> None:
+        config = self._config
+        if worker.transport_of(config) == "in_place":
+            receiver = cast(Receiver, self._publisher)  # it is both
+            build = partial(worker.build_engine, config, ENGINE, policy, self._device, receiver)
+            self._engines[ENGINE] = await self._device.run(build)  # there, since it may compile
+            return
+        for number in range(config.place.generate):
+            name = f"engine-{number}"
+            self._engines[name] = await worker.launch_engine(config, name, policy.folder)
 
     async def _base_policy(self, stopping: Callable[[], str]) -> Path:
         """The base policy of the task: from the cache, or made now. Raises Stopped when that is asked for meanwhile."""
@@ -254,8 +273,11 @@ class Ring:
             give_up_after=rollout.give_up_after,
             seed=config.run.seed,
         )
-        schedule = Schedule(config.run.steps, len(self._engines), evaluate, config.eval.every, config.checkpoint.every)
-        return Conductor(policy, schedule, config.weights.rollover, version)
+        weights = config.weights
+        schedule = Schedule(
+            config.run.steps, len(self._engines), evaluate, config.eval.every, config.checkpoint.every, prove=weights.canary
+        )
+        return Conductor(policy, schedule, weights.rollover, version, config.place.placement, weights.retries)
 
     # ------------------------------------------------------------------------------------------- the circle
 
@@ -320,40 +342,6 @@ class Ring:
         self._trained = groups, stats
         self._inbox.put_nowait(ev.BatchTrained(self._trainer.version))
 
-    async def _publish(self, instruction: ev.Publish) -> None:
-        with self._timeline.phase(Phase.SYNC):
-            manifest = await self._transport.publish(instruction.version)
-        self._recorder.copied(manifest.bytes_copied)
-        self._inbox.put_nowait(ev.Published(manifest.version))
-
-    async def _pause(self, instruction: ev.Pause) -> None:
-        with self._timeline.phase(Phase.SYNC):
-            await self._engines[instruction.engine].pause(instruction.rollover)
-        self._inbox.put_nowait(ev.EnginePaused(instruction.engine))
-
-    async def _load(self, instruction: ev.Load) -> None:
-        with self._timeline.phase(Phase.SYNC):
-            await self._engines[instruction.engine].load(instruction.version, self._transport)
-        self._inbox.put_nowait(ev.EngineLoaded(instruction.engine, instruction.version))
-
-    async def _resume(self, instruction: ev.Resume) -> None:
-        with self._timeline.phase(Phase.SYNC):
-            await self._engines[instruction.engine].resume()
-        self._inbox.put_nowait(ev.EngineResumed(instruction.engine))
-
-    async def _sleep(self, instruction: ev.Sleep) -> None:
-        """What may still run then is an attempt that was given up: it is cut first."""
-        engine = self._engines[instruction.engine]
-        with self._timeline.phase(Phase.SYNC):
-            await engine.pause(ev.Rollover.ABORT)
-            await engine.sleep()
-        self._inbox.put_nowait(ev.EngineSlept(instruction.engine))
-
-    async def _wake(self, instruction: ev.Wake) -> None:
-        with self._timeline.phase(Phase.SYNC):
-            await self._engines[instruction.engine].wake(instruction.part)
-        self._inbox.put_nowait(ev.EngineWoke(instruction.engine, instruction.part))
-
     async def _evaluate(self, instruction: ev.Evaluate) -> None:
         with self._timeline.phase(Phase.EVAL):
             result = await self._evaluator.run(self._controller, self._scorer)
@@ -412,8 +400,8 @@ class Ring:
         if self.conductor is not None:
             await self._controller.close()
             await self._rescue()
-            for engine in self._engines.values():
-                await engine.close()
+            await asyncio.gather(*(engine.close() for engine in self._engines.values()))
+            self._sync.close()
             await self._trainer.close()
             await self._scorer.close()
         self._device.close()

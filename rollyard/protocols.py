@@ -5,12 +5,13 @@ Methods that touch a device are async: what they do runs elsewhere (a device thr
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rollyard.events import Rollover, WakePart
+from rollyard.events import EngineId, Rollover, WakePart
 from rollyard.types import (
+    Capabilities,
     Completion,
     EngineStats,
     Manifest,
@@ -23,6 +24,9 @@ from rollyard.types import (
     TrainStats,
     WeightVersion,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -62,6 +66,9 @@ class Engine(Protocol):
         """The version it acknowledged, None before the first load."""
         ...
 
+    @property
+    def capabilities(self) -> Capabilities: ...
+
     async def start(self) -> None:
         """Make ready to serve. Raises EngineError."""
         ...
@@ -85,8 +92,15 @@ class Engine(Protocol):
         """Stop at a token boundary. Returns when nothing runs (DRAIN, ABORT) or all stand still (KEEP)."""
         ...
 
-    async def load(self, version: WeightVersion, receiver: Receiver) -> None:
-        """Switch to `version` and drop caches that belong to older weights. Raises WeightSyncError, version unchanged."""
+    async def prepare(self, manifest: Manifest) -> None:
+        """Bring the bytes of a version near, beside generation. Raises WeightSyncError; nothing has changed then."""
+        ...
+
+    async def load(self, version: WeightVersion) -> None:
+        """Switch to the version that was prepared and drop caches that belong to older weights.
+
+        Raises WeightSyncError with the version unchanged, EngineError while requests run.
+        """
         ...
 
     async def resume(self) -> None: ...
@@ -128,17 +142,63 @@ class Trainer(Protocol):
 
 
 class Publisher(Protocol):
-    """The trainer's side of a weight transport."""
+    """The trainer's side of a weight transport. It knows which engines are served, and which version each one has."""
 
-    async def publish(self, version: WeightVersion) -> Manifest: ...
+    async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
+        """Offer the parameters as they are now. Raises WeightSyncError; what was offered before is untouched then."""
+        ...
+
+    async def deliver(self) -> None:
+        """Return once nothing of the last offer is on its way any more. Raises WeightSyncError when it did not get through."""
+        ...
+
+    def taken(self, engine: EngineId, version: WeightVersion) -> None:
+        """The engine decodes with `version` from now on."""
+
+    def lost(self, engine: EngineId) -> None:
+        """The engine is gone, and with it what it had mapped."""
+
+    def close(self) -> None: ...
 
 
 class Receiver(Protocol):
-    """The engine's side of a weight transport."""
+    """The engine's side of a weight transport, where the engine is. Its calls block."""
 
-    def receive(self, version: WeightVersion) -> Manifest:
-        """Bring the engine's parameters to `version`, on the engine's device. Raises WeightSyncError."""
+    def prepare(self, manifest: Manifest) -> None:
+        """Bring the tensors near, beside whatever the engine computes. Raises WeightSyncError."""
         ...
+
+    def take(self, version: WeightVersion) -> Mapping[str, Tensor] | None:
+        """The tensors of the version that was prepared; None when the engine's own parameters are that version already.
+
+        They stay as they are until the version after the next is prepared. Raises WeightSyncError.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Channel(Protocol):
+    """A line to another process. Both ends may call; whoever hears of the end of the other fails what is open."""
+
+    def handle(self, name: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """Answer calls of this name."""
+
+    def ready(self) -> None:
+        """All handlers are there. Calls that came before are answered now."""
+
+    async def call(self, name: str, content: bytes = b"", *, limit_s: float) -> bytes:
+        """The answer. Raises what the other end raised, TimeLimitExceeded, or EngineLost when that is gone."""
+        ...
+
+    def tell(self, name: str, content: bytes = b"") -> None:
+        """A call without an answer."""
+
+    async def ended(self) -> str:
+        """Wait for the end of the other side: what is known about the cause."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class Sink(Protocol):

@@ -237,11 +237,40 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a publisher offers: the version, its tensors, and how many bytes had to be copied for it."""
+    """What a publisher offers: the version, its tensors, and how many bytes had to be copied for it.
+
+    Example: Manifest(WeightVersion(3), (TensorInfo("model.norm.weight", (64,), "torch.float32"),), 256, "/tmp/run/v3").
+    """
 
     version: WeightVersion
     tensors: tuple[TensorInfo, ...]
     bytes_copied: int
+    source: str = ""  # where receivers find them, in the transport's own words
+    fingerprints: tuple[int, ...] = ()  # of the tensors, in their order; none where nothing moves
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """What came of moving every tensor once and looking whether engines follow: the numbers of the worst engine."""
+
+    tensors: int
+    noise: float  # nats between engine and trainer, with the same weights
+    gap: float  # nats between them, with moved weights
+    limit: float  # nats; a gap above it ends the run
+    unseen: tuple[str, ...]  # tensors whose absence would hide within the limit
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do beyond the contract that all keep. A run that asks for more is refused before it starts."""
+
+    keep: bool = False  # swap weights under running requests
+    sleep: bool = False  # sleeping gives memory back
+    noise: bool = False  # token i of a request depends on (seed, i) alone, on any engine of this kind
+    kept_sets: bool = False  # says which tokens top_p and top_k kept
+    logprobs: bool = True  # of each token, under the distribution it was drawn from
+    train: bool = True  # takes new weights; False: for judges, teachers and evaluation only
+    transports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,28 +6,41 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from rollyard.config import Config, EngineConfig
+from pydantic import TypeAdapter
+
+from rollyard.config import Config, EngineConfig, process_environment
+from rollyard.engine.capabilities import CAPABILITIES
+from rollyard.engine.host import serve
+from rollyard.engine.remote import RemoteEngine
 from rollyard.errors import ConfigError
-from rollyard.events import EngineId
+from rollyard.events import EngineId, Event
 from rollyard.journal.folder import check_folder
 from rollyard.model.architecture import Architecture
+from rollyard.place.child import launch
+from rollyard.place.inline import DeviceThread
 from rollyard.prompts.open import check_prompts, open_prompts
-from rollyard.protocols import Device, Engine, PromptSource, Scorer, Trainer
+from rollyard.protocols import Channel, Device, Engine, PromptSource, Publisher, Receiver, Scorer, Trainer
 from rollyard.reward.function import FunctionScorer, RewardFunction, check_columns, exact_match, load_function
 from rollyard.types import Prompt, Sampling, WeightVersion
+from rollyard.watch.timeline import Timeline
 
 if TYPE_CHECKING:
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.model.transformer import CausalLM
-    from rollyard.weights.in_place import InPlace
+    from rollyard.watch.recorder import Recorder
+    from rollyard.weights.prover import Ask
+    from rollyard.weights.sync import Sync
 
 SMALL = 20_000_000  # parameters; below, one thread is faster than several
+DRAIN_S = 24 * 3600.0  # seconds that finishing what runs may take: as long as the longest rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +136,18 @@ def load_policy(config: Config, folder: Path) -> Policy:
     from rollyard.model.folder import load
     from rollyard.model.tokenizer import Tokenizer
 
-    chosen = config.place.device
-    if chosen == "auto":
-        chosen = "cuda" if torch.cuda.is_available() else "cpu"
-    elif chosen == "cuda" and not torch.cuda.is_available():
+    return Policy(load(folder, getattr(torch, config.model.dtype), device_of(config)), Tokenizer(folder), folder)
+
+
+def device_of(config: Config) -> str:
+    """What computes, in torch's words. Raises ConfigError when it is not there."""
+    import torch
+
+    if config.place.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if config.place.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("torch sees no GPU", where="place.device", remedy="use auto or cpu, or a CUDA build of torch")
-    return Policy(load(folder, getattr(torch, config.model.dtype), chosen), Tokenizer(folder), folder)
+    return config.place.device
 
 
 def build_prompts(config: Config, policy: Policy) -> tuple[PromptSource, tuple[Prompt, ...]]:
@@ -136,12 +155,12 @@ def build_prompts(config: Config, policy: Policy) -> tuple[PromptSource, tuple[P
     return open_prompts(config, policy.tokenizer)
 
 
-def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, sole: bool = False) -> Engine:
-    """`sole`: nobody else uses the policy's parameters."""
+def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, receiver: Receiver, sole: bool = False) -> Engine:
+    """An embedded engine in this process. `sole`: nobody else uses the policy's parameters."""
     from rollyard.engine.embedded.engine import EmbeddedEngine
 
     window = window_of(config, policy.model.architecture)
-    return EmbeddedEngine(id_, policy.model, policy.tokenizer, device, config.engine, window, sole)
+    return EmbeddedEngine(id_, policy.model, policy.tokenizer, device, receiver, config.engine, window, sole)
 
 
 def build_trainer(config: Config, policy: Policy, device: Device, version: WeightVersion) -> Trainer:
@@ -166,8 +185,108 @@ def build_scorer(config: Config, reward: RewardFunction | None) -> Scorer:
     return FunctionScorer(function, config.reward, trusted=function is exact_match)
 
 
-def build_transport(policy: Policy) -> InPlace:
-    """Publisher and receiver in one: the engine runs on the trainer's own parameters."""
-    from rollyard.weights.in_place import InPlace
+def transport_of(config: Config) -> str:
+    """The transport that `auto` stands for, or the one that is named."""
+    if config.weights.transport != "auto":
+        return config.weights.transport
+    return "in_place" if config.place.placement == "colocated" else "shared_memory"
 
-    return InPlace(policy.model)
+
+def build_publisher(config: Config, policy: Policy, device: Device, scratch: Path) -> Publisher:
+    """The trainer's side of the transport. One that is in place is the receiver as well."""
+    from rollyard.weights.broadcast import BroadcastPublisher
+    from rollyard.weights.checkpoint import CheckpointPublisher
+    from rollyard.weights.in_place import InPlace
+    from rollyard.weights.shared_memory import SharedMemoryPublisher
+
+    model, weights = policy.model, config.weights
+    match transport_of(config):
+        case "in_place":
+            return InPlace(model)
+        case "checkpoint":
+            return CheckpointPublisher(model, device, policy.folder, scratch / "weights")
+        case "shared_memory":
+            return SharedMemoryPublisher(model, device)
+        case _:
+            return BroadcastPublisher(model, device, weights.address, weights.limit_s)
+
+
+def build_sync(
+    config: Config,
+    policy: Policy,
+    device: Device,
+    publisher: Publisher,
+    engines: Mapping[EngineId, Engine],
+    ask: Ask,
+    post: Callable[[Event], None],
+    timeline: Timeline,
+    recorder: Recorder,
+) -> Sync:
+    """What brings versions to the engines. `ask` gets completions from one of them."""
+    from rollyard.weights.prover import Prover
+    from rollyard.weights.sync import Sync
+
+    return Sync(publisher, Prover(policy.model, device, ask), engines, config.weights, post, timeline, recorder)
+
+
+def build_receiver(config: Config, id_: EngineId, model: CausalLM) -> Receiver:
+    """The side of an engine that has its own memory. `model` is filled by it."""
+    from rollyard.weights.broadcast import BroadcastReceiver
+    from rollyard.weights.checkpoint import CheckpointReceiver
+    from rollyard.weights.flat import model_infos
+    from rollyard.weights.shared_memory import SharedMemoryReceiver
+
+    infos, device, weights = model_infos(model), model.head_weight.device, config.weights
+    match transport_of(config):
+        case "checkpoint":
+            return CheckpointReceiver(infos, device)
+        case "shared_memory":
+            return SharedMemoryReceiver(infos, device)
+        case _:
+            return BroadcastReceiver(id_, infos, device, weights.address, weights.limit_s)
+
+
+# ---------------------------------------------------------------------------------- engines in other processes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOrder:
+    """All that a child needs to build its engine."""
+
+    config: Config
+    id: EngineId
+    folder: Path  # of the model; the child works in the same folder as its parent
+
+
+async def launch_engine(config: Config, id_: EngineId, folder: Path) -> RemoteEngine:
+    """Start an engine in a process of its own. Raises EngineLost when that cannot be started."""
+    order = TypeAdapter(EngineOrder).dump_json(EngineOrder(config, id_, folder))
+    python = Path(config.engine.python) if config.engine.python else None
+    target = "rollyard.worker:serve_engine"
+    child = await launch(target, order, name=f"engine {id_}", python=python, environment=process_environment())
+    limits = config.weights.limit_s
+    return RemoteEngine(
+        id_, child, CAPABILITIES[config.engine.kind], start_s=config.engine.start_s, sync_s=limits, drain_s=DRAIN_S
+    )
+
+
+async def serve_engine(channel: Channel, order: bytes) -> None:
+    """What the child runs: build the engine, serve it until the line ends."""
+    ordered = TypeAdapter(EngineOrder).validate_json(order)
+    await serve(await _engine_of_its_own(ordered.config, ordered.id, ordered.folder), channel)
+
+
+async def _engine_of_its_own(config: Config, id_: EngineId, folder: Path) -> Engine:
+    """An engine whose parameters are its own; they come with the first load."""
+    import torch
+
+    from rollyard.model.tokenizer import Tokenizer
+    from rollyard.model.transformer import CausalLM
+
+    shape = Architecture.from_folder(folder)
+    device = DeviceThread()
+    await device.run(set_threads, threads_of(config, shape))
+    model = CausalLM(shape, getattr(torch, config.model.dtype), device_of(config))
+    policy, receiver = Policy(model, Tokenizer(folder), folder), build_receiver(config, id_, model)
+    build = partial(build_engine, config, id_, policy, device, receiver, sole=True)
+    return await device.run(build)  # there, since it may compile

@@ -32,13 +32,17 @@ class Answers:
         for _ in range(20_000):
             if not self.todo or any(isinstance(i, ev.Finish) for i in self.said):
                 return
-            event = self.todo.pop(self.random.randrange(len(self.todo)))
-            if isinstance(event, ev.EngineLoaded):
-                self.loaded[event.engine] = event.version.step
-            for instruction in self.conductor.step(event, 0.0):
-                self.said.append(instruction)
-                self.todo += self.answer(instruction)
+            self.take(self.random.randrange(len(self.todo)))
         raise AssertionError("no end in sight")
+
+    def take(self, index: int) -> None:
+        """One of the events that are due happens."""
+        event = self.todo.pop(index)
+        if isinstance(event, ev.EngineLoaded):
+            self.loaded[event.engine] = event.version.step
+        for instruction in self.conductor.step(event, 0.0):
+            self.said.append(instruction)
+            self.todo += self.answer(instruction)
 
     def answer(self, instruction: ev.Instruction) -> list[ev.Event]:
         match instruction:
@@ -68,6 +72,10 @@ class Answers:
                 return [ev.BatchTrained(WeightVersion(self.version))]
             case ev.Publish(version):
                 return [ev.Published(version)]
+            case ev.Prepare(engine, version):
+                return [ev.EnginePrepared(engine, version)]
+            case ev.Prove(version):
+                return [ev.Proved(version)]
             case ev.Pause(engine, _):
                 return [ev.EnginePaused(engine)]
             case ev.Load(engine, version):
@@ -141,20 +149,12 @@ def test_every_run_ends_with_its_books_in_order(steps, engines, batch, prompts, 
 def test_a_stop_at_any_moment_is_clean(moment):
     world = Answers(conductor(steps=3, evaluate=True), engines=1, prompts=100, seed=moment)
     for _ in range(moment):
-        event = world.todo.pop(0)
-        if isinstance(event, ev.EngineLoaded):
-            world.loaded[event.engine] = event.version.step
-        for instruction in world.conductor.step(event, 0.0):
-            world.said.append(instruction)
-            world.todo += world.answer(instruction)
+        world.take(0)
         if isinstance(world.said[-1], ev.Finish):
             return
     world.todo.insert(0, ev.StopRequested("Ctrl-C"))
     while not isinstance(world.said[-1] if world.said else None, ev.Finish):
-        event = world.todo.pop(0)
-        for instruction in world.conductor.step(event, 0.0):
-            world.said.append(instruction)
-            world.todo += world.answer(instruction)
+        world.take(0)
     assert world.said[-1] == ev.Finish("Ctrl-C")
     counts = world.conductor.counts
     assert counts.admitted == counts.trained + sum(counts.dropped.values())

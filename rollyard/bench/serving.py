@@ -19,6 +19,7 @@ from rollyard.errors import EngineError, TimeLimitExceeded
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Engine
 from rollyard.types import EngineStats, FinishReason, Request, RequestId, Sampling, WeightVersion
+from rollyard.weights.in_place import InPlace
 
 if TYPE_CHECKING:
     from rollyard.worker import Policy
@@ -67,13 +68,13 @@ async def serving(configs: Sequence[Config], folder: Path, threads: int) -> Asyn
         policy = await device.run(worker.load_policy, configs[0], folder)
         engines = []
         for number, config in enumerate(configs):
-            build = partial(worker.build_engine, config, f"engine-{number}", policy, device, sole=len(configs) == 1)
+            transport = InPlace(policy.model)
+            build = partial(worker.build_engine, config, f"engine-{number}", policy, device, transport, sole=len(configs) == 1)
             engine = await device.run(build)  # there, since it may compile
             stack.push_async_callback(engine.close)
             await engine.start()
-            transport = worker.build_transport(policy)
-            await transport.publish(WeightVersion(0))
-            await engine.load(WeightVersion(0), transport)
+            await engine.prepare(await transport.publish(WeightVersion(0)))
+            await engine.load(WeightVersion(0))
             engines.append(engine)
         yield Serving(policy, device, tuple(engines))
 

@@ -18,8 +18,7 @@ from time import monotonic
 
 from rollyard.errors import EngineError, EngineLost, RequestRejected, WeightSyncError
 from rollyard.events import Rollover, WakePart
-from rollyard.protocols import Receiver
-from rollyard.types import EngineStats, FinishReason, Request, RequestId, Segment, WeightVersion
+from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
 
 SEGMENT_TOKENS = 16
 SEGMENT_S = 0.2
@@ -109,6 +108,7 @@ class FakeEngine:
         self._id, self._slots, self._script, self._window = id, slots, script, window
         self._token_s, self._load_s, self._sleep, self._clock = token_s, load_s, sleep, clock
         self._version: WeightVersion | None = None
+        self._prepared: WeightVersion | None = None
         self._waiting: list[_Job] = []  # a heap
         self._running: list[_Job] = []
         self._arrivals = count()
@@ -133,6 +133,10 @@ class FakeEngine:
     @property
     def version(self) -> WeightVersion | None:
         return self._version
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(keep=True, sleep=True, noise=True, transports=("in_place",))
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -182,9 +186,15 @@ class FakeEngine:
         self._paused, self._draining = True, False
         self._deliver(self._flush_all())
 
-    async def load(self, version: WeightVersion, receiver: Receiver) -> None:
-        """Switch to `version`, unless `on_load` says otherwise."""
+    async def prepare(self, manifest: Manifest) -> None:
         self._check_alive()
+        self._prepared = manifest.version
+
+    async def load(self, version: WeightVersion) -> None:
+        """Switch to `version`, unless `on_load` says otherwise. Raises WeightSyncError when it was not prepared."""
+        self._check_alive()
+        if self._prepared != version:
+            raise WeightSyncError(f"engine {self._id} was not prepared for version {tuple(version)}")
         if not self._paused and self._jobs():
             raise EngineError(f"engine {self._id} cannot change weights while it generates: pause it first")
         await self._sleep(self._load_s)
@@ -192,7 +202,6 @@ class FakeEngine:
         if self.on_load is OnLoad.REFUSE:
             raise WeightSyncError(f"engine {self._id} did not take version {tuple(version)}: it was told to refuse")
         if self.on_load is OnLoad.TAKE:
-            receiver.receive(version)
             self._version = version
 
     async def resume(self) -> None:

@@ -2,7 +2,9 @@
 
 `colocated`: all devices do both in turn.
 
-    up -> publish v0 -> roll over -> evaluate -> generate B groups -> sleep -> train -> checkpoint -> publish -> ...
+    up -> publish v0 -> roll over -> prove -> evaluate -> generate B groups -> sleep -> train -> checkpoint -> publish -> ...
+
+`separate`: a trainer and engines with devices of their own take turns; the same circle, and nobody sleeps.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ from rollyard.events import (
     GenerationClosed,
     GenerationOpened,
     Instruction,
+    Prove,
+    Proved,
     Publish,
     Published,
     RolloutsCancelled,
     RolloutsFailed,
     RolloutsFinished,
     RolloverDone,
+    RolloverFailed,
     RolloverWanted,
     RunBroken,
     Signal,
@@ -47,10 +52,11 @@ Output = Instruction | Signal
 
 
 class Phase(Enum):
-    """What the devices of a colocated run are doing."""
+    """What the devices of a run in turns are doing."""
 
     STARTING = auto()
     SYNCING = auto()
+    PROVING = auto()
     EVALUATING = auto()
     GENERATING = auto()
     SLEEPING = auto()
@@ -70,6 +76,7 @@ class Schedule:
     evaluate: bool = False  # first and last
     evaluate_every: int = 0  # steps, besides
     checkpoint_every: int = 0  # steps, besides the last
+    prove: bool = False  # at the start, that every tensor reaches every engine
 
 
 class Colocated:
@@ -81,6 +88,7 @@ class Colocated:
         self._first = version
         self._saved = version  # nothing to save before the first step
         self._evaluated: WeightVersion | None = None
+        self._unproved = schedule.prove
         self._phase = Phase.STARTING
         self._engines: set[EngineId] = set()
         self._awake: set[EngineId] = set()
@@ -93,6 +101,7 @@ class Colocated:
             EngineDown: self._on_down,
             Published: lambda event: (RolloverWanted(event.version),),
             RolloverDone: self._on_rolled_over,
+            Proved: self._on_proved,
             Evaluated: self._on_evaluated,
             BatchTaken: self._on_batch,
             EngineSlept: self._on_slept,
@@ -100,6 +109,7 @@ class Colocated:
             Checkpointed: self._on_checkpointed,
             RolloutsFinished: self._on_no_more,
             RolloutsFailed: lambda signal: self._finish(signal.cause, failed=True),
+            RolloverFailed: lambda signal: self._finish(signal.cause, failed=True),
             StopRequested: self._on_stop,
             RunBroken: lambda event: self._finish(event.cause, failed=event.failed),
         }
@@ -135,6 +145,17 @@ class Colocated:
         if self._phase is not Phase.SYNCING:
             return
         self._awake = set(self._engines)
+        if self._unproved:
+            self._phase, self._unproved = Phase.PROVING, False
+            yield Prove(self._version)
+        else:
+            yield from self._begin()
+
+    def _on_proved(self, _: Proved) -> Iterable[Output]:
+        if self._phase is Phase.PROVING:
+            yield from self._begin()
+
+    def _begin(self) -> Iterable[Output]:
         if self._evaluation_due():
             self._phase = Phase.EVALUATING
             yield Evaluate(self._version)
@@ -230,3 +251,15 @@ class Colocated:
             yield self._finish_line
         elif self._phase is Phase.GENERATING:
             yield from self._end("the prompts are used up")
+
+
+class Separate(Colocated):
+    """Trainer and engines have devices of their own, and take turns all the same: nothing is ever stale."""
+
+    def _on_batch(self, signal: BatchTaken) -> Iterable[Output]:
+        self._batch = signal
+        yield GenerationClosed()
+        yield from self._train()
+
+
+MODES: dict[str, type[Colocated]] = {"colocated": Colocated, "separate": Separate}

@@ -92,20 +92,24 @@ class Controller:
                 for engine, batch in requests.items():
                     self._generate(engine, batch)
 
-    async def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """Completions outside the core, spread over the engines, in the order asked. Their ids are the caller's own.
+    async def complete(self, requests: Sequence[Request], engine: EngineId | None = None) -> list[Completion]:
+        """Completions outside the core, in the order asked. Their ids are the caller's own.
+
+        Args:
+            engine: who is asked; all engines in turn when None.
 
         Raises:
             EngineError: an engine refused a request, failed at it, or was lost.
         """
         asked: dict[EngineId, list[Request]] = defaultdict(list)
-        for request, engine in zip(requests, itertools.cycle(self._engines), strict=False):
-            self._private[request.id] = _Private(engine, asyncio.get_running_loop().create_future())
-            asked[engine].append(request)
+        who = itertools.cycle(self._engines) if engine is None else itertools.repeat(engine)
+        for request, name in zip(requests, who, strict=False):
+            self._private[request.id] = _Private(name, asyncio.get_running_loop().create_future())
+            asked[name].append(request)
         waiting = [self._private[request.id].done for request in requests]
         try:
-            for engine, batch in asked.items():
-                self._engines[engine].generate(batch)
+            for name, batch in asked.items():
+                self._engines[name].generate(batch)
             return await asyncio.gather(*waiting)
         finally:
             for request in requests:

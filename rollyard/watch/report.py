@@ -7,14 +7,14 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from rollyard.errors import JournalError
 from rollyard.events import Event, Instruction, Published, Score, SegmentArrived
-from rollyard.types import EngineStats, WeightVersion
+from rollyard.types import Canary, EngineStats, WeightVersion
 from rollyard.watch.step import Step
 from rollyard.watch.timeline import PhaseSeconds
 
@@ -65,6 +65,8 @@ class WeightTraffic:
 
     transport: str
     bytes_copied: int
+    canary: Canary | None = None
+    probes: Mapping[str, int] = field(default_factory=dict)  # verdicts on loads, see `rollyard.weights.probe`
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +140,20 @@ def read_report(path: Path) -> Report:
             lengths=Lengths(**record.pop("lengths")),
             prompts=Counts(*(record.pop(name) for name in ("admitted", "trained", "dropped"))),
             members=Counts(**record.pop("members")),
-            weights=WeightTraffic(**record.pop("weights")),
+            weights=_read_weights(record.pop("weights")),
             versions=tuple(WeightVersion(*version) for version in record.pop("versions")),
             finished=Finished(**record.pop("finished")),
             **record,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise JournalError(f"{path}: not a report of this version of Rollyard: {error}") from error
+
+
+def _read_weights(record: dict[str, Any]) -> WeightTraffic:
+    canary = record.pop("canary")
+    if canary is not None:
+        canary = Canary(**canary | {"unseen": tuple(canary["unseen"])})
+    return WeightTraffic(canary=canary, **record)
 
 
 class ReportBuilder:
@@ -158,6 +167,8 @@ class ReportBuilder:
         self._names = {"name": name, "model": model, "placement": placement, "engine": engine}
         self._transport = transport
         self._bytes_copied = 0
+        self._canary: Canary | None = None
+        self._probes: dict[str, int] = {}
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
         self._versions: list[WeightVersion] = []
@@ -183,6 +194,12 @@ class ReportBuilder:
     def add_bytes_copied(self, count: int) -> None:
         """Bytes that one weight sync had to copy."""
         self._bytes_copied += count
+
+    def add_canary(self, found: Canary) -> None:
+        self._canary = found
+
+    def add_probe(self, verdict: str) -> None:
+        self._probes[str(verdict)] = self._probes.get(verdict, 0) + 1
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
@@ -210,7 +227,7 @@ class ReportBuilder:
             decoder=", ".join(dict.fromkeys(engine.decoder for engine in stats if engine.decoder)),
             prompts=prompts,
             members=members,
-            weights=WeightTraffic(self._transport, copied),
+            weights=WeightTraffic(self._transport, copied, self._canary, dict(self._probes)),
             versions=tuple(self._versions),
             finished=finished,
             software=software(),

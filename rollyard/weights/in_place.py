@@ -5,16 +5,20 @@ What an engine packs or rounds of them is its own copy, made anew at each load.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rollyard.errors import WeightSyncError
-from rollyard.model.folder import tensors
+from rollyard.events import EngineId
 from rollyard.model.transformer import CausalLM
-from rollyard.types import Manifest, TensorInfo, WeightVersion
+from rollyard.types import Manifest, WeightVersion
+from rollyard.weights.flat import chosen, infos, model_infos, named, whole
+from rollyard.weights.layout import compare
 
 
 class InPlace:
     """Publisher and receiver in one. What travels is the right to use the parameters as they are now.
 
-    The generation stamp is the proof: between `publish` and `receive` nobody may have changed a parameter.
+    The generation stamp is the proof: between `publish` and `take` nobody may have changed a parameter.
 
     Args:
         model: the parameters that trainer and engine share.
@@ -24,34 +28,34 @@ class InPlace:
         self._model = model
         self._offered: tuple[Manifest, int] | None = None
 
-    async def publish(self, version: WeightVersion) -> Manifest:
+    async def publish(self, version: WeightVersion, engines: Sequence[EngineId] = ()) -> Manifest:
         """Offer the parameters as `version`. Raises WeightSyncError when a change of them failed half way."""
-        stamp = self._model.stamp
-        if not stamp.whole:
-            raise WeightSyncError(f"{_named(version)} cannot be published: a change of the weights failed half way")
-        names = tensors(self._model)
-        infos = tuple(TensorInfo(name, tuple(value.shape), str(value.dtype)) for name, value in names.items())
-        manifest = Manifest(version, infos, bytes_copied=0)
-        self._offered = manifest, stamp.generation
+        manifest = Manifest(version, infos(whole(self._model, version)), bytes_copied=0)
+        self._offered = manifest, self._model.stamp.generation
         return manifest
 
-    def receive(self, version: WeightVersion) -> Manifest:
-        """Take the parameters as `version`.
+    async def deliver(self) -> None:
+        """Nothing is on its way."""
 
-        Raises:
-            WeightSyncError: another version is on offer, the names differ, or the parameters changed since.
+    def taken(self, engine: EngineId, version: WeightVersion) -> None:
+        """Nothing is mapped."""
+
+    def lost(self, engine: EngineId) -> None:
+        """Nothing is mapped."""
+
+    def prepare(self, manifest: Manifest) -> None:
+        """Raises WeightSyncError when the names differ."""
+        compare(manifest.tensors, model_infos(self._model))
+
+    def take(self, version: WeightVersion) -> None:
+        """The engine's own parameters are `version`.
+
+        Raises WeightSyncError when another version is on offer, or the parameters changed since.
         """
-        if self._offered is None or self._offered[0].version != version:
-            offered = "none" if self._offered is None else _named(self._offered[0].version)
-            raise WeightSyncError(f"{_named(version)} was asked for, {offered} is on offer")
-        manifest, generation = self._offered
-        if self._model.stamp.generation != generation or not self._model.stamp.whole:
-            raise WeightSyncError(f"the weights changed since {_named(version)} was published")
-        sent, consumed = {info.name for info in manifest.tensors}, set(tensors(self._model))
-        if sent != consumed:
-            raise WeightSyncError(f"tensors only on one side: {', '.join(sorted(sent ^ consumed))}")
-        return manifest
+        chosen(None if self._offered is None else self._offered[0].version, version)
+        assert self._offered is not None
+        if self._model.stamp.generation != self._offered[1] or not self._model.stamp.whole:
+            raise WeightSyncError(f"the weights changed since {named(version)} was published")
 
-
-def _named(version: WeightVersion) -> str:
-    return f"version {version.step}" + (f" of incarnation {version.incarnation}" if version.incarnation else "")
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,7 +1,7 @@
-"""New weights into every engine (PURE): pause, load, resume, engine by engine.
+"""New weights into every engine (PURE): prepare, pause, load, resume, engine by engine.
 
-An engine that sleeps wakes in a fixed order: weights, load, cache. No engine gets a request between the start of
-its change and the moment it takes requests again.
+The tensors come near while the engine still decodes; from the pause on it gets no request until it takes them again. An
+engine that sleeps wakes in a fixed order: weights, load, cache.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rollyard.events import (
     EngineId,
     EngineLoaded,
     EnginePaused,
+    EnginePrepared,
     EngineReleased,
     EngineResumed,
     EngineSlept,
@@ -23,11 +24,15 @@ from rollyard.events import (
     Instruction,
     Load,
     Pause,
+    Prepare,
+    Publish,
     Resume,
     Rollover,
     RolloverDone,
+    RolloverFailed,
     RolloverWanted,
     Signal,
+    SyncFailed,
     Wake,
     WakePart,
 )
@@ -35,10 +40,17 @@ from rollyard.types import WeightVersion
 
 
 class RolloverMachine:
-    """Brings all engines to a version. `rollover` says what happens to requests in flight."""
+    """Brings all engines to a version.
 
-    def __init__(self, rollover: Rollover) -> None:
-        self._rollover = rollover
+    Args:
+        rollover: what happens to requests in flight.
+        retries: how often a version that did not reach every engine is offered again.
+    """
+
+    def __init__(self, rollover: Rollover, retries: int = 0) -> None:
+        self._rollover, self._retries = rollover, retries
+        self._failed: WeightVersion | None = None
+        self._failures = 0  # of that version
         self._asleep: dict[EngineId, bool] = {}  # every engine that is up
         self._changing: set[EngineId] = set()
         self._target: WeightVersion | None = None
@@ -47,10 +59,12 @@ class RolloverMachine:
             EngineDown: self._on_down,
             EngineSlept: self._on_slept,
             RolloverWanted: self._on_wanted,
+            EnginePrepared: self._on_prepared,
             EnginePaused: lambda event: self._load(event.engine),
             EngineWoke: self._on_woke,
             EngineLoaded: self._on_loaded,
             EngineResumed: self._on_resumed,
+            SyncFailed: self._on_failed,
         }
 
     def step(self, message: Event | Signal, now: float) -> list[Instruction | Signal]:
@@ -74,12 +88,25 @@ class RolloverMachine:
         self._target = signal.version
         self._changing = set(self._asleep)
         for engine, asleep in self._asleep.items():
-            yield EngineHeld(engine)
-            yield Wake(engine, WakePart.WEIGHTS) if asleep else Pause(engine, self._rollover)
+            if asleep:
+                yield EngineHeld(engine)
+                yield Wake(engine, WakePart.WEIGHTS)
+            else:
+                yield Prepare(engine, signal.version)
+
+    def _on_prepared(self, event: EnginePrepared) -> Iterable[Instruction | Signal]:
+        if event.engine not in self._changing or event.version != self._target:
+            return
+        if self._asleep[event.engine]:
+            yield Load(event.engine, event.version)
+        else:
+            yield EngineHeld(event.engine)
+            yield Pause(event.engine, self._rollover)
 
     def _on_woke(self, event: EngineWoke) -> Iterable[Instruction | Signal]:
         if event.part is WakePart.WEIGHTS:
-            yield from self._load(event.engine)
+            if event.engine in self._changing and self._target is not None:
+                yield Prepare(event.engine, self._target)
         else:
             self._asleep[event.engine] = False
             yield Resume(event.engine)
@@ -95,6 +122,15 @@ class RolloverMachine:
     def _on_resumed(self, event: EngineResumed) -> Iterable[Instruction | Signal]:
         yield EngineReleased(event.engine)
         yield from self._settled(event.engine)
+
+    def _on_failed(self, event: SyncFailed) -> Iterable[Instruction | Signal]:
+        if event.version != self._failed:
+            self._failed, self._failures = event.version, 0
+        self._failures += 1
+        if self._failures > self._retries:
+            yield RolloverFailed(event.cause)
+        else:
+            yield Publish(event.version)
 
     def _settled(self, engine: EngineId) -> Iterable[Instruction | Signal]:
         if engine not in self._changing:

@@ -18,9 +18,9 @@ from rollyard.types import FinishReason, Manifest, Request, RequestId, Sampling,
 V0, V1 = WeightVersion(0), WeightVersion(1)
 
 
-class Receiver:
-    def receive(self, version: WeightVersion) -> Manifest:
-        return Manifest(version, (), 0)
+async def change(engine: Engine, version: WeightVersion) -> None:
+    await engine.prepare(Manifest(version, (), 0))
+    await engine.load(version)
 
 
 class Clock:
@@ -43,7 +43,7 @@ def ask(name: int, max_tokens: int = 50, *, written: tuple[int, ...] = (), prior
 
 async def started(engine: FakeEngine) -> FakeEngine:
     await engine.start()
-    await engine.load(V0, Receiver())
+    await change(engine, V0)
     return engine
 
 
@@ -123,7 +123,7 @@ async def test_dying_takes_everything_with_it() -> None:
         async for segments in engine.segments():
             received += segments
     assert [len(segment.token_ids) for segment in received] == [16, 16]
-    for call in (engine.load(V1, Receiver()), engine.pause(Rollover.DRAIN), engine.abort([RequestId(0, 0)]), engine.resume()):
+    for call in (engine.load(V1), engine.pause(Rollover.DRAIN), engine.abort([RequestId(0, 0)]), engine.resume()):
         with pytest.raises(EngineLost):
             await call
     with pytest.raises(EngineLost):
@@ -175,14 +175,14 @@ async def test_late_answers() -> None:
 async def test_loads_are_taken_ignored_or_refused() -> None:
     engine = await started(FakeEngine())
     engine.on_load = OnLoad.IGNORE
-    await engine.load(V1, Receiver())
+    await change(engine, V1)
     assert engine.version == V0
     engine.on_load = OnLoad.REFUSE
     with pytest.raises(WeightSyncError):
-        await engine.load(V1, Receiver())
+        await change(engine, V1)
     assert engine.version == V0
     engine.on_load = OnLoad.TAKE
-    await engine.load(V1, Receiver())
+    await change(engine, V1)
     assert engine.version == V1
     await engine.close()
 
@@ -194,21 +194,21 @@ async def test_the_life_of_an_engine() -> None:
     await engine.start()
     with pytest.raises(EngineError, match="no weights"):
         engine.generate([ask(0)])
-    await engine.load(V0, Receiver())
+    await change(engine, V0)
     engine.generate([ask(0), ask(1)])
     with pytest.raises(RequestRejected, match="same id"):
         engine.generate([ask(0)])
     with pytest.raises(EngineError, match="requests run"):
         await engine.sleep()
     with pytest.raises(EngineError, match="pause it first"):
-        await engine.load(V1, Receiver())
+        await change(engine, V1)
     await engine.abort([RequestId(1, 0), RequestId(9, 0)])
     await engine.pause(Rollover.KEEP)
     with pytest.raises(EngineError, match="resume it first"):
         await engine.pause(Rollover.DRAIN)
     with pytest.raises(EngineError, match="paused"):
         engine.generate([ask(2)])
-    await engine.load(V1, Receiver())
+    await change(engine, V1)
     await engine.resume()
     await engine.pause(Rollover.DRAIN)
     written = await collect(engine, 2)
@@ -231,7 +231,7 @@ async def test_keep_records_the_oldest_cache() -> None:
     engine.generate([ask(0)])
     await asyncio.sleep(0.01)
     await engine.pause(Rollover.KEEP)
-    await engine.load(V1, Receiver())
+    await change(engine, V1)
     await engine.resume()
     written = (await collect(engine, 1))[0]
     assert [(segment.version, segment.oldest_kv) for segment in written] == [(V0, V0), *[(V1, V0)] * (len(written) - 1)]

@@ -80,7 +80,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "trained": 3,
         "dropped": {"failed": 2, "context": 1},
         "members": {"admitted": 12, "trained": 6, "dropped": {"failed": 4, "context": 2}},
-        "weights": {"transport": "in_place", "bytes_copied": 120},
+        "weights": {"transport": "in_place", "bytes_copied": 120, "canary": None, "probes": {}},
         "versions": [[0, 0], [1, 0]],
         "finished": {"cause": "1 step done", "failed": False},
     }

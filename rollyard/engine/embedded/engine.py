@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from time import perf_counter
 
 from rollyard.config import EngineConfig
+from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.embedded.output import Output
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.runner import Runner
@@ -21,7 +22,7 @@ from rollyard.events import Rollover, WakePart
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device, Receiver
-from rollyard.types import EngineStats, FinishReason, Request, RequestId, Segment, WeightVersion
+from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
 
 SEGMENT_TOKENS = 16
 SEGMENT_S = 0.2
@@ -35,9 +36,10 @@ class EmbeddedEngine:
         model: the policy. Its stamp is checked before every forward pass.
         tokenizer: finds stop strings.
         device: where all torch work runs.
+        receiver: its side of the weight transport.
         config: slots, pages, tokens of a step.
         window: tokens of prompt and completion at most.
-        sole: nobody else uses the model: its parameters are given back once packed, and it is loaded once only.
+        sole: nobody else uses the model: its parameters are given back once packed. In place it is then loaded once only.
 
     Raises:
         ConfigError: the window is larger than the model's.
@@ -49,6 +51,7 @@ class EmbeddedEngine:
         model: CausalLM,
         tokenizer: Tokenizer,
         device: Device,
+        receiver: Receiver,
         config: EngineConfig,
         window: int,
         sole: bool = False,
@@ -57,7 +60,7 @@ class EmbeddedEngine:
         if window > most:
             problem = f"a window of {window} tokens is more than the model's {most}"
             raise ConfigError(problem, where="engine.window", remedy=f"at most {most}, or 0 for the model's own")
-        self._id, self._model, self._tokenizer, self._device = id, model, tokenizer, device
+        self._id, self._model, self._tokenizer, self._device, self._receiver = id, model, tokenizer, device, receiver
         self._slots, self._window, self._sole = config.slots, window, sole
         # A sequence at its longest, and one page more: where it leaves its prompt, that page is copied.
         pages = config.pages or config.slots * (-(-window // config.page_tokens) + 1)
@@ -97,6 +100,10 @@ class EmbeddedEngine:
     @property
     def version(self) -> WeightVersion | None:
         return self._version
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES["embedded"]
 
     @property
     def cache_bytes(self) -> int:
@@ -159,15 +166,18 @@ class EmbeddedEngine:
             self._paused, self._draining = True, False
             self._deliver(self._flush_all())
 
-    async def load(self, version: WeightVersion, receiver: Receiver) -> None:
+    async def prepare(self, manifest: Manifest) -> None:
+        """Bring the tensors near, on a thread of its own. Raises WeightSyncError; nothing has changed then."""
+        self._check_alive()
+        await asyncio.to_thread(self._receiver.prepare, manifest)
+
+    async def load(self, version: WeightVersion) -> None:
         """Switch to `version`. Raises WeightSyncError with the version unchanged, EngineError while it generates."""
-        if self._sole and self._version is not None:
-            raise WeightSyncError(f"engine {self._id} gave its parameters back when it was loaded: there is nothing to load")
         async with self._turn:
             self._check_alive()
             if not self._paused and len(self._scheduler) + len(self._arrived):
                 raise EngineError(f"engine {self._id} cannot change weights while it generates: pause it first")
-            await self._device.run(self._receive, version, receiver)
+            await self._device.run(self._take, version)
             self._version = version
             self._scheduler.switch(version)
 
@@ -230,6 +240,7 @@ class EmbeddedEngine:
             self._task.cancel()
             await asyncio.wait((self._task,))
         await self._device.run(self._runner.release)
+        self._receiver.close()
 
     async def _serve(self) -> None:
         while True:
@@ -276,8 +287,15 @@ class EmbeddedEngine:
         self._busy_slot_s += written * (now - began)
         return segments
 
-    def _receive(self, version: WeightVersion, receiver: Receiver) -> None:
-        receiver.receive(version)
+    def _take(self, version: WeightVersion) -> None:
+        """On the device's thread. What arrived becomes the parameters' own memory: nothing is copied here."""
+        arrived = self._receiver.take(version)
+        if arrived is not None:
+            with self._model.stamp.writing():
+                for name, parameter in self._model.named_parameters():
+                    parameter.data = arrived[name]
+        elif self._sole and self._version is not None:
+            raise WeightSyncError(f"engine {self._id} gave its parameters back when it was loaded: there is nothing to load")
         self._runner.acknowledge()
         self._copied_bytes += self._runner.decoder.copied_bytes
 

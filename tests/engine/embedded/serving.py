@@ -16,7 +16,7 @@ from rollyard.model.folder import load
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Engine
+from rollyard.protocols import Engine, Receiver
 from rollyard.types import FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion
 
 WINDOW = 256
@@ -29,9 +29,20 @@ class InPlace:
     def __init__(self) -> None:
         self.received: list[WeightVersion] = []
 
-    def receive(self, version: WeightVersion) -> Manifest:
+    def prepare(self, manifest: Manifest) -> None:
+        pass
+
+    def take(self, version: WeightVersion) -> None:
         self.received.append(version)
-        return Manifest(version, (), 0)
+
+    def close(self) -> None:
+        pass
+
+
+async def change(engine: Engine, version: WeightVersion) -> None:
+    """The parameters as they are now become `version` in the engine."""
+    await engine.prepare(Manifest(version, (), 0))
+    await engine.load(version)
 
 
 @dataclass
@@ -70,17 +81,18 @@ async def serving(
     window: int = WINDOW,
     loaded: bool = True,
     sole: bool = False,
+    receiver: Receiver | None = None,
     **config: object,
 ) -> AsyncIterator[EmbeddedEngine]:
     """A started engine, with version (0, 0) acknowledged when `loaded`."""
     device = DeviceThread(lambda: torch.set_num_threads(1))
     policy = model or load(folder, torch.float32, torch.device("cpu"))
     options = EngineConfig.model_validate({"slots": 8, "page_tokens": 4, **config})
-    engine = EmbeddedEngine("engine-0", policy, Tokenizer(folder), device, options, window, sole)
+    engine = EmbeddedEngine("engine-0", policy, Tokenizer(folder), device, receiver or InPlace(), options, window, sole)
     try:
         await engine.start()
         if loaded:
-            await engine.load(WeightVersion(0), InPlace())
+            await change(engine, WeightVersion(0))
         yield engine
     finally:
         await engine.close()

@@ -17,8 +17,8 @@ from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Engine
-from rollyard.types import FinishReason, Manifest, RequestId, WeightVersion
-from tests.engine.embedded.serving import InPlace, Reference, Written, answers, ask, collect, serving
+from rollyard.types import FinishReason, RequestId, WeightVersion
+from tests.engine.embedded.serving import InPlace, Reference, Written, answers, ask, change, collect, serving
 from tests.tiny import tiny_folder
 
 V0, V1, V2 = WeightVersion(0), WeightVersion(1), WeightVersion(2)
@@ -41,7 +41,7 @@ def model(folder: Path) -> CausalLM:
 
 
 @torch.no_grad()
-def change(model: CausalLM, source: Path) -> None:
+def retrain(model: CausalLM, source: Path) -> None:
     """What a trainer does: new values in the same tensors."""
     new = load(source, torch.float32, torch.device("cpu")).state_dict()
     with model.stamp.writing():
@@ -60,22 +60,22 @@ async def some_tokens(engine: Engine, into: dict[RequestId, Written], least: int
 
 
 def test_it_is_an_engine(folder: Path, model: CausalLM) -> None:
-    engine: Engine = EmbeddedEngine("e", model, Tokenizer(folder), DeviceThread(), EngineConfig(slots=3), 64)
+    engine: Engine = EmbeddedEngine("e", model, Tokenizer(folder), DeviceThread(), InPlace(), EngineConfig(slots=3), 64)
     assert (engine.id, engine.slots, engine.version) == ("e", 3, None)
 
 
 def test_a_window_beyond_the_models_is_refused(folder: Path, model: CausalLM) -> None:
     with pytest.raises(ConfigError, match=r"engine\.window.*512.*256"):
-        EmbeddedEngine("e", model, Tokenizer(folder), DeviceThread(), EngineConfig(), 512)
+        EmbeddedEngine("e", model, Tokenizer(folder), DeviceThread(), InPlace(), EngineConfig(), 512)
 
 
 async def test_no_request_before_the_first_load(folder: Path) -> None:
-    async with serving(folder, loaded=False) as engine:
+    receiver = InPlace()
+    async with serving(folder, loaded=False, receiver=receiver) as engine:
         assert engine.version is None
         with pytest.raises(EngineError, match="no weights"):
             engine.generate([ask(0, (5,))])
-        receiver = InPlace()
-        await engine.load(V1, receiver)
+        await change(engine, V1)
         assert receiver.received == [V1] and engine.version == V1
         assert (await answers(engine, [ask(0, (5,), 3)]))[RequestId(0, 0)].segments[-1].version == V1
 
@@ -156,8 +156,8 @@ async def test_new_weights_are_followed_and_no_old_page_is_used(folder: Path, ot
     prompt = (5, 6, 7, 8, 9)
     async with serving(folder, model=model) as engine:
         first = await answers(engine, [ask(0, prompt, 10, ignore_eos=True)])
-        change(model, other)
-        await engine.load(V1, InPlace())
+        retrain(model, other)
+        await change(engine, V1)
         second = await answers(engine, [ask(1, prompt, 10)])
         assert engine.stats().shared_tokens == 0  # the prompt was computed anew
     one = second[RequestId(1, 0)]
@@ -176,8 +176,8 @@ async def test_keep_swaps_under_running_requests(folder: Path, other: Path, mode
         await engine.pause(Rollover.KEEP)
         with pytest.raises(EngineError, match="resume it first"):
             await engine.pause(Rollover.DRAIN)
-        change(model, other)
-        await engine.load(V1, InPlace())
+        retrain(model, other)
+        await change(engine, V1)
         await engine.resume()
         engine.generate([ask(1, prompt, 10)])
         await collect(engine, 2, written)
@@ -191,12 +191,12 @@ async def test_keep_swaps_under_running_requests(folder: Path, other: Path, mode
 
 async def test_a_forward_pass_on_changed_weights_loses_the_engine(folder: Path, other: Path, model: CausalLM) -> None:
     async with serving(folder, model=model) as engine:
-        change(model, other)  # and no load
+        retrain(model, other)  # and no load
         engine.generate([ask(0, (5,), 3)])
         with pytest.raises(EngineLost, match="generation") as lost:
             await collect(engine, 1)
         assert isinstance(lost.value.__cause__, StaleWeights)
-        for call in (engine.pause(Rollover.DRAIN), engine.load(V1, InPlace()), engine.resume(), engine.sleep()):
+        for call in (engine.pause(Rollover.DRAIN), engine.load(V1), engine.resume(), engine.sleep()):
             with pytest.raises(EngineLost):
                 await call
         with pytest.raises(EngineLost):
@@ -208,24 +208,28 @@ async def test_who_drains_hears_of_the_loss(folder: Path, other: Path, model: Ca
         engine.generate([ask(0, (5,), 200, ignore_eos=True)])
         pausing = asyncio.create_task(engine.pause(Rollover.DRAIN))
         await asyncio.sleep(0.01)
-        change(model, other)
+        retrain(model, other)
         with pytest.raises(EngineLost):
             await asyncio.wait_for(pausing, 5)
 
 
-class Refuses:
-    def receive(self, version: WeightVersion) -> Manifest:
-        raise WeightSyncError(f"no {version}")
+class Refuses(InPlace):
+    """Refuses the first time it is asked for V1."""
+
+    def take(self, version: WeightVersion) -> None:
+        if version == V1 and V1 not in self.received:
+            self.received.append(version)
+            raise WeightSyncError(f"no {version}")
 
 
 async def test_a_failed_load_leaves_the_version(folder: Path) -> None:
-    async with serving(folder) as engine:
+    async with serving(folder, receiver=Refuses()) as engine:
         with pytest.raises(WeightSyncError):
-            await engine.load(V1, Refuses())
+            await change(engine, V1)
         assert engine.version == V0
         one = (await answers(engine, [ask(0, (5,), 3)]))[RequestId(0, 0)]
         assert one.segments[-1].version == V0
-        await engine.load(V1, InPlace())
+        await change(engine, V1)
         assert engine.version == V1
 
 
@@ -233,7 +237,7 @@ async def test_weights_do_not_change_under_running_requests(folder: Path) -> Non
     async with serving(folder) as engine:
         engine.generate([ask(0, (5,), 200, ignore_eos=True)])
         with pytest.raises(EngineError, match="pause it first"):
-            await engine.load(V1, InPlace())
+            await change(engine, V1)
 
 
 async def test_sleep_gives_the_cache_back(folder: Path) -> None:
@@ -251,7 +255,7 @@ async def test_sleep_gives_the_cache_back(folder: Path) -> None:
         await engine.wake(WakePart.WEIGHTS)
         with pytest.raises(EngineError, match="asleep"):
             engine.generate([ask(0, (5,))])
-        await engine.load(V1, InPlace())
+        await change(engine, V1)
         await engine.wake(WakePart.CACHE)
         await engine.resume()
         written = await answers(engine, [ask(0, (5, 6, 7), 6)])

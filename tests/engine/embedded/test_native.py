@@ -22,7 +22,7 @@ from rollyard.engine.embedded.sampler import NEAR_EDGE, by_inverse_cdf
 from rollyard.errors import ConfigError, EngineLost, WeightSyncError
 from rollyard.model.folder import load
 from rollyard.types import WeightVersion
-from tests.engine.embedded.serving import InPlace, Reference, answers, ask, serving
+from tests.engine.embedded.serving import Reference, answers, ask, change, serving
 from tests.tiny import tiny_folder
 
 pytestmark = [
@@ -171,7 +171,7 @@ async def test_no_packed_weight_outlives_an_update(tmp_path: Path, family: str, 
         for number, (name, parameter) in enumerate(model.named_parameters(), start=1):
             with model.stamp.writing(), torch.no_grad():
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.7)
-            await engine.load(WeightVersion(number), InPlace())
+            await change(engine, WeightVersion(number))
             after = await scored(engine, number)
             reference = Reference(folder)
             state = {each: value.to(getattr(torch, dtype)).float() for each, value in model.state_dict().items()}
@@ -215,7 +215,7 @@ async def test_a_sole_user_gives_the_parameters_back(tmp_path: Path, dtype: str,
         left = sum(parameter.numel() for parameter in model.parameters())
         assert left == (0 if tied else model.model.embed_tokens.weight.numel())
         with pytest.raises(WeightSyncError, match="gave its parameters back"):
-            await engine.load(WeightVersion(1), InPlace())
+            await change(engine, WeightVersion(1))
         again = [ask(10 + name, PROMPT[: name + 1], 8, seed=name * 1000, temperature=1.0, ignore_eos=True) for name in range(5)]
         written = await answers(engine, again)
         assert [written[each.id].logprobs for each in again] == list(expected.values())

@@ -1,0 +1,98 @@
+"""Serves an engine over a line: the other end of `remote.RemoteEngine`."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from rollyard.engine import wire
+from rollyard.errors import EngineError
+from rollyard.events import Rollover, WakePart
+from rollyard.protocols import Channel, Engine
+from rollyard.types import FinishReason, Request, Segment, WeightVersion
+
+STATS_S = 0.2  # seconds between two reports of totals
+
+
+class EngineHost:
+    """Answers the calls of one run."""
+
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self._engine, self._channel = engine, channel
+        self._reported_at = 0.0
+        for name in ("start", "generate", "abort", "pause", "prepare", "load", "resume", "sleep", "wake"):
+            channel.handle(name, getattr(self, f"_{name}"))
+        channel.ready()
+
+    async def forward(self) -> None:
+        """Send what the engine writes until it is closed. Raises EngineLost when a step failed."""
+        async for segments in self._engine.segments():
+            self._channel.tell("segments", wire.SEGMENTS.dump_json(segments))
+            if monotonic() - self._reported_at > STATS_S or any(segment.finish for segment in segments):
+                self._report()
+
+    def _report(self) -> None:
+        self._reported_at = monotonic()
+        self._channel.tell("stats", wire.STATS.dump_json(self._engine.stats()))
+
+    async def _start(self, content: bytes) -> bytes:
+        await self._engine.start()
+        return wire.STATS.dump_json(self._engine.stats())
+
+    async def _generate(self, content: bytes) -> bytes:
+        for request in self._refused(wire.REQUESTS.validate_json(content)):
+            self._refused((request,))
+        return b""
+
+    def _refused(self, requests: tuple[Request, ...]) -> tuple[Request, ...]:
+        """Hand requests over. Those to be tried one by one are returned; a single one that is refused ends with ERROR."""
+        try:
+            self._engine.generate(requests)
+        except EngineError as error:
+            if len(requests) > 1:
+                return requests
+            version = self._engine.version or WeightVersion(0)
+            segment = Segment(requests[0].id, (), (), version, version, FinishReason.ERROR, str(error))
+            self._channel.tell("segments", wire.SEGMENTS.dump_json((segment,)))
+        return ()
+
+    async def _abort(self, content: bytes) -> bytes:
+        await self._engine.abort(wire.IDS.validate_json(content))
+        return b""
+
+    async def _pause(self, content: bytes) -> bytes:
+        await self._engine.pause(Rollover(content.decode()))
+        await asyncio.sleep(0)  # what was cut is sent before the answer
+        self._report()
+        return b""
+
+    async def _prepare(self, content: bytes) -> bytes:
+        await self._engine.prepare(wire.MANIFEST.validate_json(content))
+        return b""
+
+    async def _load(self, content: bytes) -> bytes:
+        await self._engine.load(wire.VERSION.validate_json(content))
+        self._report()
+        return b""
+
+    async def _resume(self, content: bytes) -> bytes:
+        await self._engine.resume()
+        return b""
+
+    async def _sleep(self, content: bytes) -> bytes:
+        await self._engine.sleep()
+        return b""
+
+    async def _wake(self, content: bytes) -> bytes:
+        await self._engine.wake(WakePart(content.decode()))
+        return b""
+
+
+async def serve(engine: Engine, channel: Channel) -> None:
+    """Answer calls and forward tokens until the line ends; the engine is closed then."""
+    host = EngineHost(engine, channel)
+    try:
+        await host.forward()
+        await channel.ended()
+    finally:
+        await engine.close()

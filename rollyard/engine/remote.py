@@ -1,0 +1,175 @@
+"""An engine in another process, as the run sees it: every call crosses a line, tokens come back as they are written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from rollyard.engine import wire
+from rollyard.errors import EngineError, EngineLost, RequestRejected, TimeLimitExceeded, WeightSyncError
+from rollyard.events import Rollover, WakePart
+from rollyard.protocols import Channel
+from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
+
+QUICK_S = 60.0  # seconds for what should take none; a busy machine may be slow
+
+
+class RemoteEngine:
+    """Implements `protocols.Engine` over a channel, whose other end is `host.serve`.
+
+    Args:
+        id: its name.
+        channel: the line; closed with the engine.
+        capabilities: what the engine there can do.
+        start_s: seconds it may take to load and be ready.
+        sync_s: seconds that bringing weights near, or switching to them, may take.
+        drain_s: seconds that finishing what runs may take.
+    """
+
+    def __init__(
+        self, id: str, channel: Channel, capabilities: Capabilities, *, start_s: float, sync_s: float, drain_s: float
+    ) -> None:
+        self._id, self._channel, self._capabilities = id, channel, capabilities
+        self._start_s, self._sync_s, self._drain_s = start_s, sync_s, drain_s
+        self._slots = 0
+        self._version: WeightVersion | None = None
+        self._stats = EngineStats()
+        self._open: set[RequestId] = set()  # requests whose last segment has not come
+        self._ready: asyncio.Queue[tuple[Segment, ...] | None] = asyncio.Queue()  # None: no more will come
+        self._asleep = self._paused = self._closed = False
+        self._cause = ""
+        self._watching: asyncio.Task[None] | None = None
+        channel.handle("segments", self._take_segments)
+        channel.handle("stats", self._take_stats)
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def version(self) -> WeightVersion | None:
+        return self._version
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def start(self) -> None:
+        """Wait until the engine there is ready. Raises EngineLost with its cause, or TimeLimitExceeded."""
+        self._watching = asyncio.create_task(self._watch(), name=f"engine {self._id}")
+        await self._take_stats(await self._channel.call("start", limit_s=self._start_s))
+        self._slots = self._stats.slots
+
+    def generate(self, requests: Sequence[Request]) -> None:
+        """Hand over requests. One that the engine there refuses comes back as a segment that finishes with ERROR."""
+        self._check_alive()
+        states = (
+            (self._version is None, "has acknowledged no weights"),
+            (self._asleep, "is asleep"),
+            (self._paused, "is paused"),
+        )
+        if state := next((text for applies, text in states if applies), ""):
+            raise EngineError(f"engine {self._id} takes no requests: it {state}")
+        names = [request.id for request in requests]
+        if len(set(names)) < len(names) or not self._open.isdisjoint(names):
+            raise RequestRejected(f"engine {self._id} has a request of the same id already")
+        self._open.update(names)
+        self._channel.tell("generate", wire.REQUESTS.dump_json(tuple(requests)))
+
+    async def segments(self) -> AsyncIterator[tuple[Segment, ...]]:
+        """What was written, as it comes. Raises EngineLost once the engine is gone."""
+        while (segments := await self._ready.get()) is not None:
+            yield segments
+        if not self._closed:
+            self._check_alive()
+
+    async def abort(self, requests: Sequence[RequestId]) -> None:
+        """Cut these requests. What they wrote comes out of `segments`."""
+        self._check_alive()
+        await self._channel.call("abort", wire.IDS.dump_json(tuple(requests)), limit_s=QUICK_S)
+
+    async def pause(self, rollover: Rollover) -> None:
+        """Stop at a token boundary; under DRAIN once every request has ended."""
+        self._check_alive()
+        limit_s = self._drain_s if rollover is Rollover.DRAIN else QUICK_S
+        await self._channel.call("pause", rollover.encode(), limit_s=limit_s)
+        self._paused = True
+
+    async def prepare(self, manifest: Manifest) -> None:
+        """Bring the tensors near the engine. Raises WeightSyncError, also when that takes too long."""
+        self._check_alive()
+        await self._sync("prepare", wire.MANIFEST.dump_json(manifest))
+
+    async def load(self, version: WeightVersion) -> None:
+        """Switch to `version`. Raises WeightSyncError, also when that takes too long; the version is then as before."""
+        self._check_alive()
+        await self._sync("load", wire.VERSION.dump_json(version))
+        self._version = version
+
+    async def resume(self) -> None:
+        self._check_alive()
+        await self._channel.call("resume", limit_s=QUICK_S)
+        self._paused = False
+
+    async def sleep(self) -> None:
+        self._check_alive()
+        await self._channel.call("sleep", limit_s=self._sync_s)
+        self._asleep = True
+
+    async def wake(self, part: WakePart) -> None:
+        self._check_alive()
+        await self._channel.call("wake", part.encode(), limit_s=self._sync_s)
+        self._asleep = self._asleep and part is not WakePart.CACHE
+
+    def stats(self) -> EngineStats:
+        """As of the last tokens that came."""
+        return self._stats
+
+    async def close(self) -> None:
+        """Cut what runs, end the process there. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._channel.close()
+        self._finish_open(FinishReason.ABORT, "")
+        self._ready.put_nowait(None)
+
+    async def _sync(self, name: str, content: bytes) -> None:
+        try:
+            await self._channel.call(name, content, limit_s=self._sync_s)
+        except TimeLimitExceeded as error:
+            raise WeightSyncError(f"engine {self._id}: {error}") from error
+
+    async def _take_segments(self, content: bytes) -> bytes:
+        segments = wire.SEGMENTS.validate_json(content)
+        self._open.difference_update(segment.request for segment in segments if segment.finish is not None)
+        self._ready.put_nowait(segments)
+        return b""
+
+    async def _take_stats(self, content: bytes) -> bytes:
+        self._stats = wire.STATS.validate_json(content)
+        return b""
+
+    async def _watch(self) -> None:
+        self._cause = await self._channel.ended()
+        self._ready.put_nowait(None)
+
+    def _finish_open(self, finish: FinishReason, problem: str) -> None:
+        """An engine that is closed ends its requests; one that died does not, and its requests go on elsewhere."""
+        if self._open and self._version is not None:
+            version = self._version
+            ended = tuple(Segment(name, (), (), version, version, finish, problem) for name in self._open)
+            self._open.clear()
+            self._ready.put_nowait(ended)
+
+    def _check_alive(self) -> None:
+        if self._cause:
+            raise EngineLost(f"engine {self._id} is lost: it {self._cause}")
+        if self._closed:
+            raise EngineError(f"engine {self._id} is closed")

@@ -1,0 +1,105 @@
+"""Weights through a folder on a disk that both sides see: written whole or not at all, read by whoever wants them.
+
+Slow, and works everywhere: every engine that can read a Hugging Face folder can take weights this way.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rollyard.errors import ConfigError, WeightSyncError
+from rollyard.events import EngineId
+from rollyard.model.folder import WEIGHTS, save
+from rollyard.model.transformer import CausalLM
+from rollyard.protocols import Device
+from rollyard.types import Manifest, TensorInfo, WeightVersion
+from rollyard.weights.flat import check, chosen, fingerprints, infos, named, whole
+from rollyard.weights.layout import compare
+
+
+class CheckpointPublisher:
+    """Writes each version as a folder of its own; the newest stays, and what an engine still has.
+
+    Args:
+        model: the policy.
+        device: where it is trained; a version is read there, between two steps.
+        source: the folder the model came from, for its configuration and tokenizer.
+        folder: where versions are written. It is removed by `close`.
+    """
+
+    def __init__(self, model: CausalLM, device: Device, source: Path, folder: Path) -> None:
+        self._model, self._device, self._source, self._folder = model, device, source, folder
+        self._offers = 0
+
+    async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
+        """Write the parameters. Raises WeightSyncError when they cannot be written."""
+        return await self._device.run(self._publish, version)
+
+    async def deliver(self) -> None:
+        """What was offered lies on the disk."""
+
+    def taken(self, engine: EngineId, version: WeightVersion) -> None:
+        """An engine reads what it takes into its own memory."""
+
+    def lost(self, engine: EngineId) -> None:
+        """It leaves nothing behind."""
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _publish(self, version: WeightVersion) -> Manifest:
+        parameters = whole(self._model, version)
+        self._offers += 1
+        target = self._folder / f"offer-{self._offers:06d}"
+        try:
+            save(self._model, target, self._source)
+        except (OSError, SafetensorError) as error:
+            raise WeightSyncError(f"{named(version)} cannot be written to {target}: {error}") from error
+        for older in self._folder.glob("offer-*"):
+            if older != target:
+                shutil.rmtree(older, ignore_errors=True)
+        size = (target / WEIGHTS).stat().st_size
+        return Manifest(version, infos(parameters), size, str(target), fingerprints(parameters))
+
+
+class CheckpointReceiver:
+    """Reads a version into memory.
+
+    Args:
+        expected: the engine's own tensors.
+        device: where they are wanted.
+    """
+
+    def __init__(self, expected: Sequence[TensorInfo], device: torch.device) -> None:
+        self._expected, self._device = expected, device
+        self._prepared: tuple[WeightVersion, Mapping[str, Tensor]] | None = None
+
+    def prepare(self, manifest: Manifest) -> None:
+        """Read and check. Raises WeightSyncError for a folder that is not what the manifest says."""
+        compare(manifest.tensors, self._expected)
+        self._prepared = None
+        path = Path(manifest.source) / WEIGHTS
+        try:
+            arrived = load_file(path, device=str(self._device))
+        except (OSError, SafetensorError, ConfigError) as error:
+            raise WeightSyncError(f"{named(manifest.version)} cannot be read from {path}: {error}") from error
+        compare(infos(arrived), self._expected)
+        check(manifest, arrived)
+        self._prepared = manifest.version, arrived
+
+    def take(self, version: WeightVersion) -> Mapping[str, Tensor]:
+        """Raises WeightSyncError when another version was prepared."""
+        chosen(None if self._prepared is None else self._prepared[0], version)
+        assert self._prepared is not None
+        _, arrived = self._prepared
+        return arrived
+
+    def close(self) -> None:
+        self._prepared = None

@@ -1,0 +1,83 @@
+"""Tensors in one flat buffer, and how it is known that they are the ones that were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rollyard.errors import WeightSyncError
+from rollyard.model.folder import tensors
+from rollyard.model.transformer import CausalLM
+from rollyard.types import Manifest, TensorInfo, WeightVersion
+from rollyard.weights.layout import Layout
+
+STRIDE = 61  # words; one of so many is read for a fingerprint. Prime, so that no regular pattern hides between them
+
+
+def infos(named: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
+    """What a manifest says about these tensors."""
+    return tuple(TensorInfo(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items())
+
+
+def model_infos(model: CausalLM) -> tuple[TensorInfo, ...]:
+    """The same of a model's parameters, a tied head left out."""
+    return infos(tensors(model))
+
+
+def views(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a layout within `buffer` `[bytes]` uint8."""
+    return {
+        place.info.name: buffer[place.offset : place.offset + place.size]
+        .view(getattr(torch, place.info.dtype.removeprefix("torch.")))
+        .view(place.info.shape)
+        for place in layout.places
+    }
+
+
+@torch.no_grad()
+def fill(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+    """Copy every source to the target of its name."""
+    for name, source in sources.items():
+        targets[name].copy_(source)
+
+
+def fingerprint(tensor: Tensor) -> int:
+    """A number that a tensor with other contents is unlikely to share: the sum of some of its 16-bit words.
+
+    It costs a small part of a copy, and catches a tensor, or a piece of one, that did not arrive.
+    """
+    words = tensor.detach().contiguous().view(-1).view(torch.int16)
+    return int(words[::STRIDE].sum(dtype=torch.int64)) + int(words[-1])
+
+
+def fingerprints(named: Mapping[str, Tensor]) -> tuple[int, ...]:
+    return tuple(fingerprint(tensor) if tensor.numel() else 0 for tensor in named.values())
+
+
+def check(manifest: Manifest, arrived: Mapping[str, Tensor]) -> None:
+    """Raise WeightSyncError unless what arrived is what the manifest says was sent."""
+    for info, sent in zip(manifest.tensors, manifest.fingerprints, strict=True):
+        tensor = arrived[info.name]
+        if (fingerprint(tensor) if tensor.numel() else 0) != sent:
+            raise WeightSyncError(f"{info.name} of {named(manifest.version)} arrived changed")
+
+
+def named(version: WeightVersion) -> str:
+    """A version in words."""
+    return f"version {version.step}" + (f" of incarnation {version.incarnation}" if version.incarnation else "")
+
+
+def whole(model: CausalLM, version: WeightVersion) -> Mapping[str, Tensor]:
+    """The parameters to be published. Raises WeightSyncError when a change of them failed half way."""
+    if not model.stamp.whole:
+        raise WeightSyncError(f"{named(version)} cannot be published: a change of the weights failed half way")
+    return tensors(model)
+
+
+def chosen(prepared: WeightVersion | None, version: WeightVersion) -> None:
+    """Raise WeightSyncError unless `version` is what was prepared."""
+    if prepared != version:
+        has = "nothing" if prepared is None else named(prepared)
+        raise WeightSyncError(f"{named(version)} was asked for, {has} was prepared")

@@ -1,0 +1,61 @@
+"""Where tensors lie in one flat piece of memory (PURE), and in which pieces it travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from rollyard.errors import WeightSyncError
+from rollyard.types import TensorInfo
+
+ALIGNMENT = 64  # bytes: a tensor begins where a cache line does
+SIZES = {"torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2}  # bytes of one number
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one tensor lies."""
+
+    info: TensorInfo
+    offset: int  # bytes
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All tensors, one behind the other in the order they were given."""
+
+    places: tuple[Place, ...]
+    size: int  # bytes, padding included
+
+    @classmethod
+    def of(cls, tensors: Sequence[TensorInfo]) -> Layout:
+        """Raises WeightSyncError for a number format that no engine here decodes with."""
+        places, offset = [], 0
+        for info in tensors:
+            if info.dtype not in SIZES:
+                raise WeightSyncError(f"{info.name} is {info.dtype}; what travels is one of {', '.join(SIZES)}")
+            size = prod(info.shape) * SIZES[info.dtype]
+            places.append(Place(info, offset, size))
+            offset += -(-size // ALIGNMENT) * ALIGNMENT
+        return cls(tuple(places), offset)
+
+    def buckets(self, most: int) -> tuple[tuple[int, int], ...]:
+        """Ranges of bytes `(start, end)` that cover it, of at most `most` bytes rounded down to whole cache lines."""
+        step = max(most // ALIGNMENT, 1) * ALIGNMENT
+        return tuple((start, min(start + step, self.size)) for start in range(0, self.size, step))
+
+
+def compare(sent: Sequence[TensorInfo], consumed: Sequence[TensorInfo]) -> None:
+    """Raise WeightSyncError unless both sides have the same tensors, in whatever order."""
+    theirs, ours = {info.name: info for info in sent}, {info.name: info for info in consumed}
+    if theirs.keys() != ours.keys():
+        raise WeightSyncError(f"tensors only on one side: {', '.join(sorted(theirs.keys() ^ ours.keys()))}")
+    for name, info in theirs.items():
+        if info != ours[name]:
+            raise WeightSyncError(f"{name} was sent as {_shown(info)}, and the engine has {_shown(ours[name])}")
+
+
+def _shown(info: TensorInfo) -> str:
+    return f"{list(info.shape)} {info.dtype.removeprefix('torch.')}"
