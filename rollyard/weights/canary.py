@@ -1,14 +1,13 @@
-"""The canary: every tensor is moved well above noise and published; the engines' logprobs must move as the trainer's do.
+"""The canary: tensors are moved well above noise and published; the engines' logprobs must move as the trainer's do.
 
 One tensor that stays behind anywhere (not sent, not copied, packed once and never again) leaves an engine with logprobs
-that no complete set of weights has. How much each tensor would show is estimated to first order, so that one too weak to
-be seen is named, and not passed over. Afterwards the parameters are as they were, bit for bit.
+that the moved weights do not have. By how much is estimated for each tensor to first order. At first all are moved at
+once; those that would not show well enough then are moved again by themselves, where nothing else drowns them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,75 +17,30 @@ from rollyard.model.transformer import CausalLM
 from rollyard.weights import probe
 from rollyard.weights.probe import Answer
 
-STRENGTH = 0.3  # of a tensor's own root mean square
-DIRECTIONS = 4  # random combinations of logprobs in which a tensor may show
+WANTED = 0.3  # nats a prompt that each tensor should show: far above the noise of bfloat16
+FARTHEST = 0.3  # of a tensor's own length, that it moves at most at first
+FARTHER = 3.0  # times, with each attempt
 LEAST_LIMIT = 1e-4  # nats
 LIMIT = 4.0  # times the noise: what engine and trainer may differ by when all has arrived
+FAR = 4.0  # times the limit: an estimate that is believed
+PART = 1 / 128  # of each number: a rounding, to learn how coarse the logprobs are
+
+Kept = Mapping[str, Tensor]  # parameters as they were, on the CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What is known of the moved parameters."""
+    """What is known of moved parameters."""
 
     table: Tensor  # [prompts, vocab] logprobs
-    shows: Mapping[str, float]  # nats by which the logprobs would differ, to first order, if this tensor stayed behind
-    kept: Mapping[str, Tensor]  # the parameters as they were
-
-
-@contextmanager
-def moved(model: CausalLM, seed: int = 0) -> Iterator[Moved]:
-    """Inside this block the parameters are moved; afterwards they are as they were.
-
-    They are changed under the stamp, so no engine decodes with them unless they are published.
-    """
-    kept = {name: parameter.detach().to("cpu", copy=True) for name, parameter in model.named_parameters()}
-    try:
-        with model.stamp.writing(), torch.no_grad():
-            _move(model, seed)
-        yield Moved(probe.table(model), _shows(model, kept), kept)
-    finally:
-        with model.stamp.writing(), torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(kept[name])
-
-
-def _move(model: CausalLM, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        scale = float(parameter.float().square().mean().sqrt()) or 1.0  # zeros move too
-        noise = torch.empty(parameter.shape).normal_(0.0, STRENGTH * scale, generator=generator)
-        parameter.add_(noise.to(parameter.device, parameter.dtype))
-
-
-def _shows(model: CausalLM, kept: Mapping[str, Tensor]) -> dict[str, float]:
-    """|<gradient, move>| of random combinations of the probe's logprobs, their root mean square for each tensor."""
-    parameters = dict(model.named_parameters())
-    generator = torch.Generator().manual_seed(1)
-    squares = dict.fromkeys(parameters, 0.0)
-    for _ in range(DIRECTIONS):
-        logprobs = _likeliest(model)
-        signs = torch.randint(2, logprobs.shape, generator=generator).to(logprobs) * 2 - 1
-        total = (signs * logprobs).sum() / len(logprobs) ** 0.5
-        gradients = torch.autograd.grad(total, list(parameters.values()))
-        for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-            move = parameter.detach() - kept[name].to(parameter.device)
-            squares[name] += float((gradient.float() * move.float()).sum()) ** 2
-    return {name: (square / DIRECTIONS) ** 0.5 for name, square in squares.items()}
-
-
-def _likeliest(model: CausalLM) -> Tensor:
-    """`[prompts]` logprobs of the likeliest token after each, differentiable."""
-    with torch.enable_grad():
-        logprobs = probe.logprobs(model)
-    return logprobs.gather(1, logprobs.detach().argmax(dim=1, keepdim=True))[:, 0]
+    shows: Mapping[str, float]  # nats by which they would differ, to first order, if this tensor had stayed behind
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What the canary says of one engine."""
 
-    noise: float  # nats, with the weights as they were
-    gap: float  # nats, with the moved ones
+    gap: float  # nats
     limit: float  # nats
 
     @property
@@ -94,26 +48,100 @@ class Finding:
         return self.gap <= self.limit
 
 
-def compare(before: Sequence[Answer], base: Tensor, after: Sequence[Answer], moved_: Moved) -> Finding:
-    """Answers with the weights as they were, and with the moved ones."""
-    noise = probe.distance(before, base)
-    return Finding(noise, probe.distance(after, moved_.table), max(LIMIT * noise, LEAST_LIMIT))
+def keep(model: CausalLM) -> dict[str, Tensor]:
+    """A copy of every parameter."""
+    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in model.named_parameters()}
 
 
-def unseen(shows: Mapping[str, float], limit: float) -> tuple[str, ...]:
-    """Tensors whose absence would hide within the limit."""
-    return tuple(name for name, nats in shows.items() if nats <= limit)
+@torch.no_grad()
+def restore(model: CausalLM, kept: Kept) -> None:
+    """The parameters as they were, bit for bit."""
+    with model.stamp.writing():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(kept[name])
 
 
-def left_behind(model: CausalLM, now: Moved, after: Sequence[Answer], limit: float) -> tuple[str, ...]:
-    """Which single tensor, had it stayed as it was, explains the engine's answers; called while parameters are moved."""
-    found = []
-    for name, parameter in model.named_parameters():
-        moved_value = parameter.detach().clone()
+def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int) -> Moved:
+    """Move these tensors from where they were; the others are as they were.
+
+    They move along their gradients, where a short way shows, and in turn up and down, so that all together hardly move the
+    logprobs and one that is missing does. Each attempt goes farther: the last move may have been lost in rounding.
+    """
+    restore(model, kept)
+    parameters = dict(model.named_parameters())
+    chosen = {name: parameters[name] for name in names}
+    farther = FARTHER ** (attempt - 1)
+    gradients = _gradients(model, chosen, torch.Generator().manual_seed(attempt))
+    with model.stamp.writing(), torch.no_grad():
+        for number, (name, gradient) in enumerate(gradients.items()):
+            parameter, length = chosen[name], float(gradient.float().norm()) or 1.0
+            size = farther * 2 * WANTED * probe.PROMPTS**0.5 / length
+            most = farther * FARTHEST * (float(parameter.float().norm()) or 1.0)
+            parameter.add_((gradient * (min(size, most) / length * (-1) ** number)).to(parameter.dtype))
+    return Moved(probe.table(model), _shows(model, kept, chosen, torch.Generator().manual_seed(attempt)))
+
+
+def compare(before: Sequence[Answer], base: Tensor, after: Sequence[Answer], moved: Moved, coarser: float) -> Finding:
+    """Answers with the weights as they were, and with moved ones, whose logprobs are `coarser` times as coarse."""
+    limit = max(LIMIT * coarser * probe.distance(before, base), LEAST_LIMIT)
+    return Finding(probe.distance(after, moved.table), limit)
+
+
+@torch.no_grad()
+def answer_to_rounding(model: CausalLM) -> float:
+    """Nats by which the probe's logprobs change when every number changes by a small part of it, up or down."""
+    kept, exact = keep(model), probe.table(model)
+    generator = torch.Generator().manual_seed(2)
+    with model.stamp.writing():
+        for name, parameter in model.named_parameters():
+            signs = torch.randint(2, parameter.shape, generator=generator) * 2 - 1
+            parameter.copy_(kept[name] * (1 + PART * signs))
+    rounded = probe.table(model)
+    restore(model, kept)
+    return float((exact.exp() * (rounded - exact).square()).sum(dim=1).mean().sqrt())
+
+
+def left_behind(model: CausalLM, kept: Kept, after: Sequence[Answer], limit: float) -> tuple[str, ...]:
+    """Which single tensor, had it stayed as it was, explains an engine's answers. Parameters are moved now, and stay so."""
+    tables = _put_back(model, kept, kept)
+    return tuple(name for name, table in tables if probe.distance(after, table) <= limit)
+
+
+def hidden(model: CausalLM, kept: Kept, moved: Moved, after: Sequence[Answer], limit: float) -> tuple[str, ...]:
+    """Tensors whose absence would hide within the limit. Parameters are moved now, and stay so.
+
+    Where the estimate does not say by far that a tensor shows, it is put back for a moment: would these answers do then?
+    """
+    unsure = [name for name, nats in moved.shows.items() if nats <= FAR * limit]
+    return tuple(name for name, table in _put_back(model, kept, unsure) if probe.distance(after, table) <= limit)
+
+
+def _put_back(model: CausalLM, kept: Kept, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """The probe's logprobs with one tensor at a time as it was."""
+    parameters = dict(model.named_parameters())
+    for name in names:
+        away = parameters[name].detach().clone()
         with model.stamp.writing(), torch.no_grad():
-            parameter.copy_(now.kept[name])
-        if probe.distance(after, probe.table(model)) <= limit:
-            found.append(name)
+            parameters[name].copy_(kept[name])
+        yield name, probe.table(model)
         with model.stamp.writing(), torch.no_grad():
-            parameter.copy_(moved_value)
-    return tuple(found)
+            parameters[name].copy_(away)
+
+
+def _gradients(model: CausalLM, chosen: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    """Of the probe's logprobs, of the likeliest tokens, added up with random signs over the root of their number."""
+    with torch.enable_grad():
+        logprobs = probe.logprobs(model)
+        likeliest = logprobs.gather(1, logprobs.detach().argmax(dim=1, keepdim=True))[:, 0]
+        signs = torch.randint(2, likeliest.shape, generator=generator).to(likeliest) * 2 - 1
+        total = (signs * likeliest).sum() / len(likeliest) ** 0.5
+        return dict(zip(chosen, torch.autograd.grad(total, list(chosen.values())), strict=True))
+
+
+def _shows(model: CausalLM, kept: Kept, chosen: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, float]:
+    """|<gradient, move>| over the root of the number of prompts, a lower bound of the root mean square over prompts."""
+    shows = {}
+    for name, gradient in _gradients(model, chosen, generator).items():
+        move = chosen[name].detach().float() - kept[name].to(gradient.device).float()
+        shows[name] = abs(float((gradient.float() * move).sum())) / probe.PROMPTS**0.5
+    return shows

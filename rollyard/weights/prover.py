@@ -18,7 +18,9 @@ from rollyard.weights import canary, probe
 from rollyard.weights.flat import named
 from rollyard.weights.probe import Answer, Verdict
 
-MOVED = -1  # the incarnation of moved weights
+ROUNDS = 4  # canaries at most: those after the first are for tensors that did not show
+SHOWN = 2.0  # times the limit: what the absence of a tensor must come to, to be certain of it
+MUCH_COARSER = 20.0
 NOISE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2}  # nats, for engines that were not measured with the canary
 
 Ask = Callable[[EngineId, Sequence[Request]], Awaitable[Sequence[Completion]]]
@@ -40,6 +42,7 @@ class Prover:
         self._new: tuple[WeightVersion, Tensor] | None = None
         self._old: Tensor | None = None
         self._attempts = 0
+        self._coarse: float | None = None
 
     async def published(self, version: WeightVersion) -> None:
         """The parameters as they are now were published: keep what they say."""
@@ -71,34 +74,63 @@ class Prover:
 
         Raises WeightSyncError, naming the engine and where it can the tensor that did not arrive.
         """
-        base = await self._device.run(probe.table, self._model)
+        run, model = self._device.run, self._model
+        base = await run(probe.table, model)
         before = {engine: await self._answers(engine) for engine in engines}
-        context = canary.moved(self._model)
-        moved = await self._device.run(context.__enter__)
+        self._noise = {engine: probe.distance(before[engine], base) for engine in engines}
+        kept = await run(canary.keep, model)
+        left, worst = tuple(kept), canary.Finding(0.0, canary.LEAST_LIMIT)
         try:
-            await roll(WeightVersion(version.step, MOVED))
-            found = {engine: await self._judged(engine, before[engine], base, moved) for engine in engines}
+            for attempt in range(1, ROUNDS + 1):
+                moved = await run(canary.move, model, kept, left, attempt)
+                await roll(WeightVersion(version.step, -attempt))
+                coarser = await self._coarser(kept)
+                for engine in engines:
+                    found, after = await self._judged(engine, before[engine], base, moved, coarser, kept)
+                    worst = max(worst, found, key=lambda each: each.gap / each.limit)
+                left = await run(canary.hidden, model, kept, moved, after, SHOWN * worst.limit)
+                if not left:
+                    break
         finally:
-            await self._device.run(context.__exit__, None, None, None)
+            await run(canary.restore, model, kept)
         await roll(version)
         for engine in engines:
-            self._noise[engine] = found[engine].noise
             again = probe.distance(await self._answers(engine), base)
-            if again > found[engine].limit:
+            if again > max(canary.LIMIT * self._noise[engine], canary.LEAST_LIMIT):
                 raise WeightSyncError(f"engine {engine} did not come back from the moved weights: {again:.2g} nats off")
-        worst = max(found.values(), key=lambda each: each.gap / each.limit)
-        unseen = canary.unseen(moved.shows, worst.limit)
-        return Canary(len(moved.shows), worst.noise, worst.gap, worst.limit, unseen)
+        return Canary(len(kept), max(self._noise.values()), worst.gap, worst.limit, left)
 
-    async def _judged(self, engine: EngineId, before: Sequence[Answer], base: Tensor, moved: canary.Moved) -> canary.Finding:
+    async def _coarser(self, kept: canary.Kept) -> float:
+        """How many times coarser the logprobs of the moved parameters are than those of the parameters as they were.
+
+        Looked up only where the noise is large enough to matter.
+        """
+        if max(self._noise.values()) * canary.LIMIT * MUCH_COARSER < canary.LEAST_LIMIT:
+            return 1.0
+        if self._coarse is None:
+            away = await self._device.run(canary.keep, self._model)
+            await self._device.run(canary.restore, self._model, kept)
+            self._coarse = await self._device.run(canary.answer_to_rounding, self._model)
+            await self._device.run(canary.restore, self._model, away)
+        return max(1.0, await self._device.run(canary.answer_to_rounding, self._model) / self._coarse)
+
+    async def _judged(
+        self,
+        engine: EngineId,
+        before: Sequence[Answer],
+        base: Tensor,
+        moved: canary.Moved,
+        coarser: float,
+        kept: canary.Kept,
+    ) -> tuple[canary.Finding, Sequence[Answer]]:
         after = await self._answers(engine)
-        found = canary.compare(before, base, after, moved)
+        found = canary.compare(before, base, after, moved, coarser)
         if not found.passed:
-            names = await self._device.run(canary.left_behind, self._model, moved, after, found.limit)
+            names = await self._device.run(canary.left_behind, self._model, kept, after, found.limit)
             which = f"as if {' or '.join(names)} had stayed as it was" if names else "and no single tensor explains it"
             problem = f"engine {engine} does not decode with all the weights that it was sent"
             raise WeightSyncError(f"{problem}: {found.gap:.2g} nats off, at most {found.limit:.2g} would be noise, {which}")
-        return found
+        return found, after
 
     async def _answers(self, engine: EngineId) -> tuple[Answer, ...]:
         self._attempts += 1  # names of their own

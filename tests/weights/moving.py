@@ -1,0 +1,82 @@
+"""A publisher and its receivers, of any transport that moves bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rollyard.model.transformer import CausalLM
+from rollyard.place.inline import DeviceThread
+from rollyard.protocols import Publisher, Receiver
+from rollyard.types import Manifest, WeightVersion
+from rollyard.weights.broadcast import BroadcastPublisher, BroadcastReceiver
+from rollyard.weights.checkpoint import CheckpointPublisher, CheckpointReceiver
+from rollyard.weights.flat import model_infos
+from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+
+MOVING = ("checkpoint", "shared_memory", "broadcast")
+LOCAL, CPU = "127.0.0.1", torch.device("cpu")
+
+
+@dataclass
+class Sides:
+    publisher: Publisher
+    receivers: dict[str, Receiver]
+    device: DeviceThread
+
+    async def send(self, step: int) -> Manifest:
+        """Publish, and have every receiver prepare. Raises what any side raises."""
+        manifest = await self.publisher.publish(WeightVersion(step), sorted(self.receivers))
+        preparing = [asyncio.to_thread(receiver.prepare, manifest) for receiver in self.receivers.values()]
+        outcomes = await asyncio.gather(self.publisher.deliver(), *preparing, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return manifest
+
+    def taken(self, step: int) -> None:
+        for engine in self.receivers:
+            self.publisher.taken(engine, WeightVersion(step))
+
+
+def receiver(kind: str, model: CausalLM, engine: str, limit_s: float = 20.0) -> Receiver:
+    if kind == "checkpoint":
+        return CheckpointReceiver(model_infos(model), CPU)
+    if kind == "shared_memory":
+        return SharedMemoryReceiver(model_infos(model), CPU)
+    return BroadcastReceiver(engine, model_infos(model), CPU, LOCAL, limit_s)
+
+
+@asynccontextmanager
+async def sides(kind: str, model: CausalLM, folder: Path, engines: int = 1, limit_s: float = 20.0) -> AsyncIterator[Sides]:
+    device = DeviceThread()
+    publisher: Publisher
+    if kind == "checkpoint":
+        publisher = CheckpointPublisher(model, device, folder, folder.parent / "scratch")
+    elif kind == "shared_memory":
+        publisher = SharedMemoryPublisher(model, device)
+    else:
+        publisher = BroadcastPublisher(model, device, LOCAL, limit_s)
+    receivers = {f"e{number}": receiver(kind, model, f"e{number}", limit_s) for number in range(engines)}
+    try:
+        yield Sides(publisher, receivers, device)
+    finally:
+        for one in receivers.values():
+            one.close()
+        publisher.close()
+        device.close()
+
+
+@torch.no_grad()
+def step(model: CausalLM, seed: int) -> dict[str, torch.Tensor]:
+    """What a trainer does: every parameter changes. Returns copies of the new ones."""
+    generator = torch.Generator().manual_seed(seed)
+    with model.stamp.writing():
+        for parameter in model.parameters():
+            parameter.add_(torch.empty(parameter.shape).normal_(0, 0.1, generator=generator).to(parameter.dtype))
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

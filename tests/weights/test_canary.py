@@ -1,0 +1,221 @@
+"""The canary catches every tensor that stays behind; the probe tells new weights from old ones, or says that it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rollyard.config import EngineConfig
+from rollyard.engine.embedded.engine import EmbeddedEngine
+from rollyard.errors import WeightSyncError
+from rollyard.events import Rollover
+from rollyard.model.folder import load
+from rollyard.model.tokenizer import Tokenizer
+from rollyard.model.transformer import CausalLM
+from rollyard.place.inline import DeviceThread
+from rollyard.types import Completion, FinishReason, Manifest, Request, WeightVersion
+from rollyard.weights import canary, probe
+from rollyard.weights.flat import model_infos
+from rollyard.weights.in_place import InPlace
+from rollyard.weights.probe import Answer, Verdict
+from rollyard.weights.prover import Prover
+from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+from tests.engine.embedded.serving import collect
+from tests.tiny import tiny_folder
+from tests.weights.moving import CPU
+
+V0, V1 = WeightVersion(0), WeightVersion(1)
+
+
+class Freezing(SharedMemoryReceiver):
+    """Keeps one tensor as it was first, whatever arrives."""
+
+    def __init__(self, model: CausalLM) -> None:
+        super().__init__(model_infos(model), CPU)
+        self.frozen = ""
+        self._first: dict[str, torch.Tensor] = {}
+
+    def take(self, version: WeightVersion) -> Mapping[str, torch.Tensor]:
+        arrived = dict(super().take(version))
+        if not self._first:
+            self._first = {name: tensor.clone() for name, tensor in arrived.items()}
+        return arrived | ({self.frozen: self._first[self.frozen]} if self.frozen else {})
+
+
+@dataclass
+class Pair:
+    """A trainer's model, and an engine with weights of its own."""
+
+    model: CausalLM
+    publisher: SharedMemoryPublisher
+    engine: EmbeddedEngine
+    receiver: Freezing
+    prover: Prover
+
+    async def roll(self, version: WeightVersion) -> None:
+        await self.engine.prepare(await self.publisher.publish(version, (self.engine.id,)))
+        await self.engine.pause(Rollover.DRAIN)
+        await self.engine.load(version)
+        self.publisher.taken(self.engine.id, version)
+        await self.engine.resume()
+
+
+async def ask(engine: EmbeddedEngine, requests: Sequence[Request]) -> list[Completion]:
+    engine.generate(requests)
+    written = await collect(engine, len(requests))
+    return [
+        Completion(
+            each.id.group, 0, tuple(written[each.id].token_ids), tuple(written[each.id].logprobs), (), FinishReason.LENGTH, ""
+        )
+        for each in requests
+    ]
+
+
+@asynccontextmanager
+async def pair(folder: Path, dtype: torch.dtype, kernels: str) -> AsyncIterator[Pair]:
+    device, other = DeviceThread(lambda: torch.set_num_threads(1)), DeviceThread(lambda: torch.set_num_threads(1))
+    model, own = load(folder, dtype), CausalLM(load(folder).architecture, dtype)
+    publisher, receiver = SharedMemoryPublisher(model, device), Freezing(own)
+    options = EngineConfig.model_validate({"slots": 16, "page_tokens": 4, "kernels": kernels})
+    engine = EmbeddedEngine("engine-0", own, Tokenizer(folder), other, receiver, options, 64, sole=True)
+    await engine.start()
+    made = Pair(model, publisher, engine, receiver, Prover(model, device, lambda _, asked: ask(engine, asked)))
+    try:
+        await made.roll(V0)
+        yield made
+    finally:
+        await engine.close()
+        publisher.close()
+        device.close()
+        other.close()
+
+
+@pytest.mark.parametrize("kernels", ["native", "plain"])
+@pytest.mark.parametrize(("family", "tied"), [("llama", True), ("qwen2", False), ("qwen3", True)])
+async def test_each_tensor_that_stays_behind_is_caught_and_named(tmp_path: Path, family: str, tied: bool, kernels: str) -> None:
+    """In bfloat16, where a step at a learning rate of 1e-6 would not show: the canary's moves do."""
+    folder = tiny_folder(tmp_path, family=family, tied=tied)
+    async with pair(folder, torch.bfloat16, kernels) as both:
+        found = await both.prover.prove(["engine-0"], V0, both.roll)
+        assert found.gap <= found.limit and found.unseen == () and found.tensors == len(list(both.model.parameters()))
+        for name, _ in both.model.named_parameters():
+            both.receiver.frozen = name
+            with pytest.raises(WeightSyncError, match="engine-0 does not decode with all the weights that it was sent") as told:
+                await both.prover.prove(["engine-0"], V0, both.roll)
+            assert name in str(told.value)
+            both.receiver.frozen = ""
+            await both.roll(V0)
+
+
+async def test_parameters_are_as_they_were_bit_for_bit(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path)
+    model, before = load(folder, torch.bfloat16), load(folder, torch.bfloat16)
+    generation, kept = model.stamp.generation, canary.keep(model)
+    moved = canary.move(model, kept, kept, attempt=1)
+    assert all(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+    assert torch.isfinite(moved.table).all() and canary.answer_to_rounding(model) > 0
+    canary.restore(model, kept)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+    assert model.stamp.generation > generation  # no engine decodes with what it took before or meanwhile
+
+
+async def test_only_the_named_tensors_move(tmp_path: Path) -> None:
+    model = load(tiny_folder(tmp_path))
+    kept = canary.keep(model)
+    canary.move(model, kept, kept, attempt=1)
+    canary.move(model, kept, ["model.norm.weight"], attempt=2)
+    assert [name for name, value in model.named_parameters() if not torch.equal(value, kept[name])] == ["model.norm.weight"]
+
+
+async def test_the_trainers_table_is_that_of_transformers(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path)
+    ids = torch.tensor(probe.prompts(load(folder).architecture.vocab_size))
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits[:, -1].log_softmax(-1)
+    assert torch.allclose(probe.table(load(folder)), expected, atol=1e-4)
+
+
+async def test_a_tensor_shows_at_least_what_is_said(tmp_path: Path) -> None:
+    """The estimate from one gradient, beside the real thing: the logprobs with that one tensor put back."""
+    model = load(tiny_folder(tmp_path))
+    kept = canary.keep(model)
+    for name, parameter in model.named_parameters():
+        moved = canary.move(model, kept, [name], attempt=1)
+        with torch.no_grad():
+            parameter.copy_(kept[name])
+        difference = (probe.table(model) - moved.table).gather(1, moved.table.argmax(dim=1, keepdim=True))
+        assert float(difference.square().mean().sqrt()) > 0.5 * moved.shows[name] > canary.LEAST_LIMIT
+
+
+def table(*logprobs: float) -> torch.Tensor:
+    """One column: a single token."""
+    return torch.tensor(logprobs)[:, None]
+
+
+def answers(*logprobs: float) -> list[Answer]:
+    return [Answer(0, value) for value in logprobs]
+
+
+def test_verdicts_by_hand() -> None:
+    new, old = table(-1.0, -2.0), table(-1.1, -2.1)
+    assert probe.distance(answers(-1.0, -2.0), old) == pytest.approx(0.1)
+    assert probe.distance(answers(-1.3, -1.6), table(-1.0, -2.0)) == pytest.approx((0.5 * (0.09 + 0.16)) ** 0.5)
+    assert probe.judge(answers(-1.0, -2.0), new, old, 0.01) is Verdict.VERIFIED
+    assert probe.judge(answers(-1.1, -2.1), new, old, 0.01) is Verdict.CONTRADICTED
+    assert probe.judge(answers(-1.0, -2.0), new, old, 0.06) is Verdict.UNDECIDABLE  # 0.1 is less than twice the noise
+    assert probe.judge(answers(-1.0, -2.0), new, new, 0.0) is Verdict.UNDECIDABLE
+    assert probe.judge(answers(float("nan"), -2.0), new, old, 0.01) is not Verdict.VERIFIED
+
+
+async def test_an_engine_that_stays_at_old_weights_is_contradicted(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path)
+    async with pair(folder, torch.float32, "auto") as both:
+        await both.prover.published(V0)
+        assert await both.prover.check("engine-0") is Verdict.UNDECIDABLE  # there is no version before
+        with both.model.stamp.writing(), torch.no_grad():
+            for parameter in both.model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.01)
+        await both.prover.published(V1)
+        with pytest.raises(WeightSyncError, match="engine-0 says that it has version 1, and decodes with the version before"):
+            await both.prover.check("engine-0")
+        await both.roll(V1)
+        assert await both.prover.check("engine-0") is Verdict.VERIFIED
+
+
+async def test_weights_that_did_not_change_cannot_be_told_apart(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path)
+    async with pair(folder, torch.float32, "auto") as both:
+        await both.prover.published(V0)
+        await both.roll(V1)
+        await both.prover.published(V1)
+        assert await both.prover.check("engine-0") is Verdict.UNDECIDABLE
+
+
+async def test_in_place_the_canary_moves_the_shared_parameters_and_back(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path)
+    model, before = load(folder), load(folder)
+    device, shared = DeviceThread(lambda: torch.set_num_threads(1)), InPlace(model)
+    engine = EmbeddedEngine("engine-0", model, Tokenizer(folder), device, shared, EngineConfig(slots=16), 64)
+    await engine.start()
+
+    async def roll(version: WeightVersion) -> None:
+        manifest: Manifest = await shared.publish(version)
+        await engine.prepare(manifest)
+        await engine.load(version)
+
+    try:
+        await roll(V0)
+        prover = Prover(model, device, lambda _, asked: ask(engine, asked))
+        found = await prover.prove(["engine-0"], V0, roll)
+        assert found.gap <= found.limit and found.noise < 1e-5
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+        assert engine.version == V0
+    finally:
+        await engine.close()
+        device.close()
