@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rollyard.watch.report import Counts, Report
+from rollyard.watch.report import Counts, Report, WeightTraffic
 from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.timeline import PhaseSeconds
 
@@ -179,10 +179,23 @@ def table(report: Report) -> RenderableType:
         ("prompts", _counts(report.prompts)),
         ("members", _counts(report.members)),
         ("weights", f"{len(report.versions)} versions, {report.weights.transport}, {report.weights.bytes_copied:,} bytes copied"),
+        *_arrival(report.weights),
         ("ended", Text(report.finished.cause, "bold red" if report.finished.failed else "")),
     ]
     title = Text(f"rollyard · {report.name}", "bold")
     return Panel(Group(_grid(rows), Text(), _phases(report.phases)), title=title, title_align="left")
+
+
+def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:
+    """What is known of weights having arrived; nothing where it was not looked at."""
+    rows: list[tuple[str, RenderableType]] = []
+    if (canary := weights.canary) is not None:
+        rows.append(("canary", f"{canary.tensors} tensors moved, engines {canary.gap:.1g} nats off (limit {canary.limit:.2g})"))
+        if canary.unseen:
+            rows.append(("unseen", Text(", ".join(canary.unseen))))
+    if weights.probes:
+        rows.append(("probes", ", ".join(f"{count} {verdict}" for verdict, count in weights.probes.items())))
+    return rows
 
 
 def _counts(counts: Counts) -> str:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
+from rollyard.types import Canary
 from rollyard.watch.draw import LivePanel, bar, cells, duration, shares, sparkline, stacked, table
 from rollyard.watch.report import (
     Counts,
@@ -51,7 +52,7 @@ REPORT = Report(
     decoder="native",
     prompts=Counts(99, 96, {"failed": 3}),
     members=Counts(792, 768, {"failed": 24}),
-    weights=WeightTraffic("in_place", 0),
+    weights=WeightTraffic("in_place", 0, Canary(26, 1e-7, 2e-7, 1e-4, ("model.norm.weight",)), {"verified": 2, "undecidable": 1}),
     versions=(),
     finished=Finished("3 steps done", failed=False),
     software={},
@@ -156,6 +157,9 @@ def test_the_report_as_a_table_in_80_columns() -> None:
         "99 admitted, 96 trained, 3 dropped (3 failed)",
         "792 admitted, 768 trained, 24 dropped (24 failed)",
         "0 versions, in_place, 0 bytes copied",
+        "26 tensors moved, engines 2e-07 nats off (limit 0.0001)",
+        "model.norm.weight",
+        "2 verified, 1 undecidable",
         "3 steps done",
     ):
         assert part in text

@@ -486,9 +486,103 @@ static void draw_row(const float* logits, long vocab, double noise, double edge,
     *near = std::min(target - below, above - target) < edge * all;
 }
 
+// ------------------------------------------------------------------------------------------------ packing
+
+// Eight rows by eight inputs at a time, turned in registers: one by one, numbers would take longer than the memory.
+constexpr long T = 8;
+typedef float eight __attribute__((vector_size(4 * T), aligned(4)));
+typedef uint32_t eight_bits __attribute__((vector_size(4 * T), aligned(4)));
+typedef uint16_t eight_halves __attribute__((vector_size(2 * T), aligned(2)));
+#if defined(__clang__)
+#define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MIX(a, b, ...) __builtin_shuffle(a, b, (eight_bits){__VA_ARGS__})
+#endif
+
+static inline float widen(float v) { return v; }
+static inline float widen(bf16 v) { uint32_t u = (uint32_t)v.raw << 16; float out; std::memcpy(&out, &u, 4); return out; }
+static inline eight widen_all(const float* p) { return *(const eight*)p; }
+static inline eight widen_all(const bf16* p) {
+    eight_bits wide = __builtin_convertvector(*(const eight_halves*)p, eight_bits) << 16;
+    eight out; std::memcpy(&out, &wide, sizeof out); return out;
+}
+static inline eight_bits rounded(eight v) {  // bfloat16 in the upper halves, as `store` rounds
+    eight_bits u; std::memcpy(&u, &v, sizeof u);
+    u = v != v ? (eight_bits{} + 0x7fc00000u) : u;
+    return (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
+}
+static inline void put(float* panel, long k, long column, float v) { panel[k * NR + column] = v; }
+static inline void put(bf16* panel, long k, long column, float v) { store(panel + (k & ~1L) * NR + 2 * column + (k & 1), v); }
+static inline void put_all(float* panel, long k, long column, const eight (&t)[T]) {
+    for (int j = 0; j < T; j++) *(eight*)(panel + (k + j) * NR + column) = t[j];
+}
+static inline void put_all(bf16* panel, long k, long column, const eight (&t)[T]) {
+    for (int j = 0; j < T; j += 2) *(eight_bits*)(panel + (k + j) * NR + 2 * column) = rounded(t[j]) >> 16 | rounded(t[j + 1]);
+}
+static inline void turn(eight (&t)[T]) {  // t[i][j] becomes t[j][i]: halves, quarters and single numbers change places
+    for (int i = 0; i < 4; i++) {
+        eight a = t[i], b = t[i + 4];
+        t[i] = MIX(a, b, 0, 1, 2, 3, 8, 9, 10, 11); t[i + 4] = MIX(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+    for (int i : {0, 1, 4, 5}) {
+        eight a = t[i], b = t[i + 2];
+        t[i] = MIX(a, b, 0, 1, 8, 9, 4, 5, 12, 13); t[i + 2] = MIX(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    for (int i : {0, 2, 4, 6}) {
+        eight a = t[i], b = t[i + 1];
+        t[i] = MIX(a, b, 0, 8, 2, 10, 4, 12, 6, 14); t[i + 1] = MIX(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+}
+
+// Rows [from, to) of a weight [.., in] into the columns of one panel, the first of them into `column`.
+template <class P, class S> static void pack(P* panel, const S* source, long from, long to, long in, long column) {
+    for (long row = from; row < to; row += T, column += T) {
+        long rows = std::min(T, to - row), k = 0;
+        for (; rows == T && k + T <= in; k += T) {
+            eight t[T];
+            for (int i = 0; i < T; i++) t[i] = widen_all(source + (row + i) * in + k);
+            turn(t);
+            put_all(panel, k, column, t);
+        }
+        for (; k < in; k++)
+            for (long i = 0; i < rows; i++) put(panel, k, column + i, widen(source[(row + i) * in + k]));
+    }
+}
+
+// A weight [rows, in] to be packed: its rows are the outputs from `first` on, of which each panel takes `each`, from column
+// `offset` on.
+struct Job {
+    void* panels; const void* source;
+    int half, half_source;
+    long rows, in, first, each, offset;
+    long begin() const { return first / each; }
+    long count() const { return (first + rows - 1) / each + 1 - begin(); }
+};
+
+template <class P, class S> static void pack_panel(const Job& job, long panel) {
+    long from = std::max(0L, panel * job.each - job.first), to = std::min(job.rows, (panel + 1) * job.each - job.first);
+    long column = job.offset + job.first + from - panel * job.each;
+    pack((P*)job.panels + panel * job.in * NR, (const S*)job.source, from, to, job.in, column);
+}
+
 extern "C" {
 
 int rollyard_vector() { return V; }
+
+void rollyard_pack(const Job* jobs, long count, int threads) {
+    std::vector<long> until;  // panels of all jobs up to and with this one
+    for (long i = 0; i < count; i++) until.push_back(jobs[i].count() + (i ? until.back() : 0));
+    Team team(threads, 1);
+    team.run([&] {
+        team.share(0, until.back(), [&](long i) {
+            long place = std::upper_bound(until.begin(), until.end(), i) - until.begin();
+            const Job& job = jobs[place];
+            long panel = job.begin() + i - (place ? until[place - 1] : 0);
+            if (job.half) job.half_source ? pack_panel<bf16, bf16>(job, panel) : pack_panel<bf16, float>(job, panel);
+            else job.half_source ? pack_panel<float, bf16>(job, panel) : pack_panel<float, float>(job, panel);
+        });
+    });
+}
 
 void rollyard_linear(const Linear* l, const float* x, long rows, float* y, int ending, int threads) {
     Team team(threads, 2);

@@ -33,6 +33,13 @@ class _Linear(Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64), ("half", c_int))
 
 
+class _Job(Structure):
+    _fields_ = (
+        ("panels", c_void_p), ("source", c_void_p), ("half", c_int), ("half_source", c_int),
+        *((name, c_int64) for name in ("rows", "inputs", "first", "each", "offset")),
+    )  # fmt: skip
+
+
 class _Layer(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
@@ -90,14 +97,26 @@ class Packed:
     def bytes(self) -> int:
         return self.weight.numel() * self.weight.element_size()
 
-    def pack(self) -> None:
-        """Copy the sources' parameters as they are now."""
-        self._fill(self._panels(self.weight), [source.weight for source in self._sources])
+    @property
+    def jobs(self) -> Iterator[_Job]:
+        """What is to be copied into the panels. The sources must stay meanwhile."""
+        first = 0
+        for index, source in enumerate(self._sources):
+            weight = source.weight
+            assert weight.is_contiguous() and weight.dtype in (torch.float32, torch.bfloat16)
+            yield _Job(
+                self.weight.data_ptr(), weight.data_ptr(), self.weight.dtype == torch.bfloat16, weight.dtype == torch.bfloat16,
+                weight.shape[0], self.inputs, 0 if self._gated else first, self._each, index * self._each if self._gated else 0,
+            )  # fmt: skip
+            first += weight.shape[0]
+
+    def pack_bias(self) -> None:
+        """Copy the sources' biases as they are now."""
         if self.bias is not None:
-            width = self._each
-            zeros = [torch.zeros(source.out_features) for source in self._sources]
-            biases = [source.bias if source.bias is not None else zero for source, zero in zip(self._sources, zeros, strict=True)]
-            self._fill(self.bias.view(-1, self.bias.shape[1] // width, width, 1), [bias[:, None] for bias in biases])
+            biases = [torch.zeros(each.out_features) if each.bias is None else each.bias.float() for each in self._sources]
+            panels = self.bias.view(len(self.bias), -1, self._each)
+            for index, values in enumerate(biases if self._gated else [torch.cat(biases)]):
+                panels[:, index] = F.pad(values, (0, len(panels) * self._each - len(values))).view(len(panels), self._each)
 
     def rows(self, outputs: Tensor) -> Tensor:
         """The weights of some outputs as they are packed: `[n]` int64 -> `[n, in]`."""
@@ -105,24 +124,6 @@ class Packed:
         if self.weight.dtype == torch.bfloat16:
             return self.weight.view(len(self.weight), self.inputs // 2, self._each, 2)[panel, :, place].flatten(1)
         return self.weight.view(len(self.weight), self.inputs, self._each)[panel, :, place]
-
-    def _panels(self, packed: Tensor) -> Tensor:
-        """`[panels, layers in a panel, outputs, inputs]`, a view."""
-        if packed.dtype == torch.bfloat16:
-            pairs = packed.view(packed.shape[0], self.inputs // 2, -1, self._each, 2)
-            return pairs.permute(0, 2, 3, 1, 4)
-        return packed.view(packed.shape[0], self.inputs, -1, self._each).permute(0, 2, 3, 1)
-
-    def _fill(self, panels: Tensor, sources: Sequence[Tensor]) -> None:
-        """Rows of the sources to panels `[panels, layers in a panel, outputs, ...]`."""
-        together = sources if self._gated else [torch.cat(tuple(sources)) if len(sources) > 1 else sources[0]]
-        for index, rows in enumerate(together):
-            target = panels[:, index]
-            whole = rows.shape[0] // self._each
-            inner = target.shape[2:]
-            target[:whole].copy_(rows[: whole * self._each].view(whole, self._each, *inner))
-            if rest := rows.shape[0] - whole * self._each:
-                target[whole, :rest].copy_(rows[whole * self._each :].view(rest, *inner))
 
 
 class NativeDecoder:
@@ -163,11 +164,10 @@ class NativeDecoder:
     @torch.no_grad()
     def refresh(self) -> None:
         """Pack every weight anew."""
-        self._head.pack()
+        pack(self._library, list(self.linears()))
         self._norms = []
         for layer, parts, entry in zip(self._sources, self._packed, self._layers, strict=True):
             for name, packed in parts.items():
-                packed.pack()
                 setattr(entry, name, packed.linear)
             entry.input_norm = self._keep(layer.input_layernorm.weight)
             entry.post_norm = self._keep(layer.post_attention_layernorm.weight)
@@ -278,10 +278,19 @@ def _checked() -> CDLL:
         for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.2)):
             plain, gated = Packed([gate], vector, dtype), Packed([gate, up], vector, dtype, gated=True)
             for packed, expected in ((plain, gate(x)), (gated, F.silu(gate(x)) * up(x))):
-                packed.pack()
+                pack(library, [packed])
                 if not torch.allclose(apply(library, packed, x, packed.ending), expected, rtol=tolerance, atol=tolerance):
                     raise KernelsUnavailable("the compiled kernels give other numbers than torch")
     return library
+
+
+@torch.no_grad()
+def pack(library: CDLL, layers: Sequence[Packed]) -> None:
+    """Copy the sources' parameters as they are now into the panels of all these layers."""
+    jobs = [job for layer in layers for job in layer.jobs]
+    library.rollyard_pack((_Job * len(jobs))(*jobs), c_int64(len(jobs)), c_int(torch.get_num_threads()))
+    for layer in layers:
+        layer.pack_bias()
 
 
 def apply(library: CDLL, packed: Packed, x: Tensor, ending: int = STORE, out: Tensor | None = None) -> Tensor:

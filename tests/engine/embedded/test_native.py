@@ -15,7 +15,7 @@ from rollyard.config import EngineConfig, compiler_command
 from rollyard.engine.embedded import compile as compiling
 from rollyard.engine.embedded.compile import KernelsUnavailable, kernels
 from rollyard.engine.embedded.decoder import build
-from rollyard.engine.embedded.native import ADD, STORE, SWIGLU, NativeDecoder, Packed, apply
+from rollyard.engine.embedded.native import ADD, STORE, SWIGLU, NativeDecoder, Packed, apply, pack
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.plain import PlainDecoder
 from rollyard.engine.embedded.sampler import NEAR_EDGE, by_inverse_cdf
@@ -62,7 +62,7 @@ def test_a_packed_layer_is_the_layer(
     sources = [torch.nn.Linear(2 * inputs, each, bias) for each in outputs]
     library = kernels("ROLLYARD_DOT") if dot else kernels()
     packed = Packed(sources, int(library.rollyard_vector()), dtype, gated=ending == SWIGLU)
-    packed.pack()
+    pack(library, [packed])
     x = torch.randn(rows, 2 * inputs)
     torch.set_num_threads(threads)
     before = torch.randn(rows, packed.outputs) if ending == ADD else torch.full((rows, packed.outputs), torch.nan)
@@ -110,7 +110,7 @@ def test_gates_far_from_zero(half: bool) -> None:
     sources[0].weight.copy_(torch.tensor([[1.0, 0.0]]))
     sources[1].weight.copy_(torch.tensor([[0.0, 1.0]]))
     packed = Packed(sources, int(kernels().rollyard_vector()), torch.bfloat16 if half else torch.float32, gated=True)
-    packed.pack()
+    pack(kernels(), [packed])
     found = apply(kernels(), packed, torch.stack((gates, torch.ones_like(gates)), dim=1), SWIGLU)
     torch.testing.assert_close(found[:, 0].double(), F.silu(gates.double()), atol=1e-6, rtol=1e-5)
 
