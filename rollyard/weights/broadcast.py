@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rollyard.errors import WeightSyncError
 from rollyard.events import EngineId
+from rollyard.model.folder import tensors
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
 from rollyard.types import Manifest, TensorInfo, WeightVersion
@@ -26,6 +27,7 @@ from rollyard.weights.layout import Layout, compare
 dist: Any = torch.distributed  # its classes written in C++ have no types
 
 BUCKET = 32 * 2**20  # bytes: long enough for the full rate, short enough that copying one hides behind sending another
+COPY_S = 60.0  # seconds that copying up to the next bucket may take
 BUFFERS = 2  # a receiver's: the engine may decode with views of one while the other is written
 
 
@@ -49,7 +51,10 @@ class BroadcastPublisher:
         self._sending: asyncio.Future[None] | None = None
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
-        """Copy the parameters and begin to send them to `engines`. Raises WeightSyncError when the last offer still goes."""
+        """Begin to copy the parameters, and to send to `engines` what is copied. The device does nothing else meanwhile.
+
+        Raises WeightSyncError when the last offer still goes.
+        """
         if self._sending is not None and not self._sending.done():
             raise WeightSyncError(f"{named(version)} has to wait: the last version is still being sent")
         members = tuple(engines)
@@ -57,7 +62,10 @@ class BroadcastPublisher:
             self._leave()
             self._groups += 1
         manifest = await self._device.run(self._offer, version, members)
-        self._sending = asyncio.ensure_future(asyncio.to_thread(self._send, version, members))
+        copied = Progress()
+        copying = self._device.run(self._copy, copied)  # its turn comes before that of a next training step
+        sending = asyncio.to_thread(self._send, version, members, copied)
+        self._sending = asyncio.ensure_future(_both(copying, sending))
         return manifest
 
     async def deliver(self) -> None:
@@ -77,7 +85,6 @@ class BroadcastPublisher:
 
     def _offer(self, version: WeightVersion, members: tuple[EngineId, ...]) -> Manifest:
         parameters = whole(self._model, version)
-        fill(views(self._buffer, self._layout), parameters)
         if self._store is None:
             # Port 0: the system chooses one that is free, and the store holds it.
             self._store = dist.TCPStore(
@@ -86,16 +93,21 @@ class BroadcastPublisher:
         source = f"{self._address}:{self._store.port}/{self._groups}/{','.join(members)}"
         return Manifest(version, infos(parameters), self._layout.size, source, fingerprints(parameters))
 
-    def _send(self, version: WeightVersion, members: tuple[EngineId, ...]) -> None:
+    def _copy(self, copied: Progress) -> None:
+        targets, parameters = views(self._buffer, self._layout), tensors(self._model)
+        for place in self._layout.places:
+            fill(targets, {place.info.name: parameters[place.info.name]})
+            copied.reach(place.offset + place.size)
+        copied.reach(self._layout.size)
+
+    def _send(self, version: WeightVersion, members: tuple[EngineId, ...], copied: Progress) -> None:
         step = "before the first bucket"
         try:
             if self._group is None:
                 assert self._store is not None
                 self._group = Group(self._store, self._groups, members, 0, self._buffer.device, self._address, self._limit_s)
-            buckets = self._layout.buckets(BUCKET)
-            for index, (start, end) in enumerate(buckets):
-                step = f"at bucket {index + 1} of {len(buckets)}"
-                self._group.broadcast(self._buffer[start:end])
+            for waited_for in self._group.broadcast(self._buffer, self._layout.buckets(BUCKET), copied):
+                step = waited_for
         except (RuntimeError, ValueError) as error:
             self._leave()
             raise WeightSyncError(f"{named(version)} did not reach {', '.join(members)}, {step}: {_short(error)}") from error
@@ -160,10 +172,8 @@ class BroadcastReceiver:
     def _receive(self, manifest: Manifest, buffer: Tensor, buckets: Sequence[tuple[int, int]]) -> None:
         step = "before the first bucket"
         try:
-            group = self._join(manifest.source)
-            for index, (start, end) in enumerate(buckets):
-                step = f"at bucket {index + 1} of {len(buckets)}"
-                group.broadcast(buffer[start:end])
+            for waited_for in self._join(manifest.source).broadcast(buffer, buckets):
+                step = waited_for
         except (RuntimeError, ValueError) as error:
             self._group, self._joined = None, ""
             problem = f"{named(manifest.version)} did not reach {self._engine}, {step}: {_short(error)}"
@@ -210,9 +220,47 @@ class Group:
             gloo._timeout = limit
             self._group = dist.ProcessGroupGloo(prefixed, rank, size, gloo)
 
-    def broadcast(self, bucket: Tensor) -> None:
-        """From rank 0 to all; `[bytes]` uint8. Raises RuntimeError when one of them does not take part in time."""
-        self._group.broadcast(bucket, 0).wait()
+    def broadcast(self, buffer: Tensor, buckets: Sequence[tuple[int, int]], copied: Progress | None = None) -> Iterator[str]:
+        """From rank 0 to all, every bucket on its way as soon as it is copied; `[bytes]` uint8. Says which is waited for.
+
+        Raises RuntimeError when one of them does not take part in time.
+        """
+        going = []
+        for start, end in buckets:
+            if copied is not None:
+                copied.wait(end)
+            going.append(self._start(buffer[start:end]))
+        for number, work in enumerate(going, start=1):
+            yield f"at bucket {number} of {len(buckets)}"
+            work.wait()
+
+    def _start(self, bucket: Tensor) -> Any:
+        return self._group.broadcast(bucket, 0)
+
+
+class Progress:
+    """How many bytes of a buffer are copied, told by one thread to another."""
+
+    def __init__(self) -> None:
+        self._bytes, self._changed = 0, threading.Condition()
+
+    def reach(self, count: int) -> None:
+        with self._changed:
+            self._bytes = count
+            self._changed.notify_all()
+
+    def wait(self, count: int) -> None:
+        """Raises RuntimeError when the copy does not come so far."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._bytes >= count, COPY_S):
+                raise RuntimeError("the parameters were not copied in time")
+
+
+async def _both(copying: Awaitable[None], sending: Awaitable[None]) -> None:
+    """What is under way is waited for, also when the other failed."""
+    for outcome in await asyncio.gather(copying, sending, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def _short(error: Exception) -> str:

@@ -13,7 +13,7 @@ from rollyard.model.transformer import CausalLM
 from rollyard.types import Manifest, TensorInfo, WeightVersion
 from rollyard.weights.layout import Layout
 
-STRIDE = 61  # words; one of so many is read for a fingerprint. Prime, so that no regular pattern hides between them
+STRIDE = 1021  # words; one of so many is read for a fingerprint. Prime, so that no regular pattern hides between them
 
 
 def infos(named: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
