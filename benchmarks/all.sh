@@ -29,5 +29,6 @@ for dtype in float32 bfloat16; do
   for workload in fixed natural; do
     bench step --workload "$workload" --dtype "$dtype"
   done
+  bench sync --workload idle --dtype "$dtype"
 done
 exit "$failed"

@@ -56,14 +56,18 @@ def render(rows: list[Row]) -> str:
         chosen = [row for row in rows if row["bench"] == bench]
         if chosen:
             parts += [f"### {title}", table(chosen)]
+    for row in rows:
+        if row["bench"] == "sync":
+            parts += [f"### Weight sync, {row['dtype']}, {len(row['ratios'])} rounds", sides_table(row)]
+    rows = [row for row in rows if row["bench"] != "sync"] or rows
     parts += ["### Figures beside them", figures(rows), "### Measured on", circumstances(rows)]
     return "\n\n".join(parts)
 
 
 def table(rows: list[Row]) -> str:
     lines = [
-        "| workload | format | unit | Rollyard | against | | ratio (least to most) | goal |",
-        "| --- | --- | --- | ---: | --- | ---: | ---: | ---: |",
+        "| workload | format | unit | Rollyard | against | | ratio (least to most) | goal | rounds | load |",
+        "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         ours, theirs = row["sides"][:2]
@@ -79,8 +83,25 @@ def table(rows: list[Row]) -> str:
             number(theirs["spread"]["median"]),
             f"**{ratio}**" if reached else ratio,
             f"{goal:g}" if goal else "",
+            str(len(row["ratios"])),
+            f"{max(load for pair in row['loads'] for load in pair.values()):.1f}",
         )
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def sides_table(row: Row) -> str:
+    """Every transport and every raw copy, a line each."""
+    columns = ("times its bound", "publish", "prepare", "load", "stall under keep", "one step", "bytes")
+    lines = [
+        f"| | ms (least to most) | {' | '.join(columns)} |",
+        f"| --- | ---: |{' ---: |' * len(columns)}",
+    ]
+    for side in row["sides"]:
+        spread, known = side["spread"], {figure["name"]: figure["value"] for figure in side["figures"]}
+        found = (number(known[name]) if name in known else "" for name in columns)
+        span = f"{number(spread['median'])} ({number(spread['least'])} to {number(spread['most'])})"
+        lines.append(f"| {side['name']} | {span} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 

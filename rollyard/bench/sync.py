@@ -48,8 +48,8 @@ BOUNDS = {  # what a transport cannot be faster than, and is compared with
     "in_place": "copy in memory",
 }
 STREAMS = 8  # sequences that are being written when weights change under them
-STREAM_TOKENS = 400
-WARM_S = 1.0  # seconds they are let write first
+STREAM_TOKENS = 1000
+WARM_S = 0.3  # seconds they are let write first
 
 
 @dataclass(slots=True)

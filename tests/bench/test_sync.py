@@ -1,0 +1,25 @@
+"""`bench sync` on a tiny model: every transport and every raw copy is there, and says what it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollyard.bench.setting import Setting
+from rollyard.bench.sync import BOUNDS, MOVING, bench
+from tests.tiny import tiny_folder
+
+
+async def test_every_transport_beside_its_bound(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path, window=1024)
+    result = await bench(Setting(folder, "idle", "", "float32", 1, 1), lambda line: None)
+    sides = {side.name: side for side in result.sides}
+    assert [side.name for side in result.sides[:2]] == ["shared_memory", BOUNDS["shared_memory"]]
+    assert set(sides) > {*MOVING, "in_place", *BOUNDS.values()}
+    for name in (*MOVING, "in_place"):
+        known = {figure.name: figure.value for figure in sides[name].figures}
+        parts = sum(known[part] for part in ("publish", "prepare", "load"))
+        assert parts == sides[name].values[0] and known["times its bound"] > 0
+        assert (known["bytes"] > 0) == (name != "in_place")
+    for name in MOVING:
+        known = {figure.name: figure.value for figure in sides[name].figures}
+        assert known["stall under keep"] > 0 and known["steps"] > 0
