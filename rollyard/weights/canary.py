@@ -17,12 +17,14 @@ from rollyard.model.transformer import CausalLM
 from rollyard.weights import probe
 from rollyard.weights.probe import Answer
 
-WANTED = 0.3  # nats a prompt that each tensor should show: far above the noise of bfloat16
+WANTED = 10.0  # times the limit: nats a prompt that each tensor should show
+FEW = 16  # tensors that are put back one by one, to see what their absence comes to
 FARTHEST = 0.3  # of a tensor's own length, that it moves at most at first
 FARTHER = 3.0  # times, with each attempt
-LEAST_LIMIT = 1e-4  # nats
+LEAST_LIMIT = 1e-3  # nats, far above the noise of float32
 LIMIT = 4.0  # times the noise: what engine and trainer may differ by when all has arrived
-FAR = 4.0  # times the limit: an estimate that is believed
+FAR = 1.5  # times the limit: an estimate that is believed
+PERIOD = 65_537  # random signs that are used again and again; prime
 PART = 1 / 128  # of each number: a rounding, to learn how coarse the logprobs are
 
 Kept = Mapping[str, Tensor]  # parameters as they were, on the CPU
@@ -61,7 +63,12 @@ def restore(model: CausalLM, kept: Kept) -> None:
             parameter.copy_(kept[name])
 
 
-def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int) -> Moved:
+def least_limit(noise: float) -> float:
+    """What engine and trainer may differ by, at least, given how they differ with the same weights."""
+    return max(LIMIT * noise, LEAST_LIMIT)
+
+
+def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int, limit: float) -> Moved:
     """Move these tensors from where they were; the others are as they were.
 
     They move along their gradients, where a short way shows, and in turn up and down, so that all together hardly move the
@@ -75,7 +82,7 @@ def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int) -> Mov
     with model.stamp.writing(), torch.no_grad():
         for number, (name, gradient) in enumerate(gradients.items()):
             parameter, length = chosen[name], float(gradient.float().norm()) or 1.0
-            size = farther * 2 * WANTED * probe.PROMPTS**0.5 / length
+            size = farther * WANTED * limit * probe.PROMPTS**0.5 / length
             most = farther * FARTHEST * (float(parameter.float().norm()) or 1.0)
             parameter.add_((gradient * (min(size, most) / length * (-1) ** number)).to(parameter.dtype))
     return Moved(probe.table(model), _shows(model, kept, chosen, torch.Generator().manual_seed(attempt)))
@@ -83,19 +90,18 @@ def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int) -> Mov
 
 def compare(before: Sequence[Answer], base: Tensor, after: Sequence[Answer], moved: Moved, coarser: float) -> Finding:
     """Answers with the weights as they were, and with moved ones, whose logprobs are `coarser` times as coarse."""
-    limit = max(LIMIT * coarser * probe.distance(before, base), LEAST_LIMIT)
-    return Finding(probe.distance(after, moved.table), limit)
+    return Finding(probe.distance(after, moved.table), least_limit(coarser * probe.distance(before, base)))
 
 
 @torch.no_grad()
 def answer_to_rounding(model: CausalLM) -> float:
     """Nats by which the probe's logprobs change when every number changes by a small part of it, up or down."""
     kept, exact = keep(model), probe.table(model)
-    generator = torch.Generator().manual_seed(2)
+    signs = torch.randint(2, (PERIOD,), generator=torch.Generator().manual_seed(2)) * 2 - 1
     with model.stamp.writing():
         for name, parameter in model.named_parameters():
-            signs = torch.randint(2, parameter.shape, generator=generator) * 2 - 1
-            parameter.copy_(kept[name] * (1 + PART * signs))
+            factors = (1 + PART * signs).repeat(-(-parameter.numel() // PERIOD))[: parameter.numel()]
+            parameter.copy_(kept[name] * factors.view(parameter.shape))
     rounded = probe.table(model)
     restore(model, kept)
     return float((exact.exp() * (rounded - exact).square()).sum(dim=1).mean().sqrt())
@@ -108,12 +114,14 @@ def left_behind(model: CausalLM, kept: Kept, after: Sequence[Answer], limit: flo
 
 
 def hidden(model: CausalLM, kept: Kept, moved: Moved, after: Sequence[Answer], limit: float) -> tuple[str, ...]:
-    """Tensors whose absence would hide within the limit. Parameters are moved now, and stay so.
+    """Tensors whose absence may hide within the limit. Parameters are moved now, and stay so.
 
     Where the estimate does not say by far that a tensor shows, it is put back for a moment: would these answers do then?
+    That takes a forward pass for each, so only a few are looked at; the others show better when they are moved again.
     """
-    unsure = [name for name, nats in moved.shows.items() if nats <= FAR * limit]
-    return tuple(name for name, table in _put_back(model, kept, unsure) if probe.distance(after, table) <= limit)
+    unsure = sorted((name for name, nats in moved.shows.items() if nats <= FAR * limit), key=moved.shows.__getitem__)
+    few, rest = unsure[-FEW:], unsure[:-FEW]
+    return (*rest, *(name for name, table in _put_back(model, kept, few) if probe.distance(after, table) <= limit))
 
 
 def _put_back(model: CausalLM, kept: Kept, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:

@@ -18,7 +18,7 @@ from rollyard.weights import canary, probe
 from rollyard.weights.flat import named
 from rollyard.weights.probe import Answer, Verdict
 
-ROUNDS = 4  # canaries at most: those after the first are for tensors that did not show
+ROUNDS = 6  # canaries at most: those after the first are for tensors that did not show
 SHOWN = 2.0  # times the limit: what the absence of a tensor must come to, to be certain of it
 MUCH_COARSER = 20.0
 NOISE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2}  # nats, for engines that were not measured with the canary
@@ -79,12 +79,13 @@ class Prover:
         before = {engine: await self._answers(engine) for engine in engines}
         self._noise = {engine: probe.distance(before[engine], base) for engine in engines}
         kept = await run(canary.keep, model)
+        limit = canary.least_limit(max(self._noise.values()))
         left, worst = tuple(kept), canary.Finding(0.0, canary.LEAST_LIMIT)
         try:
             for attempt in range(1, ROUNDS + 1):
-                moved = await run(canary.move, model, kept, left, attempt)
+                moved = await run(canary.move, model, kept, left, attempt, limit)
+                coarser = await self._coarser(kept)  # before they are published: it writes parameters
                 await roll(WeightVersion(version.step, -attempt))
-                coarser = await self._coarser(kept)
                 for engine in engines:
                     found, after = await self._judged(engine, before[engine], base, moved, coarser, kept)
                     worst = max(worst, found, key=lambda each: each.gap / each.limit)
@@ -96,7 +97,7 @@ class Prover:
         await roll(version)
         for engine in engines:
             again = probe.distance(await self._answers(engine), base)
-            if again > max(canary.LIMIT * self._noise[engine], canary.LEAST_LIMIT):
+            if again > canary.least_limit(self._noise[engine]):
                 raise WeightSyncError(f"engine {engine} did not come back from the moved weights: {again:.2g} nats off")
         return Canary(len(kept), max(self._noise.values()), worst.gap, worst.limit, left)
 

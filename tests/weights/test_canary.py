@@ -96,8 +96,9 @@ async def pair(folder: Path, dtype: torch.dtype, kernels: str) -> AsyncIterator[
         other.close()
 
 
-@pytest.mark.parametrize("kernels", ["native", "plain"])
-@pytest.mark.parametrize(("family", "tied"), [("llama", True), ("qwen2", False), ("qwen3", True)])
+@pytest.mark.parametrize(
+    ("family", "tied", "kernels"), [("llama", True, "native"), ("qwen2", False, "plain"), ("qwen3", True, "native")]
+)
 async def test_each_tensor_that_stays_behind_is_caught_and_named(tmp_path: Path, family: str, tied: bool, kernels: str) -> None:
     """In bfloat16, where a step at a learning rate of 1e-6 would not show: the canary's moves do."""
     folder = tiny_folder(tmp_path, family=family, tied=tied)
@@ -117,7 +118,7 @@ async def test_parameters_are_as_they_were_bit_for_bit(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path)
     model, before = load(folder, torch.bfloat16), load(folder, torch.bfloat16)
     generation, kept = model.stamp.generation, canary.keep(model)
-    moved = canary.move(model, kept, kept, attempt=1)
+    moved = canary.move(model, kept, kept, attempt=1, limit=0.03)
     assert all(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
     assert torch.isfinite(moved.table).all() and canary.answer_to_rounding(model) > 0
     canary.restore(model, kept)
@@ -128,8 +129,8 @@ async def test_parameters_are_as_they_were_bit_for_bit(tmp_path: Path) -> None:
 async def test_only_the_named_tensors_move(tmp_path: Path) -> None:
     model = load(tiny_folder(tmp_path))
     kept = canary.keep(model)
-    canary.move(model, kept, kept, attempt=1)
-    canary.move(model, kept, ["model.norm.weight"], attempt=2)
+    canary.move(model, kept, kept, attempt=1, limit=0.03)
+    canary.move(model, kept, ["model.norm.weight"], attempt=2, limit=0.03)
     assert [name for name, value in model.named_parameters() if not torch.equal(value, kept[name])] == ["model.norm.weight"]
 
 
@@ -146,11 +147,11 @@ async def test_a_tensor_shows_at_least_what_is_said(tmp_path: Path) -> None:
     model = load(tiny_folder(tmp_path))
     kept = canary.keep(model)
     for name, parameter in model.named_parameters():
-        moved = canary.move(model, kept, [name], attempt=1)
+        moved = canary.move(model, kept, [name], attempt=1, limit=0.001)
         with torch.no_grad():
             parameter.copy_(kept[name])
         difference = (probe.table(model) - moved.table).gather(1, moved.table.argmax(dim=1, keepdim=True))
-        assert float(difference.square().mean().sqrt()) > 0.5 * moved.shows[name] > canary.LEAST_LIMIT
+        assert float(difference.square().mean().sqrt()) > 0.5 * moved.shows[name] > 2 * canary.LEAST_LIMIT
 
 
 def table(*logprobs: float) -> torch.Tensor:
@@ -197,11 +198,12 @@ async def test_weights_that_did_not_change_cannot_be_told_apart(tmp_path: Path) 
         assert await both.prover.check("engine-0") is Verdict.UNDECIDABLE
 
 
-async def test_in_place_the_canary_moves_the_shared_parameters_and_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_in_place_the_canary_moves_the_shared_parameters_and_back(tmp_path: Path, dtype: str) -> None:
     folder = tiny_folder(tmp_path)
     model, before = load(folder), load(folder)
     device, shared = DeviceThread(lambda: torch.set_num_threads(1)), InPlace(model)
-    engine = EmbeddedEngine("engine-0", model, Tokenizer(folder), device, shared, EngineConfig(slots=16), 64)
+    engine = EmbeddedEngine("engine-0", model, Tokenizer(folder), device, shared, EngineConfig(slots=16, dtype=dtype), 64)
     await engine.start()
 
     async def roll(version: WeightVersion) -> None:
@@ -213,7 +215,7 @@ async def test_in_place_the_canary_moves_the_shared_parameters_and_back(tmp_path
         await roll(V0)
         prover = Prover(model, device, lambda _, asked: ask(engine, asked))
         found = await prover.prove(["engine-0"], V0, roll)
-        assert found.gap <= found.limit and found.noise < 1e-5
+        assert found.gap <= found.limit and (found.noise < 1e-5) == (dtype == "float32") and not found.unseen
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
         assert engine.version == V0
     finally:
