@@ -23,7 +23,7 @@ RESULTS ?= benchmarks/results/$(shell date +%F).jsonl
 # OpenMP threads that wait must not take the core from the engine's and the trainer's Python.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help demo test check format model bench bench-vllm bench-trl bench-all clean $(LANES:%=test-%)
+.PHONY: help demo test check format model vllm bench bench-vllm bench-trl bench-all clean $(LANES:%=test-%)
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -38,6 +38,8 @@ test: $(VENV)/.installed-dev ## set up, then run the tests that need nothing spe
 
 $(LANES:%=test-%): test-%: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m $*
+
+test-vllm: vllm $(MODEL)/config.json
 
 check: $(VENV)/.installed-dev ## lint, format, types, and who may import whom
 	$(BIN)/ruff check .
@@ -56,7 +58,9 @@ bench: $(VENV)/.installed $(MODEL)/config.json ## the engine against Hugging Fac
 	$(BIN)/rollyard bench engine --workload ragged --peer hf --rounds 1
 	$(BIN)/rollyard bench train --rounds 3
 
-bench-vllm: $(PEERS)/vllm/.installed ## set up vLLM for `rollyard bench engine --peer vllm` (some GB)
+vllm: $(PEERS)/vllm/.ready ## set up vLLM for `--engine.kind vllm` (some GB)
+
+bench-vllm: vllm ## set up vLLM for `rollyard bench engine --peer vllm` (some GB)
 
 bench-trl: $(PEERS)/trl/.installed ## set up TRL for `rollyard bench step`
 
@@ -105,6 +109,11 @@ $(PEERS)/vllm/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(VLLM)
 	$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# What Rollyard needs where vLLM runs and vLLM does not bring: an engine's process imports both.
+$(PEERS)/vllm/.ready: $(PEERS)/vllm/.installed constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $$(grep -E '^(sortedcontainers|tomli_w)==' constraints.txt)
 	@touch $@
 
 # The same PyTorch and transformers as on Rollyard's side.

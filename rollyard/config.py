@@ -29,7 +29,6 @@ Positive = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 
-
 LEAST_TEMPERATURE = 1e-3  # logits divided by less are no longer exact in float32
 
 
@@ -141,7 +140,9 @@ class WeightsConfig(Section):
 
 
 class EngineConfig(Section):
-    kind: Literal["embedded", "vllm", "sglang"] = Field("embedded", description="inference engine")
+    kind: Literal["embedded", "vllm", "sglang", "openai"] = Field(
+        "embedded", description="inference engine (openai: for judges, teachers and evaluation, not for training)"
+    )
     slots: Count = Field(64, description="sequences decoded at once (vLLM's max_num_seqs)")
     page_tokens: Count = Field(16, description="tokens of one page of the key-value cache")
     pages: Natural = Field(0, description="pages of the key-value cache (0: enough for every slot at its longest)")
@@ -155,11 +156,12 @@ class EngineConfig(Section):
     kernels: Literal["auto", "native", "plain"] = Field(
         "auto", description="own CPU kernels, compiled at first use, or plain torch (auto: own where a compiler is found)"
     )
-    python: str = Field("", description="interpreter of an engine in its own process (empty: this one)")
+    python: str = Field("", description="interpreter of an engine in its own process (empty: this one; vllm: of make vllm)")
     start_s: Positive = Field(600.0, description="seconds an engine in its own process may take to be ready")
     tensor_parallel_size: Count = Field(1, description="devices of one vLLM or SGLang engine")
     gpu_memory_utilization: Share = Field(0.9, description="share of a GPU's memory that vLLM takes")
     extra: str = Field("", description="further arguments of vLLM's engine, a JSON object")
+    url: tuple[str, ...] = Field((), description="addresses of running SGLang servers, one for each engine")
 
 
 class PlaceConfig(Section):
@@ -249,6 +251,9 @@ def _check_rollout(rollout: RolloutConfig) -> None:
 
 def _check_place(config: Config) -> None:
     place, kind, transport = config.place, config.engine.kind, config.weights.transport
+    if kind == "openai":
+        problem = "an OpenAI-compatible server takes no new weights: it is for judges, teachers and evaluation"
+        raise ConfigError(problem, where="engine.kind", remedy="train with embedded, vllm or sglang")
     if place.placement == "colocated":
         if kind != "embedded":
             problem = f"engine {kind} has a process and memory of its own"
@@ -259,6 +264,9 @@ def _check_place(config: Config) -> None:
         if place.generate > 1:
             problem = f"a colocated run has one engine, not {place.generate}"
             raise ConfigError(problem, where="place.generate", remedy="use 1, or --place.placement separate")
+    elif kind == "sglang" and len(config.engine.url) != place.generate:
+        problem = f"{place.generate} SGLang engines need as many running servers, and {len(config.engine.url)} are named"
+        raise ConfigError(problem, where="engine.url", remedy="give such as --engine.url http://127.0.0.1:30000")
     elif transport == "in_place":
         problem = "an engine in its own process cannot decode with the trainer's own parameters"
         raise ConfigError(problem, where="weights.transport", remedy="use shared_memory, broadcast or checkpoint")
@@ -271,6 +279,9 @@ def _check_engine(engine: EngineConfig) -> None:
         raise ConfigError(f"no JSON: {error}", where="engine.extra", remedy='give such as {"enforce_eager": true}') from None
     if not isinstance(extra, dict):
         raise ConfigError(f"{engine.extra} is no object", where="engine.extra", remedy='give such as {"enforce_eager": true}')
+    for url in engine.url:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is no address", where="engine.url", remedy="give such as http://127.0.0.1:30000")
 
 
 def _check_warmup(warmup: WarmupConfig) -> None:
@@ -463,6 +474,12 @@ def cache_folder() -> Path:
 def compiler_command() -> str:
     """The C++ compiler of the engine's kernels: CXX, or c++."""
     return os.environ.get("CXX") or "c++"
+
+
+def engine_keys() -> tuple[str, str]:
+    """Keys of engines that are servers: of their interface, and of their control routes where that is another one."""
+    key = os.environ.get("ROLLYARD_ENGINE_KEY", "")
+    return key, os.environ.get("ROLLYARD_ENGINE_ADMIN_KEY") or key
 
 
 DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -5,6 +5,7 @@ RollyardError                  retryable: may the same call work if made again?
 ├── EngineError                an inference engine could not do what it was asked
 │   ├── EngineLost             the engine is gone; only tokens received so far count (retryable elsewhere)
 │   ├── RequestRejected        this request can never run on this engine
+│   ├── ServerError            an OpenAI-compatible server was not there, or refused (in `engine.openai.failure`)
 │   └── StaleWeights           a forward pass was about to run on weights the engine did not acknowledge
 ├── ScoringError               a judge failed; the member has no verdict
 ├── TrainError                 the policy could not be updated

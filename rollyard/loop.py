@@ -243,7 +243,10 @@ class Ring:
             return
         for number in range(config.place.generate):
             name = f"engine-{number}"
-            self._engines[name] = await worker.launch_engine(config, name, policy.folder)
+            if config.engine.kind == "sglang":
+                self._engines[name] = worker.attach_engine(config, name, config.engine.url[number], policy)
+            else:
+                self._engines[name] = await worker.launch_engine(config, name, policy.folder)
 
     async def _base_policy(self, stopping: Callable[[], str]) -> Path:
         """The base policy of the task: from the cache, or made now. Raises Stopped when that is asked for meanwhile."""

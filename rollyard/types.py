@@ -269,6 +269,8 @@ class Capabilities:
     noise: bool = False  # token i of a request depends on (seed, i) alone, on any engine of this kind
     kept_sets: bool = False  # says which tokens top_p and top_k kept
     logprobs: bool = True  # of each token, under the distribution it was drawn from
+    truncation: bool = True  # also where top_p or top_k narrowed that distribution
+    token_ids: bool = True  # as they were sampled; False: of a text that was tokenised anew, never for training
     train: bool = True  # takes new weights; False: for judges, teachers and evaluation only
     transports: tuple[str, ...] = ()
 

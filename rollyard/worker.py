@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from rollyard.config import Config, EngineConfig, process_environment
-from rollyard.engine.capabilities import CAPABILITIES
+from rollyard.config import Config, EngineConfig, engine_keys, process_environment
+from rollyard.engine.capabilities import CAPABILITIES, check_capabilities
 from rollyard.engine.host import serve
 from rollyard.engine.remote import RemoteEngine
+from rollyard.engine.vllm import arguments as vllm
+from rollyard.engine.vllm.engine import VllmEngine
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event
 from rollyard.journal.folder import check_folder
@@ -33,6 +35,8 @@ from rollyard.types import Prompt, Sampling, WeightVersion
 from rollyard.watch.timeline import Timeline
 
 if TYPE_CHECKING:
+    import torch
+
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.model.transformer import CausalLM
     from rollyard.watch.recorder import Recorder
@@ -60,9 +64,13 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
         reward: a function given directly, instead of `reward.function`.
     """
     check_folder(config)
+    check_capabilities(config)
     columns = check_prompts(config)
     check_columns(reward_of(config, reward), columns)
     check_window(config, architecture)
+    if config.engine.kind == "vllm":
+        interpreter(config.engine)
+        vllm.check(config.engine, transport_of(config), config.rollout.temperature)
 
 
 def check_window(config: Config, architecture: Architecture) -> None:
@@ -189,7 +197,9 @@ def transport_of(config: Config) -> str:
     """The transport that `auto` stands for, or the one that is named."""
     if config.weights.transport != "auto":
         return config.weights.transport
-    return "in_place" if config.place.placement == "colocated" else "shared_memory"
+    if config.place.placement == "colocated":
+        return "in_place"
+    return "shared_memory" if "shared_memory" in CAPABILITIES[config.engine.kind].transports else "checkpoint"
 
 
 def build_publisher(config: Config, policy: Policy, device: Device, scratch: Path) -> Publisher:
@@ -229,14 +239,14 @@ def build_sync(
     return Sync(publisher, Prover(policy.model, device, ask), engines, config.weights, post, timeline, recorder)
 
 
-def build_receiver(config: Config, id_: EngineId, model: CausalLM) -> Receiver:
-    """The side of an engine that has its own memory. `model` is filled by it."""
+def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch.device) -> Receiver:
+    """The side of an engine that has its own memory. It takes what `model` has, and brings it to `device`."""
     from rollyard.weights.broadcast import BroadcastReceiver
     from rollyard.weights.checkpoint import CheckpointReceiver
     from rollyard.weights.flat import model_infos
     from rollyard.weights.shared_memory import SharedMemoryReceiver
 
-    infos, device, weights = model_infos(model), model.head_weight.device, config.weights
+    infos, weights = model_infos(model), config.weights
     match transport_of(config):
         case "checkpoint":
             return CheckpointReceiver(infos, device)
@@ -258,35 +268,103 @@ class EngineOrder:
     folder: Path  # of the model; the child works in the same folder as its parent
 
 
+def interpreter(engine: EngineConfig) -> Path | None:
+    """What runs an engine in its own process: the one that is named, vLLM's environment, or this one (None).
+
+    Raises ConfigError when vLLM has no environment.
+    """
+    if engine.python:
+        return Path(engine.python)
+    if engine.kind != "vllm":
+        return None
+    python = Path(__file__).parents[1] / "benchmarks" / ".venvs" / "vllm" / "bin" / "python"
+    if not python.exists():
+        problem = f"vLLM has no environment ({python} is not there)"
+        remedy = "run make vllm in a clone of Rollyard, or name an interpreter that has vllm, sortedcontainers and tomli_w"
+        raise ConfigError(problem, where="engine.python", remedy=remedy)
+    return python
+
+
 async def launch_engine(config: Config, id_: EngineId, folder: Path) -> RemoteEngine:
     """Start an engine in a process of its own. Raises EngineLost when that cannot be started."""
     order = TypeAdapter(EngineOrder).dump_json(EngineOrder(config, id_, folder))
-    python = Path(config.engine.python) if config.engine.python else None
+    environment = process_environment()
+    if config.engine.kind == "vllm":
+        threads = threads_of(config, Architecture.from_folder(folder))
+        environment |= vllm.environment(config.engine, threads, cpu=config.place.device == "cpu")
     target = "rollyard.worker:serve_engine"
-    child = await launch(target, order, name=f"engine {id_}", python=python, environment=process_environment())
+    child = await launch(target, order, name=f"engine {id_}", python=interpreter(config.engine), environment=environment)
     limits = config.weights.limit_s
     return RemoteEngine(
         id_, child, CAPABILITIES[config.engine.kind], start_s=config.engine.start_s, sync_s=limits, drain_s=DRAIN_S
     )
 
 
+def attach_engine(config: Config, id_: EngineId, url: str, policy: Policy) -> Engine:
+    """An engine that is a running SGLang server."""
+    from rollyard.engine.sglang.client import Client
+    from rollyard.engine.sglang.engine import SGLangEngine
+
+    architecture, engine = policy.model.architecture, config.engine
+    return SGLangEngine(
+        id_,
+        Client(url, engine_keys()),
+        architecture,
+        policy.tokenizer,
+        slots=engine.slots,
+        window=window_of(config, architecture),
+        start_s=engine.start_s,
+        sync_s=config.weights.limit_s,
+        drain_s=DRAIN_S,
+    )
+
+
 async def serve_engine(channel: Channel, order: bytes) -> None:
     """What the child runs: build the engine, serve it until the line ends."""
     ordered = TypeAdapter(EngineOrder).validate_json(order)
-    await serve(await _engine_of_its_own(ordered.config, ordered.id, ordered.folder), channel)
+    build = _vllm_engine if ordered.config.engine.kind == "vllm" else _embedded_engine
+    await serve(await build(ordered), channel)
 
 
-async def _engine_of_its_own(config: Config, id_: EngineId, folder: Path) -> Engine:
+async def _embedded_engine(ordered: EngineOrder) -> Engine:
     """An engine whose parameters are its own; they come with the first load."""
     import torch
 
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.model.transformer import CausalLM
 
+    config, id_, folder = ordered.config, ordered.id, ordered.folder
     shape = Architecture.from_folder(folder)
     device = DeviceThread()
     await device.run(set_threads, threads_of(config, shape))
     model = CausalLM(shape, getattr(torch, config.model.dtype), device_of(config))
-    policy, receiver = Policy(model, Tokenizer(folder), folder), build_receiver(config, id_, model)
-    build = partial(build_engine, config, id_, policy, device, receiver, sole=True)
+    receiver = build_receiver(config, id_, model, model.head_weight.device)
+    build = partial(build_engine, config, id_, Policy(model, Tokenizer(folder), folder), device, receiver, sole=True)
     return await device.run(build)  # there, since it may compile
+
+
+async def _vllm_engine(ordered: EngineOrder) -> Engine:
+    config, shape = ordered.config, Architecture.from_folder(ordered.folder)
+    return VllmEngine(
+        ordered.id,
+        ordered.folder,
+        shape,
+        config.engine,
+        dtype=config.model.dtype if config.engine.dtype == "model" else config.engine.dtype,
+        window=window_of(config, shape),
+        engines=config.place.generate,
+        receiver="rollyard.worker:vllm_receiver",
+        order=TypeAdapter(EngineOrder).dump_json(ordered).decode(),
+    )
+
+
+def vllm_receiver(order: str, device: torch.device) -> Receiver:
+    """Called inside vLLM's worker, by its name: the engine's side of the transport there."""
+    import torch
+
+    from rollyard.model.transformer import CausalLM
+
+    ordered = TypeAdapter(EngineOrder).validate_json(order)
+    config = ordered.config
+    nowhere = CausalLM(Architecture.from_folder(ordered.folder), getattr(torch, config.model.dtype), "meta")
+    return build_receiver(config, ordered.id, nowhere, device)

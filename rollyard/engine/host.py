@@ -35,8 +35,14 @@ class EngineHost:
         self._reported_at = monotonic()
         self._channel.tell("stats", wire.STATS.dump_json(self._engine.stats()))
 
+    def _report_version(self) -> None:
+        """Told rather than answered: it counts also when whoever asked for the load has given up meanwhile."""
+        if self._engine.version is not None:
+            self._channel.tell("version", wire.VERSION.dump_json(self._engine.version))
+
     async def _start(self, content: bytes) -> bytes:
         await self._engine.start()
+        self._report_version()
         return wire.STATS.dump_json(self._engine.stats())
 
     async def _generate(self, content: bytes) -> bytes:
@@ -72,6 +78,7 @@ class EngineHost:
 
     async def _load(self, content: bytes) -> bytes:
         await self._engine.load(wire.VERSION.validate_json(content))
+        self._report_version()
         self._report()
         return b""
 
@@ -89,10 +96,15 @@ class EngineHost:
 
 
 async def serve(engine: Engine, channel: Channel) -> None:
-    """Answer calls and forward tokens until the line ends; the engine is closed then."""
+    """Answer calls and forward tokens until the line ends; the engine is closed then. Raises EngineLost when a step failed."""
     host = EngineHost(engine, channel)
+    tasks = [asyncio.create_task(host.forward()), asyncio.create_task(channel.ended())]
     try:
-        await host.forward()
-        await channel.ended()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[1].done():
+            tasks[0].result()
     finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await engine.close()

@@ -36,11 +36,14 @@ class RemoteEngine:
         self._stats = EngineStats()
         self._open: set[RequestId] = set()  # requests whose last segment has not come
         self._ready: asyncio.Queue[tuple[Segment, ...] | None] = asyncio.Queue()  # None: no more will come
-        self._asleep = self._paused = self._closed = False
+        self._asleep = self._closed = False
+        self._held = ""  # why it takes no requests until it is resumed
         self._cause = ""
         self._watching: asyncio.Task[None] | None = None
         channel.handle("segments", self._take_segments)
         channel.handle("stats", self._take_stats)
+        channel.handle("version", self._take_version)
+        channel.ready()
 
     @property
     def id(self) -> str:
@@ -70,15 +73,15 @@ class RemoteEngine:
         states = (
             (self._version is None, "has acknowledged no weights"),
             (self._asleep, "is asleep"),
-            (self._paused, "is paused"),
+            (bool(self._held), self._held),
         )
         if state := next((text for applies, text in states if applies), ""):
             raise EngineError(f"engine {self._id} takes no requests: it {state}")
         names = [request.id for request in requests]
         if len(set(names)) < len(names) or not self._open.isdisjoint(names):
             raise RequestRejected(f"engine {self._id} has a request of the same id already")
-        self._open.update(names)
         self._channel.tell("generate", wire.REQUESTS.dump_json(tuple(requests)))
+        self._open.update(names)
 
     async def segments(self) -> AsyncIterator[tuple[Segment, ...]]:
         """What was written, as it comes. Raises EngineLost once the engine is gone."""
@@ -93,11 +96,16 @@ class RemoteEngine:
         await self._channel.call("abort", wire.IDS.dump_json(tuple(requests)), limit_s=QUICK_S)
 
     async def pause(self, rollover: Rollover) -> None:
-        """Stop at a token boundary; under DRAIN once every request has ended."""
+        """Stop at a token boundary; under DRAIN once every request has ended. What was written till then has come by then."""
         self._check_alive()
-        limit_s = self._drain_s if rollover is Rollover.DRAIN else QUICK_S
-        await self._channel.call("pause", rollover.encode(), limit_s=limit_s)
-        self._paused = True
+        drains = rollover is Rollover.DRAIN
+        before, self._held = self._held, "is finishing what it has" if drains else "is being paused"
+        try:
+            await self._channel.call("pause", rollover.encode(), limit_s=self._drain_s if drains else QUICK_S)
+        except EngineError:  # refused; one that is only late may still come to a stop
+            self._held = before
+            raise
+        self._held = "is paused"
 
     async def prepare(self, manifest: Manifest) -> None:
         """Bring the tensors near the engine. Raises WeightSyncError, also when that takes too long."""
@@ -105,15 +113,14 @@ class RemoteEngine:
         await self._sync("prepare", wire.MANIFEST.dump_json(manifest))
 
     async def load(self, version: WeightVersion) -> None:
-        """Switch to `version`. Raises WeightSyncError, also when that takes too long; the version is then as before."""
+        """Switch to `version`. Raises WeightSyncError, also when that takes too long: it may come to it later then."""
         self._check_alive()
         await self._sync("load", wire.VERSION.dump_json(version))
-        self._version = version
 
     async def resume(self) -> None:
         self._check_alive()
         await self._channel.call("resume", limit_s=QUICK_S)
-        self._paused = False
+        self._held = ""
 
     async def sleep(self) -> None:
         self._check_alive()
@@ -150,6 +157,10 @@ class RemoteEngine:
         segments = wire.SEGMENTS.validate_json(content)
         self._open.difference_update(segment.request for segment in segments if segment.finish is not None)
         self._ready.put_nowait(segments)
+        return b""
+
+    async def _take_version(self, content: bytes) -> bytes:
+        self._version = wire.VERSION.validate_json(content)
         return b""
 
     async def _take_stats(self, content: bytes) -> bytes:

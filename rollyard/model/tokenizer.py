@@ -38,9 +38,9 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._full.chat_template)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text, with the special tokens that the tokenizer adds by itself."""
-        return tuple(self._fast.encode(text).ids)
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """Ids of a text, with the special tokens that the tokenizer adds by itself unless `special` is False."""
+        return tuple(self._fast.encode(text, add_special_tokens=special).ids)
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Ids of a conversation up to where the assistant's answer begins. Raises ConfigError without a template."""

@@ -1,13 +1,14 @@
 """The one spawner of processes outside Ray: a child with its own Python, spoken to over a socket, gone with its parent.
 
 The child imports this very package, whatever else its environment holds: it finds it in a folder with one link in it. It
-leads a process group, which is ended as a whole when the child is closed, or when the parent's end of the socket closes
-for whatever reason.
+leads a process group, which is ended as a whole when the child is closed or ends, or when the parent's end of the socket
+closes for whatever reason.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import os
 import signal
@@ -15,27 +16,48 @@ import socket
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from rollyard.errors import EngineLost, TimeLimitExceeded
+from rollyard.config import cache_folder
+from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
 from rollyard.place.link import Link
 
-LOG_LINES = 15
+LOG_LINES, LOG_BYTES = 30, 16384  # of what it printed last, for messages
 QUIT_S = 10.0  # seconds a child may take to end by itself
+GONE_S = 1.0  # seconds between the end of the line and that of the process
 ALIVE_S = 0.5  # seconds between two looks at the parent
+BUFFER = 2**20  # bytes read ahead
 
 Host = Callable[[Link, bytes], Coroutine[Any, Any, None]]
 
 
 class Child:
-    """A running child and the line to it (protocols.Channel)."""
+    """A running child and the line to it (protocols.Channel).
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, link: Link, log: IO[bytes], folder: str) -> None:
+    Args:
+        name: for messages.
+        process: the child.
+        reader, writer: the socket to it.
+        log: where it prints.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        log: IO[bytes],
+    ) -> None:
         self.name = name
-        self._process, self._link, self._log, self._folder = process, link, log, folder
+        self._process, self._log = process, log
+        self._closed = False
+        self._link = Link(name, reader, writer, self._find_cause)
+        self._link.open()
         self._watching = asyncio.create_task(self._watch(), name=f"child {name}")
 
     @property
@@ -46,11 +68,15 @@ class Child:
         self._link.handle(name, handler)
 
     async def call(self, name: str, content: bytes = b"", *, limit_s: float) -> bytes:
-        """See `Link.call`. A time limit that ran out says what the child printed last."""
+        """See `Link.call`. A time limit that ran out, or an engine that failed, says what the child printed last."""
         try:
             return await self._link.call(name, content, limit_s=limit_s)
         except TimeLimitExceeded as error:
             raise TimeLimitExceeded(f"{error}{self.said()}") from None
+        except EngineError as error:
+            if type(error) is not EngineError:
+                raise
+            raise EngineError(f"{error}{self.said()}") from None
 
     def ready(self) -> None:
         self._link.ready()
@@ -62,40 +88,53 @@ class Child:
         return await self._link.ended()
 
     async def close(self) -> None:
-        """Let it end by itself for a while, then end it and all that it started."""
+        """Let it end by itself for a while, then end it and all that it started. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
         try:
-            if self._process.returncode is None:
+            with suppress(TimeoutError, EngineLost):
                 async with asyncio.timeout(QUIT_S):
                     self._link.tell("quit")
                     await self._process.wait()
-        except (TimeoutError, EngineLost):
-            pass
         finally:
             self.kill()
-        await self._process.wait()
-        self._watching.cancel()
-        await self._link.close()
-        self._log.close()
-        with suppress(OSError):
-            os.unlink(Path(self._folder) / "rollyard")
-            os.rmdir(self._folder)
+            self._watching.cancel()
+            await self._process.wait()
+            await self._link.close()
+            self._log.close()
 
     def kill(self) -> None:
         """At once, with the whole group."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        _end_group(self._process.pid)
 
     def said(self) -> str:
         """The end of what it printed."""
         # Not by seeking: the child writes at the same offset.
         size = os.fstat(self._log.fileno()).st_size
-        lines = os.pread(self._log.fileno(), size, 0).decode("utf-8", "replace").rstrip().splitlines()[-LOG_LINES:]
-        return "".join(f"\n  | {line}" for line in lines)
+        tail = os.pread(self._log.fileno(), LOG_BYTES, max(size - LOG_BYTES, 0))
+        return "".join(f"\n  | {line}" for line in tail.decode("utf-8", "replace").rstrip().splitlines()[-LOG_LINES:])
 
     async def _watch(self) -> None:
-        code = await self._process.wait()
-        cause = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        self._link.fail(cause + self.said())
+        """The process may end before the line does: what it started can hold the other end of the socket open."""
+        await self._process.wait()
+        self.kill()
+        self._link.fail(self._ending())
+
+    async def _find_cause(self) -> str:
+        """The line has ended. So has the process, or it is of no more use."""
+        try:
+            async with asyncio.timeout(GONE_S):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+            return f"closed its end of the line{self.said()}"
+        return self._ending()
+
+    def _ending(self) -> str:
+        code = self._process.returncode or 0
+        return (f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}") + self.said()
 
 
 async def launch(target: str, order: bytes, *, name: str, environment: Mapping[str, str], python: Path | None = None) -> Child:
@@ -104,59 +143,87 @@ async def launch(target: str, order: bytes, *, name: str, environment: Mapping[s
     Args:
         target: `module:function`, a coroutine function of the link and of `order`. It sets handlers and waits.
         name: for messages.
-        python: its interpreter; this one when None.
         environment: its variables.
+        python: its interpreter; this one when None.
 
     Raises EngineLost when it cannot be started.
     """
-    folder = tempfile.mkdtemp(prefix="rollyard-child-")
-    os.symlink(Path(__file__).parents[1], Path(folder) / "rollyard")
-    ours, theirs = socket.socketpair()
-    log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            python or Path(sys.executable),
-            "-c",
-            "from rollyard.place.child import main; main()",
-            str(theirs.fileno()),
-            target,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(theirs.fileno(),),
-            env={**environment, "PYTHONPATH": folder, "PYTHONSAFEPATH": "1"},
-            start_new_session=True,
-        )
-    except OSError as error:
-        log.close()
-        raise EngineLost(f"{name} cannot be started with {python}: {error}") from error
-    finally:
-        theirs.close()
-    reader, writer = await asyncio.open_connection(sock=ours)
-    link = Link(name, reader, writer)
-    child = Child(name, process, link, log, folder)
-    link.open()
-    link.tell("order", order)
+    with ExitStack() as undo:
+        log = undo.enter_context(tempfile.TemporaryFile())
+        ours, theirs = socket.socketpair()
+        undo.callback(ours.close)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                python or Path(sys.executable),
+                "-c",
+                "from rollyard.place.child import main; main()",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                target,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs.fileno(),),
+                env={**environment, **_imports(environment)},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineLost(f"{name} cannot be started with {python or sys.executable}: {error}") from error
+        finally:
+            theirs.close()
+        undo.callback(_end_group, process.pid)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=BUFFER)
+        child = Child(name, process, reader, writer, log)
+        undo.pop_all()
+    child.tell("order", order)
     return child
+
+
+def _imports(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that let a child find this package, with a folder that holds a link to it and nothing else.
+
+    The folder stays in the cache, one for each place where the package is installed: a run that is killed leaves no other.
+    """
+    package = Path(__file__).parents[1]
+    folder = cache_folder() / "package" / hashlib.sha256(os.fsencode(package)).hexdigest()[:16]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        (folder / package.name).symlink_to(package)
+    path = os.pathsep.join([str(folder), *filter(None, [environment.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def _end_group(leader: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 # ---------------------------------------------------------------------------------------------- in the child
 
 
 def main() -> None:
-    """Run `TARGET` with the line to the parent: arguments are a file descriptor and TARGET."""
-    descriptor, target = int(sys.argv[1]), sys.argv[2]
-    module, _, function = target.partition(":")
-    threading.Thread(target=_outlive_not, args=(os.getppid(),), daemon=True).start()
-    host: Host = getattr(importlib.import_module(module), function)
-    asyncio.run(_serve(host, descriptor))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # the station is closed; taking libraries apart would only take time
+    """Run `TARGET` with the line to the parent. Arguments: a file descriptor, the parent's process id, and TARGET."""
+    descriptor, parent, target = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    threading.Thread(target=_outlive_not, args=(parent,), daemon=True).start()
+    failed, lost = True, False
+    try:
+        module, _, function = target.partition(":")
+        host: Host = getattr(importlib.import_module(module), function)
+        lost = asyncio.run(_serve(host, descriptor))
+        failed = False
+    finally:
+        if failed:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if lost or os.getppid() != parent:
+            _end_group(0)  # nobody else will end what was started here
+        os._exit(failed)  # the station is closed, or broken; taking libraries apart would only take time
 
 
-async def _serve(host: Host, descriptor: int) -> None:
-    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
+async def _serve(host: Host, descriptor: int) -> bool:
+    """Run the host until it fails, the parent says so, or the line ends. Whether it was the line."""
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=BUFFER)
     link = Link("the parent", reader, writer)
     order: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     quitting = asyncio.Event()
@@ -169,21 +236,30 @@ async def _serve(host: Host, descriptor: int) -> None:
         quitting.set()
         return b""
 
+    async def hosting() -> None:
+        await host(link, await order)
+
     link.handle("order", take_order)
     link.handle("quit", take_quit)
     link.open()
-    hosting = asyncio.create_task(host(link, await order))
-    waits = [asyncio.create_task(quitting.wait()), asyncio.create_task(link.ended())]
-    await asyncio.wait((hosting, *waits), return_when=asyncio.FIRST_COMPLETED)
-    if hosting.done():
-        hosting.result()  # it does not end by itself but by an error, which is then the last that is printed
-    hosting.cancel()
-    await asyncio.gather(hosting, *(wait for wait in waits if wait.cancel()), return_exceptions=True)
-    await link.close()
+    tasks = [asyncio.create_task(hosting()), asyncio.create_task(quitting.wait()), asyncio.create_task(link.ended())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done() and not link.lost:
+            tasks[0].result()  # raises, since it does not end by itself but by an error
+        return link.lost
+    except ConfigError as error:
+        link.end(error)
+        raise
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await link.close()
 
 
 def _outlive_not(parent: int) -> None:
     """End the whole group once the parent is gone: also when the event loop hangs, and whatever was started meanwhile."""
     while os.getppid() == parent:
         threading.Event().wait(ALIVE_S)
-    os.killpg(0, signal.SIGKILL)
+    _end_group(0)

@@ -1,0 +1,134 @@
+"""HTTP to one SGLang server: every call has a time limit, every failure one of three errors.
+
+EngineLost: the line broke or nobody is there. ServerRefused: the server answered that it will not. EngineError: what it
+answered is not in its schema.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NoReturn
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded
+
+CONNECT_S = 10.0
+KEEP_S = 2.0  # seconds an idle connection is kept: the server closes its own end after 5, and a request must not meet that
+DONE = b"[DONE]"
+JSON = TypeAdapter(dict[str, object])
+
+# What a client of a server that checks keys needs.
+GENERATE, CONTROL = 0, 1
+
+
+class ServerRefused(EngineError):
+    """The server answered with an error of its own. `status` is that of HTTP."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Error(BaseModel):
+    """The shapes in which SGLang says what is wrong; which one depends on the layer that noticed."""
+
+    error: dict[str, object] | str | None = None
+    message: str = ""
+
+    @property
+    def text(self) -> str:
+        return str(self.error.get("message", self.error)) if isinstance(self.error, dict) else self.error or self.message
+
+
+class Client:
+    """One server.
+
+    Args:
+        url: such as http://127.0.0.1:30000.
+        keys: of its interface and of its control routes, empty where it asks for none.
+    """
+
+    def __init__(self, url: str, keys: tuple[str, str] = ("", "")) -> None:
+        self.url = url.rstrip("/")
+        self._headers = [{"Authorization": f"Bearer {key}"} if key else {} for key in keys]
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=CONNECT_S),  # calls are bounded as a whole
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_S),
+            trust_env=False,  # an engine is a neighbour: no proxy stands between
+        )
+
+    async def get(self, path: str, *, limit_s: float) -> Mapping[str, object]:
+        """The answer, an object."""
+        return self._object(path, await self._call("GET", path, None, GENERATE, limit_s))
+
+    async def post(self, path: str, body: Mapping[str, object], *, limit_s: float) -> Mapping[str, object]:
+        """A control route's answer; empty where it says nothing but yes."""
+        response = await self._call("POST", path, body, CONTROL, limit_s)
+        typed = response.headers.get("content-type", "").startswith("application/json")
+        return self._object(path, response) if typed and response.content not in (b"", b"null") else {}
+
+    async def events(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[bytes]:
+        """The data of each server-sent event, until the server says that it is done.
+
+        Unbounded between two events: who reads knows whether the engine may be silent. Closing it ends the request there.
+        """
+        with self._failures(path):
+            async with self._http.stream("POST", self.url + path, json=body, headers=self._headers[GENERATE]) as response:
+                if response.status_code != httpx.codes.OK:
+                    await response.aread()
+                    self._refuse(path, response)
+                async for data in _data(response.aiter_bytes()):
+                    if data == DONE:
+                        return
+                    yield data
+        raise EngineLost(f"{self.url}{path} ended its answer half way")
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _call(self, method: str, path: str, body: Mapping[str, object] | None, key: int, limit_s: float) -> httpx.Response:
+        try:
+            with self._failures(path):
+                async with asyncio.timeout(limit_s):
+                    response = await self._http.request(method, self.url + path, json=body, headers=self._headers[key])
+        except TimeoutError:
+            raise TimeLimitExceeded(f"{self.url}{path} did not answer within {limit_s:g} s") from None
+        if response.status_code != httpx.codes.OK:
+            self._refuse(path, response)
+        return response
+
+    def _refuse(self, path: str, response: httpx.Response) -> NoReturn:
+        try:
+            said = _Error.model_validate_json(response.content).text
+        except ValidationError:
+            said = response.text
+        raise ServerRefused(f"{self.url}{path} answered {response.status_code}: {said.strip()[:500]}", response.status_code)
+
+    def _object(self, path: str, response: httpx.Response) -> Mapping[str, object]:
+        try:
+            return JSON.validate_json(response.content)
+        except ValidationError:
+            raise EngineError(f"{self.url}{path} answered with no JSON object: {response.text[:100]!r}") from None
+
+    @contextmanager
+    def _failures(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectTimeout:
+            raise EngineLost(f"{self.url} was not reached within {CONNECT_S:g} s") from None
+        except httpx.TransportError as error:
+            raise EngineLost(f"the line to {self.url}{path} broke: {type(error).__name__} {error}".rstrip()) from error
+
+
+async def _data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The `data` fields of server-sent events, each one line. Split as bytes: text may hold other line ends."""
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()

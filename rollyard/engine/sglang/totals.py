@@ -1,0 +1,47 @@
+"""Running totals of a server, as far as they can be seen from what it says."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from rollyard.engine.sglang.event import News
+from rollyard.types import EngineStats
+
+
+class Totals:
+    """Counts what is heard. A step is an event with new tokens; time is that in which requests ran."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.server = ""
+        self.heard_at = monotonic()
+        self._steps = self._generated = self._prefilled = self._shared = 0
+        self._busy_s = self._busy_slot_s = 0.0
+
+    def began(self) -> None:
+        """Requests run, and did not before."""
+        self.heard_at = monotonic()
+
+    def heard(self, news: News, running: int) -> None:
+        """One of `running` requests said something."""
+        now = monotonic()
+        self._busy_s += now - self.heard_at
+        self._busy_slot_s += (now - self.heard_at) * min(running, self.slots)
+        self.heard_at = now
+        self._steps += bool(news.token_ids)
+        self._generated += len(news.token_ids)
+        if news.end is not None:
+            self._shared += news.meta.cached_tokens
+            self._prefilled += max(news.meta.prompt_tokens - news.meta.cached_tokens, 0)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            steps=self._steps,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+            shared_tokens=self._shared,
+            step_s=self._busy_s,
+            decoder=self.server,
+            busy_slot_s=self._busy_slot_s,
+            slots=self.slots,
+        )

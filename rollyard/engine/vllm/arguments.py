@@ -1,0 +1,105 @@
+"""How vLLM is started: its engine's arguments and variables, from Rollyard's options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rollyard.config import EngineConfig
+from rollyard.errors import ConfigError
+from rollyard.model.architecture import Architecture
+
+BLOCK = 128  # tokens of one page of vLLM's cache on the CPU
+BYTES = {"float32": 4, "bfloat16": 2}
+COOLEST, HOTTEST = 0.01, 2.0  # temperatures vLLM takes as they are; below it would silently use 0.01
+# What holds the engine to its contract, and is no matter of taste.
+FIXED = frozenset(
+    {"model", "logprobs_mode", "worker_extension_cls", "weight_transfer_config", "skip_tokenizer_init", "scheduling_policy"}
+    | {"max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "dtype", "gpu_memory_utilization"}
+    | {"enable_prefix_caching"}
+)
+
+
+def check(config: EngineConfig, transport: str, temperature: float) -> None:
+    """Raises ConfigError for what vLLM, driven this way, does not do."""
+    problem, where, remedy = "", "", ""
+    if fixed := FIXED & json.loads(config.extra or "{}").keys():
+        problem, where, remedy = f"{min(fixed)} is not free", "engine.extra", "use the option of Rollyard for it, or leave it out"
+    elif config.batching == "static":
+        problem, where, remedy = "vLLM batches continuously", "engine.batching", "use continuous, or engine embedded"
+    elif transport == "broadcast" and config.tensor_parallel_size > 1:
+        problem = "an engine on several devices takes no part in a broadcast"
+        where, remedy = "weights.transport", "use shared_memory or checkpoint"
+    elif temperature and not COOLEST <= temperature <= HOTTEST:
+        problem, where = f"vLLM does not draw at a temperature of {temperature:g}", "rollout.temperature"
+        remedy = f"use {COOLEST:g} to {HOTTEST:g}"
+    if problem:
+        raise ConfigError(problem, where=where, remedy=remedy)
+
+
+def environment(config: EngineConfig, threads: int, *, cpu: bool = False) -> dict[str, str]:
+    """Variables for the engine's process; vLLM reads them in each of its own.
+
+    Args:
+        threads: on the CPU.
+        cpu: nothing runs on a GPU, for certain. Unless `engine.extra` says otherwise the model is not compiled there, and
+            compiling the one kernel that is left (ranks of logprobs, which nobody reads) would take a fifth of the start.
+    """
+    eager = {"TORCHDYNAMO_DISABLE": "1"} if cpu and "enforce_eager" not in json.loads(config.extra or "{}") else {}
+    return eager | {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        # With one device the worker lives in the core's process: one process less to start, one hop less in every step.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if config.tensor_parallel_size == 1 else "1",
+        # All tokens of a step come through at once: `VllmEngine._settled` relies on it.
+        "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(2**30),
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+def arguments(
+    folder: Path, architecture: Architecture, config: EngineConfig, dtype: str, window: int, engines: int
+) -> dict[str, Any]:
+    """For `AsyncEngineArgs`; what is in `engine.extra` comes last. Called where vLLM is.
+
+    Args:
+        dtype: of weights and cache.
+        window: tokens of prompt and completion at most.
+        engines: how many of them share this machine's memory.
+    """
+    from vllm.platforms import current_platform
+
+    chosen: dict[str, Any] = {
+        "model": str(folder),
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "generation_config": "vllm",
+        "max_model_len": window,
+        "max_num_seqs": config.slots,
+        "max_num_batched_tokens": config.step_tokens,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "enable_prefix_caching": config.share_prompts,
+        "logprobs_mode": "processed_logprobs",
+        "scheduling_policy": "priority",
+        "disable_log_stats": True,
+        "worker_extension_cls": "rollyard.engine.vllm.worker.WorkerExtension",
+        "weight_transfer_config": {"backend": "rollyard"},
+    }
+    if current_platform.is_cpu():
+        size = _cache_bytes(architecture, config, dtype, window, engines)
+        chosen |= {"enforce_eager": True, "kv_cache_memory_bytes": size}  # vLLM compiles and warms up nothing then
+    extra: dict[str, Any] = json.loads(config.extra or "{}")
+    return chosen | extra
+
+
+def _cache_bytes(shape: Architecture, config: EngineConfig, dtype: str, window: int, engines: int) -> int:
+    """Enough for every slot at its longest, or for `engine.pages`; at most half of the memory that is free now."""
+    import psutil
+
+    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
+    longest = (-(-window // BLOCK) + 1) * BLOCK
+    wanted = config.pages * config.page_tokens or config.slots * longest
+    free = int(psutil.virtual_memory().available) // 2 // engines
+    return min(max(wanted, longest) * token, free)

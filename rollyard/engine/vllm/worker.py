@@ -1,0 +1,169 @@
+"""What runs inside vLLM's own worker: a transfer backend that takes weights from one of Rollyard's receivers.
+
+vLLM imports this module by name (`worker_extension_cls`) before it makes the worker, on every device; nothing on our side
+of the line does. Written against vLLM 0.32; with `engine` the only module that knows its insides.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import vllm
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+from rollyard.engine import wire
+from rollyard.errors import RollyardError
+from rollyard.protocols import Receiver
+from rollyard.types import WeightVersion
+
+BACKEND = "rollyard"
+NO_REPACK = "rollyard_no_repack"  # among `additional_config`: leave a tied head as vLLM leaves it, to show that this is seen
+Factory = Callable[[str, torch.device], Receiver]
+T = TypeVar("T")
+
+
+@dataclass
+class Order(WeightTransferInitInfo):  # type: ignore[misc]
+    """Where the receiver comes from: `module:function`, and what that function is given."""
+
+    factory: str
+    order: str
+
+
+@dataclass
+class Version(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Which version was taken and is to be switched to."""
+
+    step: int
+    incarnation: int
+
+
+class Transfer(WeightTransferEngine):  # type: ignore[misc]
+    """Holds the receiver and feeds the model through vLLM's layer-by-layer reload, which repacks what it packs."""
+
+    init_info_cls, update_info_cls = Order, Version
+    supports_draft_weight_update = False
+
+    def init_transfer_engine(self, init_info: Order) -> None:
+        module, _, function = init_info.factory.partition(":")
+        factory: Factory = getattr(importlib.import_module(module), function)
+        self._receiver = factory(init_info.order, self.device)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        self._coming: dict[int, Future[None]] = {}
+        self._taken: Mapping[str, Tensor] = {}
+        self._current: Mapping[str, Tensor] = {}  # what the model was filled with last; empty before the first load
+
+    def prepare(self, number: int, manifest: str) -> None:
+        """Begin to bring tensors near, beside generation."""
+        self._coming = {number: self._thread.submit(self._receiver.prepare, wire.MANIFEST.validate_json(manifest))}
+
+    def prepared(self, number: int) -> bool:
+        """Whether they are there. Raises what went wrong, such as WeightSyncError."""
+        coming = self._coming[number]
+        if coming.done():
+            coming.result()
+        return coming.done()
+
+    def take(self, version: WeightVersion) -> int:
+        """Bytes of the version that was prepared; it is what `receive_weights` fills in. Raises WeightSyncError."""
+        taken = self._receiver.take(version)
+        assert taken is not None, "a receiver in another process has tensors of its own"
+        self._taken = taken
+        return sum(tensor.nbytes for tensor in taken.values())
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: Version) -> None:
+        """Fill the model with what was taken. If that fails half way, it is filled again with what it had."""
+        try:
+            self._fill(self._taken)
+        except BaseException:
+            finalize_layerwise_reload(self.model, self.model_config)  # closes the layers that were begun, as they are
+            if self._current:
+                initialize_layerwise_reload(self.model)
+                self._fill(self._current)
+            raise
+        self._current = self._taken
+
+    def finish_weight_update(self) -> None:
+        """All that can fail has happened where it could be undone."""
+
+    def _fill(self, tensors: Mapping[str, Tensor]) -> None:
+        self.model.load_weights(tensors.items())
+        finalize_layerwise_reload(self.model, self.model_config)
+        if not (self.vllm_config.additional_config or {}).get(NO_REPACK):
+            _repack_tied_heads(self.model)
+
+    def shutdown(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._receiver.close()
+
+
+def _repack_tied_heads(model: torch.nn.Module) -> None:
+    """A tied head is packed anew from the embedding that it shares.
+
+    vLLM 0.32 on a CPU computes logits with a packed copy of the head. A reload brings a tied head no tensor of its own, so
+    that the copy is left as it was, silently. Other versions are left alone: the canary says whether they need it.
+    """
+    if not (vllm.__version__.startswith("0.32.") and current_platform.is_cpu()):
+        return
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+            module.quant_method.process_weights_after_loading(module)
+
+
+class WorkerExtension:
+    """Methods that vLLM adds to its worker. A problem is told as text: vLLM would wrap an exception into one of its own."""
+
+    weight_transfer_engine: Transfer
+
+    def rollyard_prepare(self, number: int, manifest: str) -> bool:
+        self.weight_transfer_engine.prepare(number, manifest)
+        return True
+
+    def rollyard_prepared(self, number: int) -> bool | str:
+        return _told(lambda: self.weight_transfer_engine.prepared(number))
+
+    def rollyard_take(self, step: int, incarnation: int) -> int | str:
+        return _told(lambda: self.weight_transfer_engine.take(WeightVersion(step, incarnation)))
+
+
+def _told(call: Callable[[], T]) -> T | str:
+    try:
+        return call()
+    except RollyardError as error:
+        return str(error)
+
+
+def _outlive_not(leader: int) -> None:
+    """End the whole process group with its leader, the process that drives vLLM: vLLM itself would go on without it."""
+    try:
+        handle = os.pidfd_open(leader)
+        select.select([handle], [], [])
+    except ProcessLookupError:
+        pass  # it is gone already
+    os.killpg(0, signal.SIGKILL)
+
+
+threading.Thread(target=_outlive_not, args=(os.getpgrp(),), name="leader", daemon=True).start()
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, Transfer)

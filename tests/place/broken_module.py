@@ -1,0 +1,3 @@
+"""A module that children of these tests cannot import."""
+
+import rollyard.no_such_room  # noqa: F401
