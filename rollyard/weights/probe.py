@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rollyard.model.attention import Tree, packed_attention
 from rollyard.model.transformer import CausalLM
@@ -62,14 +63,15 @@ def table(model: CausalLM) -> Tensor:
     return logprobs(model).cpu()
 
 
-def logprobs(model: CausalLM) -> Tensor:
-    """The same, differentiable where gradients are on."""
+def logprobs(model: CausalLM, head: Tensor | None = None) -> Tensor:
+    """The same, differentiable where gradients are on; `head` `[vocab, hidden]` instead of the model's."""
     device = model.head_weight.device
     ids = torch.tensor(prompts(model.architecture.vocab_size), device=device)
     attend = packed_attention([Tree(PROMPT_TOKENS)] * PROMPTS, device)
     positions = torch.arange(PROMPT_TOKENS, device=device).repeat(PROMPTS)
     hidden = model.hidden(ids.view(-1), positions, attend)[PROMPT_TOKENS - 1 :: PROMPT_TOKENS]
-    return model.logits(hidden).log_softmax(dim=-1)
+    logits = model.logits(hidden) if head is None else F.linear(hidden, head).float()
+    return logits.log_softmax(dim=-1)
 
 
 def distance(answers: Sequence[Answer], expected: Tensor) -> float:

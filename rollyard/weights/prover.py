@@ -21,6 +21,7 @@ from rollyard.weights.probe import Answer, Verdict
 ROUNDS = 6  # canaries at most: those after the first are for tensors that did not show
 SHOWN = 2.0  # times the limit: what the absence of a tensor must come to, to be certain of it
 MUCH_COARSER = 20.0
+MOST_NOISE = 0.3  # nats; bfloat16 comes to a tenth of it
 NOISE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2}  # nats, for engines that were not measured with the canary
 
 Ask = Callable[[EngineId, Sequence[Request]], Awaitable[Sequence[Completion]]]
@@ -78,6 +79,10 @@ class Prover:
         base = await run(probe.table, model)
         before = {engine: await self._answers(engine) for engine in engines}
         self._noise = {engine: probe.distance(before[engine], base) for engine in engines}
+        for engine, noise in self._noise.items():
+            if noise > MOST_NOISE:
+                problem = f"{noise:.2g} nats from the trainer's logprobs with the same weights, at most {MOST_NOISE:g} is noise"
+                raise WeightSyncError(f"engine {engine} does not compute the trainer's model: {problem}")
         kept = await run(canary.keep, model)
         limit = canary.least_limit(max(self._noise.values()))
         left, worst = tuple(kept), canary.Finding(0.0, canary.LEAST_LIMIT)

@@ -58,6 +58,12 @@ class Fault:
     pretend: bool = False  # it says that it did it
     times: int | None = None  # how often; None: always
 
+    @property
+    def after(self) -> int | None:
+        """Tokens that are written as they should be, before it goes wrong."""
+        counts = (self.cut_after, self.error_after, self.garbage_after, self.silent_after, self.abort_after)
+        return next((count for count in counts if count is not None), None)
+
 
 FAULT: ContextVar[Fault] = ContextVar("FAULT")  # of the request that is handled; each has a task of its own
 
@@ -363,7 +369,10 @@ class Double:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         async for sent, upto, finish in self._pieces(live):
-            if await self._misbehave(fault, request, response, upto):
+            if (after := fault.after) is not None and upto > after:
+                if sent < after:
+                    await _write(response, self._event(live, sent, after, None, fault.label))
+                await self._misbehave(fault, request, response)
                 return response
             await _write(response, self._event(live, sent, upto, finish, fault.label))
         await response.write(b"data: [DONE]\n\n")
@@ -386,31 +395,23 @@ class Double:
                 yield sent, sent, live.finish
                 return
 
-    async def _misbehave(self, fault: Fault, request: web.Request, response: web.StreamResponse, upto: int) -> bool:
-        """True when the answer is over."""
-
-        def due(after: int | None) -> bool:
-            return after is not None and upto > after
-
-        if due(fault.silent_after):
+    async def _misbehave(self, fault: Fault, request: web.Request, response: web.StreamResponse) -> None:
+        if fault.silent_after is not None:
             await asyncio.Event().wait()
-        if due(fault.cut_after):
+        elif fault.cut_after is not None:
+            await asyncio.sleep(0.2)  # what was written before has been read
             assert request.transport is not None
             request.transport.abort()
-            return True
-        if due(fault.garbage_after):
+        elif fault.garbage_after is not None:
             await response.write(b'data: {"text": "ab\n\n')
-        elif due(fault.error_after):
+        elif fault.error_after is not None:
             said = {"message": "told to fail", "type": "invalid_request_error", "code": 400, "retryable": False}
             await _write(response, {"error": said if self.version == NEW else {"message": "told to fail"}})
             await response.write(b"data: [DONE]\n\n")
-        elif due(fault.abort_after):
+        else:
             reason = {"type": "abort", "message": "told to fail", "status_code": 500, "err_type": "InternalServerError"}
             await _write(response, {"text": "", "output_ids": [], "meta_info": {"id": "", "finish_reason": reason}})
             await response.write(b"data: [DONE]\n\n")
-        else:
-            return False
-        return True
 
     def _event(self, live: Live, sent: int, upto: int, finish: dict[str, Any] | None, label: str) -> dict[str, Any]:
         aborted = finish is not None and finish["type"] == "abort"

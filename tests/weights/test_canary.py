@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +124,25 @@ async def test_parameters_are_as_they_were_bit_for_bit(tmp_path: Path) -> None:
     canary.restore(model, kept)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
     assert model.stamp.generation > generation  # no engine decodes with what it took before or meanwhile
+
+
+async def test_a_tied_embedding_is_looked_at_as_lookup_and_as_head(tmp_path: Path) -> None:
+    """Beside a model that has two tensors where this one has one."""
+    model = load(tiny_folder(tmp_path))
+    kept = canary.keep(model)
+    canary.move(model, kept, kept, attempt=1, limit=0.1)
+    arch = replace(model.architecture, tied=False)
+    untied = CausalLM(arch)
+    with torch.no_grad(), untied.stamp.writing():
+        for name, parameter in untied.named_parameters():
+            parameter.copy_(dict(model.named_parameters()).get(name, model.head_weight))
+        head, lookup = canary._halves_put_back(model, kept)
+        untied.lm_head.weight.copy_(kept["model.embed_tokens.weight"])
+        assert torch.allclose(probe.table(untied), head, atol=1e-5)
+        untied.lm_head.weight.copy_(model.head_weight)
+        untied.model.embed_tokens.weight.copy_(kept["model.embed_tokens.weight"])
+        assert torch.allclose(probe.table(untied), lookup, atol=1e-5)
+    assert not torch.allclose(head, probe.table(model), atol=1e-3)
 
 
 async def test_only_the_named_tensors_move(tmp_path: Path) -> None:

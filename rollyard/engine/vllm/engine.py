@@ -82,7 +82,7 @@ class VllmEngine:
         self._still = asyncio.Event()
         self._still.set()
         self._watching: asyncio.Task[None] | None = None
-        self._asleep = self._paused = self._draining = self._closed = False
+        self._paused = self._draining = self._closed = False
         self._lost = ""
         self._tally = Tally(config.slots)
 
@@ -127,9 +127,7 @@ class VllmEngine:
             self._still.clear()
             self._tally.began()
         for request in requests:
-            written = self._written[request.id] = self._begin(request)
-            task = self._open[request.id] = asyncio.create_task(self._write(written), name=_name(request.id))
-            task.add_done_callback(self._on_done)
+            self._begin(request)
 
     async def segments(self) -> AsyncIterator[tuple[Segment, ...]]:
         """What was written, as it is written. Raises EngineLost when vLLM's core is gone."""
@@ -191,16 +189,11 @@ class VllmEngine:
         self._tally.began()
 
     async def sleep(self) -> None:
-        """Take no more requests. The memory stays: vLLM gives none back on a CPU. Raises EngineError while requests run."""
-        async with self._turn:
-            self._check_alive()
-            if self._open:
-                raise EngineError(f"engine {self._id} cannot sleep: requests run")
-            self._asleep = True
+        """Raises EngineError: on a CPU vLLM says that it sleeps and gives nothing back."""
+        raise EngineError(f"engine {self._id} cannot sleep: it gives no memory back")
 
     async def wake(self, part: WakePart) -> None:
-        self._check_alive()
-        self._asleep = self._asleep and part is not WakePart.CACHE
+        """It never sleeps."""
 
     def stats(self) -> EngineStats:
         return self._tally.stats()
@@ -224,13 +217,27 @@ class VllmEngine:
 
     # ------------------------------------------------------------------------------------------------- requests
 
-    def _begin(self, request: Request) -> Written:
+    def _begin(self, request: Request) -> None:
         assert self._tokenizer is not None and self._version is not None, "it was started and loaded"
         watcher = None
         if request.sampling.stop:
             watcher = self._tokenizer.stream(request.sampling.stop)
             watcher.feed(request.written_ids)
-        return Written(request, self._window, self._architecture.eos_ids, watcher, self._version)
+        written = Written(request, self._window, self._architecture.eos_ids, watcher, self._version)
+        task = asyncio.create_task(self._write(written), name=_name(request.id))
+        self._written[request.id], self._open[request.id] = written, task
+        task.add_done_callback(self._on_done)
+
+    async def _begin_again(self) -> None:
+        """Requests that have written nothing are handed over anew: what vLLM may have computed for them is of older weights."""
+        silent = [written.request for written in self._written.values() if not written.tokens]
+        tasks = [self._open[request.id] for request in silent]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for request in silent:
+            self._begin(request)
+        await asyncio.sleep(0)  # they have reached vLLM
 
     async def _write(self, written: Written) -> None:
         """Take one request's tokens from vLLM until it ends."""
@@ -363,6 +370,7 @@ class VllmEngine:
         self._loads += 1
         self._version = version
         self._tally.copied_bytes += sum(copied)
+        await self._begin_again()
         if not self._open:  # else vLLM would refuse; the salt alone keeps old pages from new requests
             await self._llm.reset_prefix_cache()
 
@@ -443,7 +451,6 @@ class VllmEngine:
         states = (
             (self._llm is None, "was not started"),
             (self._version is None, "has acknowledged no weights"),
-            (self._asleep, "is asleep"),
             (self._paused, "is paused"),
             (self._draining, "is finishing what it has"),
         )

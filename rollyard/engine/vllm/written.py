@@ -37,6 +37,11 @@ class Written:
         self._logprobs: list[float] = []
 
     @property
+    def tokens(self) -> int:
+        """How many it wrote."""
+        return self.room - self._left
+
+    @property
     def unsent(self) -> int:
         """Tokens."""
         return len(self._token_ids)

