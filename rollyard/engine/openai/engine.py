@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from rollyard.engine.capabilities import CAPABILITIES
@@ -16,6 +15,7 @@ from rollyard.engine.openai.answers import Piece
 from rollyard.engine.openai.client import OpenAIClient
 from rollyard.engine.openai.failure import ServerError
 from rollyard.engine.openai.offer import Offer, ask_offer
+from rollyard.engine.written import seed
 from rollyard.errors import EngineError, RequestRejected, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rollyard.model.tokenizer import StopWatcher, Tokenizer
 
 ONLY = WeightVersion(0)  # the weights of a server never change here
+JSON_BITS = 2**53 - 1  # of a seed: what every JSON reader keeps
 CLOSE_S = 10.0  # seconds that closing a stream may take
 OVERFLOW = re.compile(r"(?:context|model) length\D{0,20}(\d+)")  # the window, in refusals of OpenAI, vLLM and SGLang
 FINISHES = {
@@ -214,7 +215,7 @@ class OpenAIEngine:
             (*request.prompt_ids, *request.written_ids),
             replace(request.sampling, max_tokens=job.most),
             logprobs=1 if self._offer.logprobs else None,
-            seed=_seed(request),
+            seed=seed(request) & JSON_BITS,
             priority=request.priority,
             extra={"return_token_ids": True, "top_k": request.sampling.top_k or -1} if self._offer.extended else {},
         )
@@ -312,9 +313,3 @@ class OpenAIEngine:
 
     def _fixed(self) -> WeightSyncError:
         return WeightSyncError(f"engine {self._id} takes no weights: those of its servers are not ours")
-
-
-def _seed(request: Request) -> int:
-    """A continuation never draws its beginning again. 53 bits, which every JSON reader keeps."""
-    key = f"{request.seed}/{len(request.written_ids)}".encode()
-    return int.from_bytes(blake2b(key, digest_size=8).digest()) >> 11

@@ -21,7 +21,7 @@ from rollyard.engine.sglang.event import News
 from rollyard.engine.sglang.job import Job
 from rollyard.engine.sglang.server import About
 from rollyard.engine.sglang.totals import Totals
-from rollyard.engine.vllm.written import Written
+from rollyard.engine.written import Written
 from rollyard.errors import EngineError, EngineLost, RequestRejected, RollyardError, TimeLimitExceeded, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.model.architecture import Architecture

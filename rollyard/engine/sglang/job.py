@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from uuid import uuid4
 
 from rollyard.engine.sglang.event import End, News, Reader
-from rollyard.engine.vllm.written import Written
+from rollyard.engine.written import Written
 from rollyard.types import FinishReason, Request, Segment, WeightVersion
 
 SEGMENT_TOKENS = 16

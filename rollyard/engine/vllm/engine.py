@@ -22,7 +22,7 @@ from rollyard.config import EngineConfig
 from rollyard.engine import wire
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.vllm.arguments import COOLEST, HOTTEST, arguments
-from rollyard.engine.vllm.written import Tally, Written, seed
+from rollyard.engine.written import Tally, Written, seed
 from rollyard.errors import EngineError, EngineLost, RequestRejected, TimeLimitExceeded, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.model.architecture import Architecture
