@@ -161,7 +161,8 @@ class EngineConfig(Section):
     tensor_parallel_size: Count = Field(1, description="devices of one vLLM or SGLang engine")
     gpu_memory_utilization: Share = Field(0.9, description="share of a GPU's memory that vLLM takes")
     extra: str = Field("", description="further arguments of vLLM's engine, a JSON object")
-    url: tuple[str, ...] = Field((), description="addresses of running SGLang servers, one for each engine")
+    server: bool = Field(False, description="drive vLLM as a server that is started here, not in a worker process")
+    url: tuple[str, ...] = Field((), description="addresses of running SGLang or vLLM servers, one for each engine")
 
 
 class PlaceConfig(Section):
@@ -264,8 +265,8 @@ def _check_place(config: Config) -> None:
         if place.generate > 1:
             problem = f"a colocated run has one engine, not {place.generate}"
             raise ConfigError(problem, where="place.generate", remedy="use 1, or --place.placement separate")
-    elif kind == "sglang" and len(config.engine.url) != place.generate:
-        problem = f"{place.generate} SGLang engines need as many running servers, and {len(config.engine.url)} are named"
+    elif (kind == "sglang" or config.engine.url) and len(config.engine.url) != place.generate:
+        problem = f"{place.generate} engines need as many running servers, and {len(config.engine.url)} are named"
         raise ConfigError(problem, where="engine.url", remedy="give such as --engine.url http://127.0.0.1:30000")
     elif transport == "in_place":
         problem = "an engine in its own process cannot decode with the trainer's own parameters"
@@ -279,6 +280,11 @@ def _check_engine(engine: EngineConfig) -> None:
         raise ConfigError(f"no JSON: {error}", where="engine.extra", remedy='give such as {"enforce_eager": true}') from None
     if not isinstance(extra, dict):
         raise ConfigError(f"{engine.extra} is no object", where="engine.extra", remedy='give such as {"enforce_eager": true}')
+    if engine.server and (engine.kind != "vllm" or engine.url):
+        problem = "it runs already" if engine.url else f"engine {engine.kind} starts no server"
+        raise ConfigError(problem, where="engine.server", remedy="leave it out, or use engine vllm without engine.url")
+    if engine.url and engine.kind == "embedded":
+        raise ConfigError("an embedded engine is no server", where="engine.url", remedy="leave it out, or name another engine")
     for url in engine.url:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no address", where="engine.url", remedy="give such as http://127.0.0.1:30000")
@@ -459,42 +465,3 @@ def _values(annotation: Any) -> str:
     if get_origin(annotation) is tuple:
         return "LIST"
     return {bool: "BOOL", int: "INT", float: "FLOAT", str: "TEXT"}.get(annotation, "VALUE")
-
-
-# ----------------------------------------------------------------------------------------- the environment
-
-
-def cache_folder() -> Path:
-    """Where base policies are kept: ROLLYARD_CACHE, or rollyard/ under XDG_CACHE_HOME or ~/.cache."""
-    if folder := os.environ.get("ROLLYARD_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollyard"
-
-
-def compiler_command() -> str:
-    """The C++ compiler of the engine's kernels: CXX, or c++."""
-    return os.environ.get("CXX") or "c++"
-
-
-def engine_keys() -> tuple[str, str]:
-    """Keys of engines that are servers: of their interface, and of their control routes where that is another one."""
-    key = os.environ.get("ROLLYARD_ENGINE_KEY", "")
-    return key, os.environ.get("ROLLYARD_ENGINE_ADMIN_KEY") or key
-
-
-DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
-def settle_environment() -> None:
-    """Defaults for libraries that read the environment when they are imported; what the user set stays.
-
-    Waiting OpenMP threads must not spin (they slow a busy machine many times over); a model is a folder, so nothing
-    asks a hub; the tokenizers' own threads would only compete with torch's.
-    """
-    for variable, value in DEFAULTS.items():
-        os.environ.setdefault(variable, value)
-
-
-def process_environment() -> dict[str, str]:
-    """This process's variables, with those defaults, for a process that it starts."""
-    return {**DEFAULTS, **os.environ}

@@ -36,7 +36,8 @@ from rollyard import worker
 from rollyard.advantage.group import advantages
 from rollyard.batch.sample import build
 from rollyard.conductor import Conductor
-from rollyard.config import Config, cache_folder, settle_environment
+from rollyard.config import Config
+from rollyard.environment import cache_folder, settle_environment
 from rollyard.errors import ConfigError, RollyardError, RunFailed
 from rollyard.evaluate import Evaluator
 from rollyard.journal.folder import RunFolder, folder_of, keep_newest, make_folder
@@ -243,7 +244,7 @@ class Ring:
             return
         for number in range(config.place.generate):
             name = f"engine-{number}"
-            if config.engine.kind == "sglang":
+            if config.engine.url:
                 self._engines[name] = worker.attach_engine(config, name, config.engine.url[number], policy)
             else:
                 self._engines[name] = await worker.launch_engine(config, name, policy.folder)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from rollyard.config import Config, EngineConfig, engine_keys, process_environment
+from rollyard.config import Config, EngineConfig
 from rollyard.engine.capabilities import CAPABILITIES, check_capabilities
 from rollyard.engine.host import serve
 from rollyard.engine.remote import RemoteEngine
 from rollyard.engine.vllm import arguments as vllm
-from rollyard.engine.vllm.engine import VllmEngine
+from rollyard.environment import engine_keys, process_environment
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event
 from rollyard.journal.folder import check_folder
@@ -37,6 +37,8 @@ from rollyard.watch.timeline import Timeline
 if TYPE_CHECKING:
     import torch
 
+    from rollyard.engine.http import Client
+    from rollyard.engine.vllm.core import Core
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.model.transformer import CausalLM
     from rollyard.watch.recorder import Recorder
@@ -69,7 +71,8 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     check_columns(reward_of(config, reward), columns)
     check_window(config, architecture)
     if config.engine.kind == "vllm":
-        interpreter(config.engine)
+        if not config.engine.url:
+            interpreter(config.engine)
         vllm.check(config.engine, transport_of(config), config.rollout.temperature)
 
 
@@ -301,14 +304,17 @@ async def launch_engine(config: Config, id_: EngineId, folder: Path) -> RemoteEn
 
 
 def attach_engine(config: Config, id_: EngineId, url: str, policy: Policy) -> Engine:
-    """An engine that is a running SGLang server."""
-    from rollyard.engine.sglang.client import Client
+    """An engine that is a running server."""
+    from rollyard.engine.http import Client
     from rollyard.engine.sglang.engine import SGLangEngine
 
     architecture, engine = policy.model.architecture, config.engine
+    client = Client(url, engine_keys())
+    if engine.kind == "vllm":
+        return _vllm_engine(EngineOrder(config, id_, policy.folder.resolve()), client)
     return SGLangEngine(
         id_,
-        Client(url, engine_keys()),
+        client,
         architecture,
         policy.tokenizer,
         slots=engine.slots,
@@ -322,8 +328,8 @@ def attach_engine(config: Config, id_: EngineId, url: str, policy: Policy) -> En
 async def serve_engine(channel: Channel, order: bytes) -> None:
     """What the child runs: build the engine, serve it until the line ends."""
     ordered = TypeAdapter(EngineOrder).validate_json(order)
-    build = _vllm_engine if ordered.config.engine.kind == "vllm" else _embedded_engine
-    await serve(await build(ordered), channel)
+    vllm_ = ordered.config.engine.kind == "vllm"
+    await serve(_vllm_engine(ordered) if vllm_ else await _embedded_engine(ordered), channel)
 
 
 async def _embedded_engine(ordered: EngineOrder) -> Engine:
@@ -343,19 +349,36 @@ async def _embedded_engine(ordered: EngineOrder) -> Engine:
     return await device.run(build)  # there, since it may compile
 
 
-async def _vllm_engine(ordered: EngineOrder) -> Engine:
-    config, shape = ordered.config, Architecture.from_folder(ordered.folder)
+def _vllm_engine(ordered: EngineOrder, running: Client | None = None) -> Engine:
+    """vLLM below this process, as its engine or as its server; or a server that is running."""
+    from rollyard.engine.vllm.engine import VllmEngine
+
+    shape = Architecture.from_folder(ordered.folder)
     return VllmEngine(
         ordered.id,
+        _vllm_core(ordered, shape, running),
         ordered.folder,
         shape,
-        config.engine,
-        dtype=config.model.dtype if config.engine.dtype == "model" else config.engine.dtype,
-        window=window_of(config, shape),
-        engines=config.place.generate,
+        slots=ordered.config.engine.slots,
+        window=window_of(ordered.config, shape),
         receiver="rollyard.worker:vllm_receiver",
         order=TypeAdapter(EngineOrder).dump_json(ordered).decode(),
     )
+
+
+def _vllm_core(ordered: EngineOrder, shape: Architecture, running: Client | None) -> Core:
+    from rollyard.engine.http import Client
+    from rollyard.engine.vllm.local import LocalCore
+    from rollyard.engine.vllm.server import OwnServer, ServerCore
+
+    config, engine, window = ordered.config, ordered.config.engine, window_of(ordered.config, shape)
+    dtype = config.model.dtype if engine.dtype == "model" else engine.dtype
+    arguments = partial(vllm.arguments, ordered.folder, shape, engine, dtype, window, config.place.generate)
+    if running is None and not engine.server:
+        return LocalCore(arguments)
+    own = None if running is not None else OwnServer(arguments, process_environment())
+    client = running or Client("http://vllm", socket=own.socket if own is not None else "")
+    return ServerCore(client, start_s=engine.start_s, sync_s=config.weights.limit_s, window=window, own=own)
 
 
 def vllm_receiver(order: str, device: torch.device) -> Receiver:

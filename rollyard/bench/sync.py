@@ -28,7 +28,8 @@ from rollyard.bench.consumer import LIMIT, dist, gloo
 from rollyard.bench.result import Figure, Measured, Result, Side
 from rollyard.bench.setting import Setting
 from rollyard.bench.turns import Rounds, Tell, alternate
-from rollyard.config import Config, process_environment
+from rollyard.config import Config
+from rollyard.environment import process_environment
 from rollyard.errors import EngineError
 from rollyard.events import Rollover
 from rollyard.model.folder import tensors

@@ -16,6 +16,7 @@ from itertools import count
 from random import Random
 from time import monotonic
 
+from rollyard.engine import admission
 from rollyard.errors import EngineError, EngineLost, RequestRejected, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
@@ -149,12 +150,16 @@ class FakeEngine:
     def generate(self, requests: Sequence[Request]) -> None:
         """Queue requests; all of them or none. Raises EngineError, and RequestRejected for one that can never run."""
         self._check_alive()
-        state = self._why_not()
-        if state:
-            raise EngineError(f"engine {self._id} takes no requests: it {state}")
-        names = [request.id for request in requests]
-        if len(set(names)) < len(names) or not {job.request.id for job in self._jobs()}.isdisjoint(names):
-            raise RequestRejected(f"engine {self._id} has a request of the same id already")
+        admission.check(
+            self._id,
+            requests,
+            {job.request.id for job in self._jobs()},
+            started=self._task is not None,
+            acknowledged=self._version is not None,
+            asleep=self._asleep,
+            paused=self._paused,
+            draining=self._draining,
+        )
         for job in [self._job(request) for request in requests]:
             heappush(self._waiting, job)
         self._note_work()
@@ -356,14 +361,3 @@ class FakeEngine:
             raise EngineLost(f"engine {self._id} is lost: {self._cause}")
         if self._closed:
             raise EngineError(f"engine {self._id} is closed")
-
-    def _why_not(self) -> str:
-        """Why it takes no requests now, empty when it does."""
-        states = (
-            (self._task is None, "was not started"),
-            (self._version is None, "has acknowledged no weights"),
-            (self._asleep, "is asleep"),
-            (self._paused, "is paused"),
-            (self._draining, "is finishing what it has"),
-        )
-        return next((text for applies, text in states if applies), "")

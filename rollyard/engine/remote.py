@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from rollyard.engine import wire
-from rollyard.errors import EngineError, EngineLost, RequestRejected, TimeLimitExceeded, WeightSyncError
+from rollyard.engine import admission, wire
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.protocols import Channel
 from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
@@ -70,18 +70,10 @@ class RemoteEngine:
     def generate(self, requests: Sequence[Request]) -> None:
         """Hand over requests. One that the engine there refuses comes back as a segment that finishes with ERROR."""
         self._check_alive()
-        states = (
-            (self._version is None, "has acknowledged no weights"),
-            (self._asleep, "is asleep"),
-            (bool(self._held), self._held),
-        )
-        if state := next((text for applies, text in states if applies), ""):
-            raise EngineError(f"engine {self._id} takes no requests: it {state}")
-        names = [request.id for request in requests]
-        if len(set(names)) < len(names) or not self._open.isdisjoint(names):
-            raise RequestRejected(f"engine {self._id} has a request of the same id already")
+        asleep, acknowledged = self._asleep, self._version is not None
+        admission.check(self._id, requests, self._open, acknowledged=acknowledged, asleep=asleep, held=self._held)
         self._channel.tell("generate", wire.REQUESTS.dump_json(tuple(requests)))
-        self._open.update(names)
+        self._open.update(request.id for request in requests)
 
     async def segments(self) -> AsyncIterator[tuple[Segment, ...]]:
         """What was written, as it comes. Raises EngineLost once the engine is gone."""

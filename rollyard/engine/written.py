@@ -72,8 +72,8 @@ def seed(request: Request) -> int:
 class Tally:
     """Running totals, as seen from here: tokens that come together count as one step, from the one before to this one."""
 
-    def __init__(self, slots: int) -> None:
-        self.decoder = ""
+    def __init__(self, slots: int, decoder: str = "") -> None:
+        self.decoder = decoder
         self.copied_bytes = 0  # of weights
         self._slots = slots
         self._fresh = 0  # tokens of the step that is coming in

@@ -22,7 +22,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from rollyard.config import cache_folder
+from rollyard.environment import cache_folder
 from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
 from rollyard.place.link import Link
 

@@ -21,7 +21,7 @@ from rollyard.model.folder import tensors
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
 from rollyard.types import Manifest, TensorInfo, WeightVersion
-from rollyard.weights.flat import check, chosen, fill, fingerprints, infos, model_infos, named, views, whole
+from rollyard.weights.flat import Prepared, check, fill, fingerprints, infos, model_infos, named, taken, views, whole
 from rollyard.weights.layout import Layout, compare
 
 dist: Any = torch.distributed  # its classes written in C++ have no types
@@ -138,7 +138,7 @@ class BroadcastReceiver:
         self._group: Group | None = None
         self._joined = ""
         self._lock = threading.Lock()
-        self._prepared: tuple[WeightVersion, Mapping[str, Tensor]] | None = None
+        self._prepared: Prepared | None = None
 
     def prepare(self, manifest: Manifest) -> None:
         """Receive every bucket, and check. Raises WeightSyncError, naming the bucket; the group is left then."""
@@ -154,9 +154,7 @@ class BroadcastReceiver:
 
     def take(self, version: WeightVersion) -> Mapping[str, Tensor]:
         """Raises WeightSyncError when another version was prepared."""
-        chosen(None if self._prepared is None else self._prepared[0], version)
-        assert self._prepared is not None
-        return self._prepared[1]
+        return taken(self._prepared, version)
 
     def close(self) -> None:
         self._prepared = self._group = None

@@ -20,7 +20,7 @@ from rollyard.model.folder import WEIGHTS, save
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
 from rollyard.types import Manifest, TensorInfo, WeightVersion
-from rollyard.weights.flat import check, chosen, fingerprints, infos, named, whole
+from rollyard.weights.flat import Prepared, check, fingerprints, infos, named, taken, whole
 from rollyard.weights.layout import compare
 
 
@@ -79,7 +79,7 @@ class CheckpointReceiver:
 
     def __init__(self, expected: Sequence[TensorInfo], device: torch.device) -> None:
         self._expected, self._device = expected, device
-        self._prepared: tuple[WeightVersion, Mapping[str, Tensor]] | None = None
+        self._prepared: Prepared | None = None
 
     def prepare(self, manifest: Manifest) -> None:
         """Read and check. Raises WeightSyncError for a folder that is not what the manifest says."""
@@ -96,10 +96,7 @@ class CheckpointReceiver:
 
     def take(self, version: WeightVersion) -> Mapping[str, Tensor]:
         """Raises WeightSyncError when another version was prepared."""
-        chosen(None if self._prepared is None else self._prepared[0], version)
-        assert self._prepared is not None
-        _, arrived = self._prepared
-        return arrived
+        return taken(self._prepared, version)
 
     def close(self) -> None:
         self._prepared = None

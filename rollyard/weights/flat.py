@@ -13,7 +13,7 @@ from rollyard.model.transformer import CausalLM
 from rollyard.types import Manifest, TensorInfo, WeightVersion
 from rollyard.weights.layout import Layout
 
-STRIDE = 1021  # words; one of so many is read for a fingerprint. Prime, so that no regular pattern hides between them
+STRIDE = 8191  # words; one of so many is read for a fingerprint. Prime, so that no regular pattern hides between them
 
 
 def infos(named: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
@@ -74,6 +74,16 @@ def whole(model: CausalLM, version: WeightVersion) -> Mapping[str, Tensor]:
     if not model.stamp.whole:
         raise WeightSyncError(f"{named(version)} cannot be published: a change of the weights failed half way")
     return tensors(model)
+
+
+Prepared = tuple[WeightVersion, Mapping[str, Tensor]]
+
+
+def taken(prepared: Prepared | None, version: WeightVersion) -> Mapping[str, Tensor]:
+    """The tensors of `version`. Raises WeightSyncError unless it is what was prepared."""
+    chosen(None if prepared is None else prepared[0], version)
+    assert prepared is not None
+    return prepared[1]
 
 
 def chosen(prepared: WeightVersion | None, version: WeightVersion) -> None:

@@ -21,7 +21,7 @@ from rollyard.events import EngineId
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
 from rollyard.types import Manifest, TensorInfo, WeightVersion
-from rollyard.weights.flat import check, chosen, fill, fingerprints, infos, model_infos, named, views, whole
+from rollyard.weights.flat import Prepared, check, fill, fingerprints, infos, model_infos, named, taken, views, whole
 from rollyard.weights.layout import Layout, compare
 
 SLOTS = 2
@@ -105,7 +105,7 @@ class SharedMemoryReceiver:
         self._expected, self._device = expected, device
         self._opened = ""
         self._map: mmap.mmap | None = None
-        self._prepared: tuple[WeightVersion, Mapping[str, Tensor]] | None = None
+        self._prepared: Prepared | None = None
 
     def prepare(self, manifest: Manifest) -> None:
         """Find the tensors and check them. Raises WeightSyncError when they are not there."""
@@ -124,9 +124,7 @@ class SharedMemoryReceiver:
 
     def take(self, version: WeightVersion) -> Mapping[str, Tensor]:
         """Raises WeightSyncError when another version was prepared."""
-        chosen(None if self._prepared is None else self._prepared[0], version)
-        assert self._prepared is not None
-        return self._prepared[1]
+        return taken(self._prepared, version)
 
     def close(self) -> None:
         self._prepared = self._map = None

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 
-from rollyard.config import cache_folder, compiler_command
+from rollyard.environment import cache_folder, compiler_command
 
 SOURCE = Path(__file__).with_name("decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-ffp-contract=fast", "-fno-math-errno")

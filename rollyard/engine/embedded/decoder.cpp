@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -534,18 +534,18 @@ static inline void turn(eight (&t)[T]) {  // t[i][j] becomes t[j][i]: halves, qu
     }
 }
 
-// Rows [from, to) of a weight [.., in] into the columns of one panel, the first of them into `column`.
-template <class P, class S> static void pack(P* panel, const S* source, long from, long to, long in, long column) {
-    for (long row = from; row < to; row += T, column += T) {
-        long rows = std::min(T, to - row), k = 0;
-        for (; rows == T && k + T <= in; k += T) {
+// Rows of a weight [.., in], some inputs of each, into the columns of a block from `column` on.
+template <class P, class S> static void pack(P* block, const S* source, long in, long inputs, long rows, long column) {
+    for (long row = 0; row < rows; row += T, column += T) {
+        long here = std::min(T, rows - row), k = 0;
+        for (; here == T && k + T <= inputs; k += T) {
             eight t[T];
             for (int i = 0; i < T; i++) t[i] = widen_all(source + (row + i) * in + k);
             turn(t);
-            put_all(panel, k, column, t);
+            put_all(block, k, column, t);
         }
-        for (; k < in; k++)
-            for (long i = 0; i < rows; i++) put(panel, k, column + i, widen(source[(row + i) * in + k]));
+        for (; k < inputs; k++)
+            for (long i = 0; i < here; i++) put(block, k, column + i, widen(source[(row + i) * in + k]));
     }
 }
 
@@ -555,31 +555,62 @@ struct Job {
     void* panels; const void* source;
     int half, half_source;
     long rows, in, first, each, offset;
-    long begin() const { return first / each; }
-    long count() const { return (first + rows - 1) / each + 1 - begin(); }
+    long until() const { return (first + rows - 1) / each + 1; }  // panels
 };
 
-template <class P, class S> static void pack_panel(const Job& job, long panel) {
+template <class P, class S> static void pack_part(const Job& job, long panel, long k, long inputs, void* block) {
     long from = std::max(0L, panel * job.each - job.first), to = std::min(job.rows, (panel + 1) * job.each - job.first);
     long column = job.offset + job.first + from - panel * job.each;
-    pack((P*)job.panels + panel * job.in * NR, (const S*)job.source, from, to, job.in, column);
+    if (from < to) pack((P*)block, (const S*)job.source + from * job.in + k, job.in, inputs, to - from, column);
+}
+
+// Copies whole cache lines past the cache: fetching them, only to overwrite them, would be a third of the traffic.
+static inline void stream(void* to, const void* from, long bytes) {
+#if defined(__AVX__)
+    if ((uintptr_t)to % 32 == 0) {
+        for (long i = 0; i < bytes; i += 32) _mm256_stream_si256((__m256i*)((char*)to + i), *(const __m256i*)((const char*)from + i));
+        _mm_sfence();
+        return;
+    }
+#endif
+    std::memcpy(to, from, bytes);
+}
+
+// One panel from all the weights that share it, put together in the cache, some inputs at a time.
+static void pack_panel(const Job* jobs, const Job* end, long panel) {
+    constexpr long INPUTS = 512;
+    alignas(64) char block[INPUTS * NR * sizeof(float)];
+    std::memset(block, 0, sizeof block);  // the columns that nobody has
+    long in = jobs->in, width = NR * (jobs->half ? sizeof(bf16) : sizeof(float));
+    for (long k = 0; k < in; k += INPUTS) {
+        long inputs = std::min(INPUTS, in - k);
+        for (const Job* job = jobs; job < end; job++) {
+            if (job->half) (job->half_source ? pack_part<bf16, bf16> : pack_part<bf16, float>)(*job, panel, k, inputs, block);
+            else (job->half_source ? pack_part<float, bf16> : pack_part<float, float>)(*job, panel, k, inputs, block);
+        }
+        stream((char*)jobs->panels + (panel * in + k) * width, block, inputs * width);
+    }
 }
 
 extern "C" {
 
 int rollyard_vector() { return V; }
 
+// Jobs that fill the same panels stand side by side.
 void rollyard_pack(const Job* jobs, long count, int threads) {
-    std::vector<long> until;  // panels of all jobs up to and with this one
-    for (long i = 0; i < count; i++) until.push_back(jobs[i].count() + (i ? until.back() : 0));
+    struct Group { const Job *begin, *end; long until; };  // panels of all groups up to and with this one
+    std::vector<Group> groups;
+    for (const Job* job = jobs; job < jobs + count;) {
+        const Job* begin = job;
+        long panels = 0;
+        for (; job < jobs + count && job->panels == begin->panels; job++) panels = std::max(panels, job->until());
+        groups.push_back({begin, job, panels + (groups.empty() ? 0 : groups.back().until)});
+    }
     Team team(threads, 1);
     team.run([&] {
-        team.share(0, until.back(), [&](long i) {
-            long place = std::upper_bound(until.begin(), until.end(), i) - until.begin();
-            const Job& job = jobs[place];
-            long panel = job.begin() + i - (place ? until[place - 1] : 0);
-            if (job.half) job.half_source ? pack_panel<bf16, bf16>(job, panel) : pack_panel<bf16, float>(job, panel);
-            else job.half_source ? pack_panel<float, bf16>(job, panel) : pack_panel<float, float>(job, panel);
+        team.share(0, groups.back().until, [&](long i) {
+            auto group = std::upper_bound(groups.begin(), groups.end(), i, [](long i, const Group& g) { return i < g.until; });
+            pack_panel(group->begin, group->end, i - (group == groups.begin() ? 0 : std::prev(group)->until));
         });
     });
 }

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from time import perf_counter
 
 from rollyard.config import EngineConfig
+from rollyard.engine import admission
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.embedded.output import Output
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.runner import Runner
 from rollyard.engine.embedded.scheduler import Scheduler
 from rollyard.engine.embedded.scheduler import Sequence as Running
-from rollyard.errors import ConfigError, EngineError, EngineLost, RequestRejected, WeightSyncError
+from rollyard.errors import ConfigError, EngineError, EngineLost, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
@@ -122,16 +123,20 @@ class EmbeddedEngine:
     def generate(self, requests: Sequence[Request]) -> None:
         """Queue requests; all of them or none. Raises EngineError, and RequestRejected for one that can never run."""
         self._check_alive()
-        state = self._why_not()
-        if state:
-            raise EngineError(f"engine {self._id} takes no requests: it {state}")
-        names = [request.id for request in requests]
-        if len(set(names)) < len(names) or not self._open.isdisjoint(names):
-            raise RequestRejected(f"engine {self._id} has a request of the same id already")
+        admission.check(
+            self._id,
+            requests,
+            self._open,
+            started=self._task is not None,
+            acknowledged=self._version is not None,
+            asleep=self._asleep,
+            paused=self._paused,
+            draining=self._draining,
+        )
         for request in requests:
-            self._scheduler.check(request)
-            self._check_vocabulary(request)
-        self._open.update(names)
+            vocab_size = self._model.architecture.vocab_size
+            admission.check_possible(request, self._window, vocab_size, self._scheduler.lacks(request))
+        self._open.update(request.id for request in requests)
         self._arrived.extend(requests)
         self._note_work()
 
@@ -350,20 +355,3 @@ class EmbeddedEngine:
             raise EngineLost(f"engine {self._id} is lost: {type(self._lost).__name__}: {self._lost}") from self._lost
         if self._closed:
             raise EngineError(f"engine {self._id} is closed")
-
-    def _why_not(self) -> str:
-        """Why it takes no requests now, empty when it does."""
-        states = (
-            (self._task is None, "was not started"),
-            (self._version is None, "has acknowledged no weights"),
-            (self._asleep, "is asleep"),
-            (self._paused, "is paused"),
-            (self._draining, "is finishing what it has"),
-        )
-        return next((text for applies, text in states if applies), "")
-
-    def _check_vocabulary(self, request: Request) -> None:
-        vocab = self._model.architecture.vocab_size
-        for ids in (request.prompt_ids, request.written_ids):
-            if ids and (max(ids) >= vocab or min(ids) < 0):
-                raise RequestRejected(f"request {tuple(request.id)} has token ids outside the vocabulary of {vocab}")

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from rollyard.engine.embedded.pages import PagePool, PageTable
-from rollyard.errors import RequestRejected
 from rollyard.types import Request, WeightVersion
 
 PADDED_SHARE = 4  # chunks are padded to the longest of the step: at most this many times `step_tokens` in all
@@ -149,26 +148,16 @@ class Scheduler:
         """Requests that did not end."""
         return self._unfinished
 
-    def check(self, request: Request) -> None:
-        """Raises RequestRejected for a request that can never run here."""
+    def lacks(self, request: Request) -> str:
+        """Why the cache can never hold it; empty when it can."""
         known = len(request.prompt_ids) + len(request.written_ids)
-        problem = ""
-        if not request.prompt_ids:
-            problem = "it has no prompt"
-        elif request.sampling.max_tokens < 1:
-            problem = "it asks for no token"
-        elif known >= self.window:
-            problem = f"its {known} tokens leave no room in the window of {self.window}"
-        else:
-            # The last token's keys and values are never needed.
-            pages = self.pool.pages_for(min(known + request.sampling.max_tokens, self.window) - 1)
-            if pages > self.pool.size:
-                problem = f"it may need {pages} pages of {self.pool.page_tokens} tokens and the cache has {self.pool.size}"
-        if problem:
-            raise RequestRejected(f"request {tuple(request.id)} can never run: {problem}")
+        pages = self.pool.pages_for(min(known + request.sampling.max_tokens, self.window) - 1)  # the last token needs none
+        if pages <= self.pool.size:
+            return ""
+        return f"it may need {pages} pages of {self.pool.page_tokens} tokens and the cache has {self.pool.size}"
 
     def submit(self, request: Request) -> Sequence:
-        """Queue a request that passed `check`."""
+        """Queue a request that can run."""
         sequence = Sequence(request, (request.priority, next(self._arrivals)), list(request.written_ids))
         self._unfinished += 1
         heapq.heappush(self._waiting, sequence)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rollyard.engine import admission
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.openai.answers import Piece
 from rollyard.engine.openai.client import OpenAIClient
@@ -109,16 +110,14 @@ class OpenAIEngine:
     def generate(self, requests: Sequence[Request]) -> None:
         """Ask for all of them at once. Raises EngineError, and RequestRejected for one that can never run."""
         self._check_open()
-        states = (
-            (self._offer is None, "was not started"),
-            (self._paused, "is paused"),
-            (self._draining, "is finishing what it has"),
+        admission.check(
+            self._id,
+            requests,
+            self._jobs,
+            started=self._offer is not None,
+            paused=self._paused,
+            draining=self._draining,
         )
-        if state := next((text for applies, text in states if applies), ""):
-            raise EngineError(f"engine {self._id} takes no requests: it {state}")
-        names = [request.id for request in requests]
-        if len(set(names)) < len(names) or not self._jobs.keys().isdisjoint(names):
-            raise RequestRejected(f"engine {self._id} has a request of the same id already")
         for job in [self._job(request) for request in requests]:
             self._jobs[job.request.id] = job
             job.task = asyncio.create_task(self._serve(job), name=f"request {tuple(job.request.id)}")

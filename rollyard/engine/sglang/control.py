@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
+from rollyard.engine.http import Client, ServerRefused
 from rollyard.engine.sglang import server
-from rollyard.engine.sglang.client import Client, ServerRefused
 from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import WakePart
 from rollyard.types import Manifest, WeightVersion

@@ -14,15 +14,16 @@ from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
 
+from rollyard.engine import admission
 from rollyard.engine.capabilities import CAPABILITIES
-from rollyard.engine.sglang.client import Client, ServerRefused
+from rollyard.engine.http import Client, ServerRefused
 from rollyard.engine.sglang.control import Control, label_of
 from rollyard.engine.sglang.event import News
 from rollyard.engine.sglang.job import Job
 from rollyard.engine.sglang.server import About
 from rollyard.engine.sglang.totals import Totals
 from rollyard.engine.written import Written
-from rollyard.errors import EngineError, EngineLost, RequestRejected, RollyardError, TimeLimitExceeded, WeightSyncError
+from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.model.architecture import Architecture
 from rollyard.model.tokenizer import Tokenizer
@@ -118,13 +119,18 @@ class SGLangEngine:
     def generate(self, requests: Sequence[Request]) -> None:
         """Queue requests; all of them or none. Raises EngineError, and RequestRejected for one that can never run."""
         self._check_alive()
-        if state := self._why_not():
-            raise EngineError(f"engine {self._id} takes no requests: it {state}")
-        names = [request.id for request in requests]
-        if len(set(names)) < len(names) or not (self._jobs.keys() | self._waiting.keys()).isdisjoint(names):
-            raise RequestRejected(f"engine {self._id} has a request of the same id already")
+        admission.check(
+            self._id,
+            requests,
+            self._jobs.keys() | self._waiting.keys(),
+            started=self._about is not None,
+            acknowledged=self._version is not None,
+            asleep=self._asleep,
+            paused=self._paused,
+            draining=self._draining,
+        )
         for request in requests:
-            self._check(request)
+            admission.check_possible(request, self._window, self._architecture.vocab_size)
         for request in requests:
             arrival = next(self._arrivals)
             self._waiting[request.id] = arrival, request
@@ -232,21 +238,6 @@ class SGLangEngine:
         self._ready.put_nowait(None)
 
     # ------------------------------------------------------------------------------------------ one request
-
-    def _check(self, request: Request) -> None:
-        known, vocab = len(request.prompt_ids) + len(request.written_ids), self._architecture.vocab_size
-        ids = (*request.prompt_ids, *request.written_ids)
-        problem = ""
-        if not request.prompt_ids:
-            problem = "it has no prompt"
-        elif request.sampling.max_tokens < 1:
-            problem = "it asks for no token"
-        elif known >= self._window:
-            problem = f"its {known} tokens leave no room in the window of {self._window}"
-        elif max(ids) >= vocab or min(ids) < 0:
-            problem = f"it has token ids outside the vocabulary of {vocab}"
-        if problem:
-            raise RequestRejected(f"request {tuple(request.id)} can never run: {problem}")
 
     def _send_waiting(self) -> None:
         """Fill the server's slots."""
@@ -419,14 +410,3 @@ class SGLangEngine:
             raise EngineLost(f"engine {self._id} is lost: {self._lost}") from self._lost
         if self._closed:
             raise EngineError(f"engine {self._id} is closed")
-
-    def _why_not(self) -> str:
-        """Why it takes no requests now, empty when it does."""
-        states = (
-            (self._about is None, "was not started"),
-            (self._version is None, "has acknowledged no weights"),
-            (self._asleep, "is asleep"),
-            (self._paused, "is paused"),
-            (self._draining, "is finishing what it has"),
-        )
-        return next((text for applies, text in states if applies), "")

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from rollyard.engine.sglang.client import Client, ServerRefused
+from rollyard.engine.http import Client, ServerRefused
 from rollyard.errors import ConfigError, EngineError
 
 OWN_TOKENS = 6  # of its context that SGLang never fills

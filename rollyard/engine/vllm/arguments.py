@@ -26,6 +26,8 @@ def check(config: EngineConfig, transport: str, temperature: float) -> None:
     problem, where, remedy = "", "", ""
     if fixed := FIXED & json.loads(config.extra or "{}").keys():
         problem, where, remedy = f"{min(fixed)} is not free", "engine.extra", "use the option of Rollyard for it, or leave it out"
+    elif config.url and config.python:
+        problem, where, remedy = "a server that runs already has its own", "engine.python", "leave it out"
     elif config.batching == "static":
         problem, where, remedy = "vLLM batches continuously", "engine.batching", "use continuous, or engine embedded"
     elif transport == "broadcast" and config.tensor_parallel_size > 1:
@@ -48,11 +50,12 @@ def environment(config: EngineConfig, threads: int, *, cpu: bool = False) -> dic
     """
     eager = {"TORCHDYNAMO_DISABLE": "1"} if cpu and "enforce_eager" not in json.loads(config.extra or "{}") else {}
     return eager | {
+        "ROLLYARD_OWNED": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         # With one device the worker lives in the core's process: one process less to start, one hop less in every step.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if config.tensor_parallel_size == 1 else "1",
-        # All tokens of a step come through at once: `VllmEngine._settled` relies on it.
+        # All tokens of a step come through at once: `LocalCore._settled` relies on it.
         "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(2**30),
         "OMP_NUM_THREADS": str(threads),
     }

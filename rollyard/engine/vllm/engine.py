@@ -1,29 +1,27 @@
-"""vLLM's async engine: token ids in, token ids and logprobs out. It runs in a process that Rollyard owns.
-
-Written against vLLM 0.32; the one module on this side that knows its insides. On the other side, within vLLM's own worker,
-that is `worker`.
-
-    VllmEngine ── AsyncLLM ──(vLLM's line)── EngineCore, its worker, and there worker.Transfer with a Receiver
+"""vLLM as an engine: token ids in, token ids and logprobs out, in a process that Rollyard owns or from a server.
 
 vLLM computes; what a completion is stays Rollyard's: stop strings are found on token ids as the embedded engine finds them,
 and so are the finish reasons. Every request's cache is salted with the count of loads, so no key or value of older weights
-is ever shared with a request that came after them.
+is ever shared with a request that came after them. Where vLLM says at its end which weights wrote a request, that must be
+what was reported meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any
 
-from rollyard.config import EngineConfig
-from rollyard.engine import wire
+from rollyard.engine import admission, wire
 from rollyard.engine.capabilities import CAPABILITIES
-from rollyard.engine.vllm.arguments import COOLEST, HOTTEST, arguments
+from rollyard.engine.vllm.arguments import COOLEST, HOTTEST
+from rollyard.engine.vllm.core import Asked, Core, Output
 from rollyard.engine.written import Tally, Written, seed
-from rollyard.errors import EngineError, EngineLost, RequestRejected, TimeLimitExceeded, WeightSyncError
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.model.architecture import Architecture
 from rollyard.model.tokenizer import Tokenizer
@@ -31,24 +29,33 @@ from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Re
 
 SEGMENT_TOKENS = 16
 POLL_S = 0.01  # seconds between two looks at weights that are on their way
-ALIVE_S = 0.5  # seconds between two looks at vLLM's core while nothing runs
-SETTLE_S = 30.0  # seconds that tokens may take from vLLM's front end to here
+AGAIN_S = 0.5  # vLLM forgets an order about a request that it does not know yet, so the order is repeated
+SETTLE_S = 30.0  # seconds that what was cut may take to end
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request under way."""
+
+    written: Written
+    name: str  # what vLLM calls it
+    task: asyncio.Task[None] | None = None
+    labels: Counter[str] = field(default_factory=Counter)  # its tokens by the weights that were current when they came
 
 
 class VllmEngine:
-    """Implements `protocols.Engine` with `AsyncLLM`.
+    """Implements `protocols.Engine` with vLLM.
 
     It starts with the weights of the folder and acknowledges none of them. With random ones it would start no sooner, and a
     packed copy that a load leaves behind would pass for noise in the canary.
 
     Args:
         id: its name.
-        folder: of the model: its configuration and tokenizer are used.
+        core: vLLM; closed with the engine.
+        folder: of the model: its tokenizer is used.
         architecture: of that model.
-        config: slots, tokens of a step, further arguments of vLLM.
-        dtype: of weights and cache, such as "float32".
+        slots: sequences at a time, unless vLLM has room for fewer.
         window: tokens of prompt and completion at most.
-        engines: how many of them share this machine's memory.
         receiver: `module:function` that makes the receiver inside vLLM's worker, from `order` and a torch device.
         order: what that function needs.
     """
@@ -56,25 +63,24 @@ class VllmEngine:
     def __init__(
         self,
         id: str,
+        core: Core,
         folder: Path,
         architecture: Architecture,
-        config: EngineConfig,
         *,
-        dtype: str,
+        slots: int,
         window: int,
-        engines: int,
         receiver: str,
         order: str,
     ) -> None:
-        self._id, self._folder, self._architecture, self._config = id, folder, architecture, config
-        self._dtype, self._window, self._engines = dtype, window, engines
-        self._receiver, self._order = receiver, order
-        self._llm: Any = None
+        self._id, self._core, self._folder, self._architecture = id, core, folder, architecture
+        self._slots, self._window, self._receiver, self._order = slots, window, receiver, order
         self._tokenizer: Tokenizer | None = None
         self._version: WeightVersion | None = None
-        self._loads = self._prepares = 0
-        self._open: dict[RequestId, asyncio.Task[None]] = {}
-        self._written: dict[RequestId, Written] = {}
+        self._label = ""  # what vLLM calls those weights: no two loads are called alike
+        self._labels: set[str] = set()
+        self._prepares = 0
+        self._names = count()
+        self._jobs: dict[RequestId, _Job] = {}
         self._due: list[Segment] = []
         self._sending = False
         self._ready: asyncio.Queue[tuple[Segment, ...] | None] = asyncio.Queue()  # None: no more will come
@@ -84,7 +90,7 @@ class VllmEngine:
         self._watching: asyncio.Task[None] | None = None
         self._paused = self._draining = self._closed = False
         self._lost = ""
-        self._tally = Tally(config.slots)
+        self._tally = Tally(slots)
 
     @property
     def id(self) -> str:
@@ -92,7 +98,7 @@ class VllmEngine:
 
     @property
     def slots(self) -> int:
-        return self._config.slots
+        return self._slots
 
     @property
     def version(self) -> WeightVersion | None:
@@ -103,34 +109,39 @@ class VllmEngine:
         return CAPABILITIES["vllm"]
 
     async def start(self) -> None:
-        """Start vLLM's core and wait until it serves. Raises EngineError; why it failed stands in what it printed."""
+        """Wait until vLLM serves. Raises EngineError, or ConfigError for a server that does not suit."""
         self._check_alive()
-        if self._llm is not None:
+        if self._watching is not None:
             raise EngineError(f"engine {self._id} was started already")
-        self._llm = await asyncio.to_thread(self._build)
-        await self._llm.get_supported_tasks()  # asked once; from now on a request is handed over without waiting
-        await self._hand_over_receiver()
-        await self._warm_up()
+        with self._named():
+            self._tokenizer = await asyncio.to_thread(Tokenizer, self._folder)
+            self._slots = min(self._slots, await self._core.start(self._receiver, self._order))
+            self._tally = Tally(self._slots, self._core.name)
+            await self._warm_up()
         self._watching = asyncio.create_task(self._watch(), name=f"engine {self._id}")
 
     def generate(self, requests: Sequence[Request]) -> None:
         """Queue requests; all of them or none. Raises EngineError, and RequestRejected for one that can never run."""
         self._check_alive()
-        if state := self._why_not():
-            raise EngineError(f"engine {self._id} takes no requests: it {state}")
-        names = [request.id for request in requests]
-        if len(set(names)) < len(names) or not self._open.keys().isdisjoint(names):
-            raise RequestRejected(f"engine {self._id} has a request of the same id already")
+        admission.check(
+            self._id,
+            requests,
+            self._jobs,
+            started=self._watching is not None,
+            acknowledged=self._version is not None,
+            paused=self._paused,
+            draining=self._draining,
+        )
         for request in requests:
             self._check(request)
-        if requests and not self._open:
+        if requests and not self._jobs:
             self._still.clear()
             self._tally.began()
         for request in requests:
             self._begin(request)
 
     async def segments(self) -> AsyncIterator[tuple[Segment, ...]]:
-        """What was written, as it is written. Raises EngineLost when vLLM's core is gone."""
+        """What was written, as it is written. Raises EngineLost when vLLM is gone."""
         while (segments := await self._ready.get()) is not None:
             yield segments
         if not self._closed:
@@ -140,13 +151,13 @@ class VllmEngine:
         """Cut these requests. What they wrote comes out of `segments`."""
         async with self._turn:
             self._check_alive()
-            await self._cut([name for name in requests if name in self._open])
+            await self._cut([self._jobs[name] for name in requests if name in self._jobs])
 
     async def pause(self, rollover: Rollover) -> None:
         """Stop at a token boundary; under DRAIN once every request has ended. Raises EngineError if they stand still."""
         self._check_alive()
         if rollover is Rollover.DRAIN:
-            if self._paused and self._open:
+            if self._paused and self._jobs:
                 raise EngineError(f"engine {self._id} cannot finish what it has while it is paused: resume it first")
             self._draining = True
             await self._still.wait()
@@ -154,7 +165,7 @@ class VllmEngine:
             self._check_alive()
             self._paused, self._draining = True, False
             if rollover is Rollover.ABORT:
-                await self._cut(list(self._open))
+                await self._cut(list(self._jobs.values()))
             await self._stand_still()
             self._send()
 
@@ -163,28 +174,30 @@ class VllmEngine:
         self._check_alive()
         self._prepares += 1
         number = self._prepares
-        await self._worker("rollyard_prepare", number, wire.MANIFEST.dump_json(manifest).decode())
-        while not all(await self._worker("rollyard_prepared", number)):  # noqa: ASYNC110 (a worker cannot call us)
+        await self._ask("rollyard_prepare", number, wire.MANIFEST.dump_json(manifest).decode())
+        while not all(answer["done"] for answer in await self._ask("rollyard_prepared", number)):  # noqa: ASYNC110 (it cannot call us)
             await asyncio.sleep(POLL_S)
 
     async def load(self, version: WeightVersion) -> None:
         """Switch to `version`. Raises WeightSyncError with the version unchanged, EngineError while it generates."""
         async with self._turn:
             self._check_alive()
-            if not self._paused and self._open:
+            if not self._paused and self._jobs:
                 raise EngineError(f"engine {self._id} cannot change weights while it generates: pause it first")
             if not self._paused:
                 await self._stand_still()
             try:
                 await self._switch(version)
             finally:
-                if not self._paused:
-                    await self._llm.resume_generation()
+                if not self._paused and not self._lost:
+                    with self._named():
+                        await self._core.go_on()
 
     async def resume(self) -> None:
         """Go on after a pause."""
         self._check_alive()
-        await self._llm.resume_generation()
+        with self._named():
+            await self._core.go_on()
         self._paused = self._draining = False
         self._tally.began()
 
@@ -199,21 +212,20 @@ class VllmEngine:
         return self._tally.stats()
 
     async def close(self) -> None:
-        """Cut what runs, end vLLM's processes. Closing twice is harmless."""
+        """Cut what runs, end vLLM or let go of its server. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
         if self._watching is not None:
             self._watching.cancel()
-        if self._llm is not None:
-            try:
-                if not self._lost:
-                    await self._cut(list(self._open))
-            finally:
-                await asyncio.to_thread(self._llm.shutdown, timeout=0.0)
-        self._send()
-        self._ready.put_nowait(None)
-        self._still.set()
+        try:
+            if not self._lost and self._jobs:
+                await self._cut(list(self._jobs.values()))
+        finally:
+            await self._core.close()
+            self._send()
+            self._ready.put_nowait(None)
+            self._still.set()
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -224,82 +236,89 @@ class VllmEngine:
             watcher = self._tokenizer.stream(request.sampling.stop)
             watcher.feed(request.written_ids)
         written = Written(request, self._window, self._architecture.eos_ids, watcher, self._version)
-        task = asyncio.create_task(self._write(written), name=_name(request.id))
-        self._written[request.id], self._open[request.id] = written, task
-        task.add_done_callback(self._on_done)
+        name = f"{request.id.group}.{request.id.member}.{request.id.attempt}.{next(self._names)}"
+        job = self._jobs[request.id] = _Job(written, name)
+        job.task = asyncio.create_task(self._write(job), name=name)
+        job.task.add_done_callback(self._on_done)
 
     async def _begin_again(self) -> None:
         """Requests that have written nothing are handed over anew: what vLLM may have computed for them is of older weights."""
-        silent = [written.request for written in self._written.values() if not written.tokens]
-        tasks = [self._open[request.id] for request in silent]
+        silent = [job for job in self._jobs.values() if not job.written.tokens]
+        tasks = [job.task for job in silent if job.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for request in silent:
-            self._begin(request)
-        await asyncio.sleep(0)  # they have reached vLLM
+        for job in silent:
+            self._begin(job.written.request)
+        await asyncio.sleep(0)  # those in this process have reached vLLM
 
-    async def _write(self, written: Written) -> None:
+    async def _write(self, job: _Job) -> None:
         """Take one request's tokens from vLLM until it ends."""
-        from vllm.exceptions import VLLMClientError
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
-        request = written.request
-        ids = [*request.prompt_ids, *request.written_ids]
-        prompt = {"type": "token", "prompt_token_ids": ids, "cache_salt": f"load {self._loads}"}
-        stream = self._llm.generate(prompt, self._params(written), _name(request.id), priority=request.priority)
-        finish, problem, first = FinishReason.ERROR, "", True
+        written, request = job.written, job.written.request
+        ids = (*request.prompt_ids, *request.written_ids)
+        asked = Asked(job.name, ids, self._params(written), f"load {self._label}", request.priority)
+        finish, problem, cached = FinishReason.ERROR, "vLLM ended it without a word", 0
         try:
-            async for output in stream:
-                if first:
-                    self._tally.prompt(len(ids), output.num_cached_tokens or 0)
-                    first = False
-                if (ended := self._take(written, output.outputs[0])) is not None:
-                    finish, problem = ended
-                    break
-        except EngineDeadError:
-            self._lose("vLLM's core ended")
+            async with aclosing(self._core.generate(asked)) as outputs:
+                async for output in outputs:
+                    cached = cached or output.cached
+                    if (ended := self._take(job, output)) is not None:
+                        finish, problem = ended
+                        break
+        except EngineLost as error:
+            self._lose(str(error))
             return
-        except (VLLMClientError, EngineGenerateError) as error:
-            problem = f"{type(error).__name__}: {error.__cause__ or error}"
-        finally:
-            await stream.aclose()  # cuts it there too, when it ended here first
-        del self._open[request.id], self._written[request.id]
+        except EngineError as error:
+            problem = str(error)
+        if written.tokens:
+            self._tally.prompt(len(ids), cached)
+        del self._jobs[request.id]
         self._deliver(self._flush(written, finish, problem))
-        if not self._open:
+        if not self._jobs:
             self._still.set()
 
-    def _take(self, written: Written, output: Any) -> tuple[FinishReason, str] | None:
-        """Add what vLLM wrote; how the request ended, if it has."""
-        for token_id, logprobs in zip(output.token_ids, output.logprobs or (), strict=True):
-            finish = written.push(token_id, logprobs[token_id].logprob)
+    def _take(self, job: _Job, output: Output) -> tuple[FinishReason, str] | None:
+        """Add what vLLM wrote; how the request ended, if it has. Raises EngineLost when vLLM was started anew."""
+        written, finish = job.written, None
+        for token_id, logprob in zip(output.token_ids, output.logprobs, strict=True):
+            finish = written.push(token_id, logprob)
+            job.labels[self._label] += 1
             self._tally.token()
             if finish is not None:
-                return finish, ""
+                break
+        if output.labels is not None and output.labels != job.labels and (problem := self._disagrees(job, output.labels)):
+            return FinishReason.ERROR, problem
+        if finish is not None:
+            return finish, ""
         self._deliver(*([self._flush(written)] if written.unsent >= SEGMENT_TOKENS else []))
-        if output.finish_reason is None:
+        if not output.finish:
             return None
-        if output.finish_reason == "abort":
+        if output.finish == "abort":
             return FinishReason.ABORT, ""
-        return FinishReason.ERROR, f"vLLM ended it: {output.finish_reason} {output.stop_reason or ''}".rstrip()
+        return FinishReason.ERROR, f"vLLM ended it: {output.finish} {output.reason}".rstrip()
 
-    def _params(self, written: Written) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+    def _disagrees(self, job: _Job, labels: Counter[str]) -> str:
+        """What is wrong with the weights that vLLM says it wrote with; tokens after a stop string, which were cut, are not."""
+        if strange := labels.keys() - self._labels:
+            raise EngineLost(f"vLLM says that it wrote with weights {min(strange)!r}, which were not loaded: it was started anew")
+        surplus = labels - job.labels
+        if job.labels <= labels and set(surplus) <= {self._label}:
+            return ""
+        return f"vLLM says that it wrote {dict(labels)} tokens by weights, and {dict(job.labels)} came while those were current"
 
+    def _params(self, written: Written) -> dict[str, object]:
         sampling = written.request.sampling
-        return SamplingParams(
-            max_tokens=written.room,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=seed(written.request),
-            logprobs=0,  # of the drawn token alone
-            ignore_eos=True,  # Rollyard's own set of them is given instead
-            stop_token_ids=sorted(written.eos_ids),
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )
+        return {
+            "max_tokens": written.room,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": seed(written.request),
+            "logprobs": 0,  # of the drawn token alone
+            "ignore_eos": True,  # Rollyard's own set of them is given instead
+            "stop_token_ids": sorted(written.eos_ids),
+            "detokenize": False,
+        }
 
     def _flush(self, written: Written, finish: FinishReason | None = None, problem: str = "") -> Segment:
         assert self._version is not None
@@ -315,119 +334,95 @@ class VllmEngine:
     def _send(self) -> None:
         self._sending = False
         if self._tally.step() or self._paused:
-            self._due += [self._flush(written) for written in self._written.values() if written.unsent]
+            self._due += [self._flush(job.written) for job in self._jobs.values() if job.written.unsent]
         if self._due:
             self._ready.put_nowait(tuple(self._due))
             self._due = []
 
-    async def _cut(self, names: Sequence[RequestId]) -> None:
+    async def _cut(self, jobs: Sequence[_Job]) -> None:
+        """Have vLLM end them; what it wrote before counts. Raises TimeLimitExceeded when it does not."""
         await asyncio.sleep(0)  # those that were just handed over have then reached vLLM
-        tasks = [self._open[name] for name in names if name in self._open]
-        await self._llm.abort([_name(name) for name in names])
-        async with self._settling():
-            await asyncio.gather(*tasks)
+        left = {job.task: job.name for job in jobs if job.task is not None}
+        until = asyncio.get_running_loop().time() + SETTLE_S
+        while left and not self._lost:
+            with self._named():
+                await self._core.abort(list(left.values()))
+            done, _ = await asyncio.wait(left, timeout=AGAIN_S)
+            for task in done:
+                del left[task]
+            if left and asyncio.get_running_loop().time() > until:
+                raise TimeLimitExceeded(f"engine {self._id}: vLLM did not end what it was told to within {SETTLE_S:g} s")
         self._send()
 
     async def _stand_still(self) -> None:
-        """No step from now on, and all that was written before is here."""
         await asyncio.sleep(0)
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
-        async with self._settling():
-            while not self._settled():  # noqa: ASYNC110 (vLLM has no event for it)
-                await asyncio.sleep(0)
-
-    @asynccontextmanager
-    async def _settling(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(SETTLE_S):
-                yield
-        except TimeoutError:
-            raise TimeLimitExceeded(f"engine {self._id}: what vLLM wrote was not here within {SETTLE_S:g} s") from None
-
-    def _settled(self) -> bool:
-        """vLLM's answer to a pause may overtake, on this side, tokens that were written before it."""
-        processor = self._llm.output_processor
-        waiting = any(state.queue.output is not None for state in processor.request_states.values())
-        ended = len(processor.request_states) < len(self._open)
-        return bool(self._llm.engine_core.outputs_queue.empty()) and not waiting and not ended
+        with self._named():
+            await self._core.stand_still()
 
     # -------------------------------------------------------------------------------------------------- weights
 
-    async def _hand_over_receiver(self) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-
-        info = {"factory": self._receiver, "order": self._order}
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
-
     async def _switch(self, version: WeightVersion) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        copied = await self._worker("rollyard_take", version.step, version.incarnation)
-        await self._vllm(self._llm.start_weight_update())
-        update = {"step": version.step, "incarnation": version.incarnation}
-        await self._vllm(self._llm.update_weights(WeightTransferUpdateRequest(update_info=update)))
-        await self._vllm(self._llm.finish_weight_update(f"{version.step}.{version.incarnation}"))
-        self._loads += 1
-        self._version = version
-        self._tally.copied_bytes += sum(copied)
+        label = f"{len(self._labels)}.{version.step}.{version.incarnation}"
+        taken = await self._ask("rollyard_take", version.step, version.incarnation)
+        with self._failing():
+            await self._core.update(version, label)
+        self._labels.add(label)
+        self._version, self._label = version, label
+        self._tally.copied_bytes += sum(int(str(answer["bytes"])) for answer in taken)
         await self._begin_again()
-        if not self._open:  # else vLLM would refuse; the salt alone keeps old pages from new requests
-            await self._llm.reset_prefix_cache()
+        if not self._jobs:  # else vLLM would refuse; the salt alone keeps old pages from new requests
+            with self._named():
+                await self._core.forget()
 
-    async def _worker(self, method: str, *args: object) -> list[Any]:
+    async def _ask(self, method: str, *args: object) -> Sequence[Mapping[str, object]]:
         """Call the extension in every worker; a problem that one of them tells is a WeightSyncError."""
-        answers = await self._vllm(self._llm.collective_rpc(method, args=args))
+        with self._failing():
+            answers = await self._core.ask(method, *args)
         for answer in answers:
-            if isinstance(answer, str):
-                raise WeightSyncError(f"engine {self._id}: {answer}")
-        return list(answers)
+            if "problem" in answer:
+                raise WeightSyncError(f"engine {self._id}: {answer['problem']}")
+        return answers
 
-    async def _vllm(self, call: Awaitable[Any]) -> Any:
-        """A call that changes weights. vLLM raises bare exceptions for what failed in a worker."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A call that changes weights: what vLLM fails in is a WeightSyncError."""
         try:
-            return await call
-        except EngineDeadError:
-            self._lose("vLLM's core ended")
-            raise EngineLost(f"engine {self._id} is lost: {self._lost}") from None
-        except Exception as error:
-            raise WeightSyncError(f"engine {self._id}: {error}") from error
+            with self._named():
+                yield
+        except EngineLost:
+            raise
+        except (EngineError, TimeLimitExceeded) as error:
+            raise WeightSyncError(str(error)) from error
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """A call to vLLM; errors say whose it was."""
+        try:
+            yield
+        except EngineLost as error:
+            self._lose(str(error))
+            raise EngineLost(f"engine {self._id} is lost: {error}") from None
+        except TimeLimitExceeded as error:
+            raise TimeLimitExceeded(f"engine {self._id}: {error}") from None
+        except EngineError as error:
+            raise EngineError(f"engine {self._id}: {error}") from error
 
     # ---------------------------------------------------------------------------------------------------- vLLM
 
-    def _build(self) -> Any:
-        """On a thread: it blocks until vLLM's core is ready."""
-        import vllm
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        self._tally.decoder = f"vLLM {vllm.__version__}"
-        self._tokenizer = Tokenizer(self._folder)
-        given = arguments(self._folder, self._architecture, self._config, self._dtype, self._window, self._engines)
-        try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
-        except (RuntimeError, ValueError, TypeError, OSError) as error:
-            raise EngineError(f"engine {self._id}: vLLM did not start: {error}") from error
-
     async def _warm_up(self) -> None:
         """The first request for logprobs has vLLM compile a kernel; better now than in the first step of a run."""
-        from vllm import SamplingParams
 
         async def ask(name: str) -> None:
-            prompt = {"type": "token", "prompt_token_ids": [0]}
-            async for _ in self._llm.generate(prompt, SamplingParams(max_tokens=2, logprobs=0, detokenize=False), name):
+            params = {"max_tokens": 2, "logprobs": 0, "detokenize": False, "ignore_eos": True}
+            async for _ in self._core.generate(Asked(name, (0,), params, "warm up", 0)):
                 pass
 
         await ask("warm up alone")
-        await asyncio.gather(*(ask(f"warm up {number}") for number in range(min(3, self._config.slots))))
-        await self._llm.reset_prefix_cache()
+        await asyncio.gather(*(ask(f"warm up {number}") for number in range(min(3, self._slots))))
+        await self._core.forget()
 
     async def _watch(self) -> None:
-        """Nothing asks vLLM while nothing runs, so its end would go unnoticed."""
-        while not self._llm.errored:  # noqa: ASYNC110 (vLLM has no event for it)
-            await asyncio.sleep(ALIVE_S)
-        self._lose("vLLM's core ended")
+        self._lose(await self._core.ended())
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """A request's task ends by itself; an error that was not foreseen ends the engine, so that nobody waits for it."""
@@ -446,33 +441,8 @@ class VllmEngine:
         if self._closed:
             raise EngineError(f"engine {self._id} is closed")
 
-    def _why_not(self) -> str:
-        """Why it takes no requests now, empty when it does."""
-        states = (
-            (self._llm is None, "was not started"),
-            (self._version is None, "has acknowledged no weights"),
-            (self._paused, "is paused"),
-            (self._draining, "is finishing what it has"),
-        )
-        return next((text for applies, text in states if applies), "")
-
     def _check(self, request: Request) -> None:
-        known, sampling = len(request.prompt_ids) + len(request.written_ids), request.sampling
-        ids = (*request.prompt_ids, *request.written_ids)
-        problem = ""
-        if not request.prompt_ids:
-            problem = "it has no prompt"
-        elif sampling.max_tokens < 1:
-            problem = "it asks for no token"
-        elif known >= self._window:
-            problem = f"its {known} tokens leave no room in the window of {self._window}"
-        elif max(ids) >= self._architecture.vocab_size or min(ids) < 0:
-            problem = f"it has token ids outside the vocabulary of {self._architecture.vocab_size}"
-        elif sampling.temperature and not COOLEST <= sampling.temperature <= HOTTEST:
-            problem = f"vLLM does not draw at a temperature of {sampling.temperature:g}"
-        if problem:
-            raise RequestRejected(f"request {tuple(request.id)} can never run: {problem}")
-
-
-def _name(request: RequestId) -> str:
-    return f"{request.group}.{request.member}.{request.attempt}"
+        temperature = request.sampling.temperature
+        cold = temperature and not COOLEST <= temperature <= HOTTEST
+        problem = f"vLLM does not draw at a temperature of {temperature:g}" if cold else ""
+        admission.check_possible(request, self._window, self._architecture.vocab_size, problem)

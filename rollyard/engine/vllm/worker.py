@@ -1,7 +1,7 @@
 """What runs inside vLLM's own worker: a transfer backend that takes weights from one of Rollyard's receivers.
 
 vLLM imports this module by name (`worker_extension_cls`) before it makes the worker, on every device; nothing on our side
-of the line does. Written against vLLM 0.32; with `engine` the only module that knows its insides.
+of the line does. Written against vLLM 0.32; with `local` and `server` all that knows its insides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 import vllm
@@ -30,6 +30,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from rollyard.engine import wire
+from rollyard.environment import owned
 from rollyard.errors import RollyardError
 from rollyard.protocols import Receiver
 from rollyard.types import WeightVersion
@@ -37,7 +38,7 @@ from rollyard.types import WeightVersion
 BACKEND = "rollyard"
 NO_REPACK = "rollyard_no_repack"  # among `additional_config`: leave a tied head as vLLM leaves it, to show that this is seen
 Factory = Callable[[str, torch.device], Receiver]
-T = TypeVar("T")
+Answer = dict[str, object]
 
 
 @dataclass
@@ -61,8 +62,11 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
 
     init_info_cls, update_info_cls = Order, Version
     supports_draft_weight_update = False
+    _receiver: Receiver | None = None
+    _thread: ThreadPoolExecutor | None = None
 
     def init_transfer_engine(self, init_info: Order) -> None:
+        self.shutdown()  # an earlier run's, in a server that goes on from run to run
         module, _, function = init_info.factory.partition(":")
         factory: Factory = getattr(importlib.import_module(module), function)
         self._receiver = factory(init_info.order, self.device)
@@ -73,6 +77,7 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
 
     def prepare(self, number: int, manifest: str) -> None:
         """Begin to bring tensors near, beside generation."""
+        assert self._thread is not None and self._receiver is not None, "it was given a receiver"
         self._coming = {number: self._thread.submit(self._receiver.prepare, wire.MANIFEST.validate_json(manifest))}
 
     def prepared(self, number: int) -> bool:
@@ -84,6 +89,7 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
 
     def take(self, version: WeightVersion) -> int:
         """Bytes of the version that was prepared; it is what `receive_weights` fills in. Raises WeightSyncError."""
+        assert self._receiver is not None, "it was given a receiver"
         taken = self._receiver.take(version)
         assert taken is not None, "a receiver in another process has tensors of its own"
         self._taken = taken
@@ -114,8 +120,11 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
             _repack_tied_heads(self.model)
 
     def shutdown(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._receiver.close()
+        if self._thread is not None and self._receiver is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._receiver.close()
+        self._thread = self._receiver = None
+        self._taken, self._current = {}, {}
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
@@ -132,26 +141,40 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
 
 
 class WorkerExtension:
-    """Methods that vLLM adds to its worker. A problem is told as text: vLLM would wrap an exception into one of its own."""
+    """Methods that vLLM adds to its worker; answers are objects, which pass through its server as they are.
+
+    A problem is told as text: vLLM would wrap an exception into one of its own.
+    """
 
     weight_transfer_engine: Transfer
+    vllm_config: Any
 
-    def rollyard_prepare(self, number: int, manifest: str) -> bool:
+    def rollyard_about(self) -> Answer:
+        model, scheduler = self.vllm_config.model_config, self.vllm_config.scheduler_config
+        return {
+            "version": vllm.__version__,
+            "logprobs_mode": str(model.logprobs_mode),
+            "policy": str(scheduler.policy),
+            "window": int(model.max_model_len),
+            "slots": int(scheduler.max_num_seqs),
+        }
+
+    def rollyard_prepare(self, number: int, manifest: str) -> Answer:
         self.weight_transfer_engine.prepare(number, manifest)
-        return True
+        return {}
 
-    def rollyard_prepared(self, number: int) -> bool | str:
-        return _told(lambda: self.weight_transfer_engine.prepared(number))
+    def rollyard_prepared(self, number: int) -> Answer:
+        return _told(lambda: {"done": self.weight_transfer_engine.prepared(number)})
 
-    def rollyard_take(self, step: int, incarnation: int) -> int | str:
-        return _told(lambda: self.weight_transfer_engine.take(WeightVersion(step, incarnation)))
+    def rollyard_take(self, step: int, incarnation: int) -> Answer:
+        return _told(lambda: {"bytes": self.weight_transfer_engine.take(WeightVersion(step, incarnation))})
 
 
-def _told(call: Callable[[], T]) -> T | str:
+def _told(call: Callable[[], Answer]) -> Answer:
     try:
         return call()
     except RollyardError as error:
-        return str(error)
+        return {"problem": str(error)}
 
 
 def _outlive_not(leader: int) -> None:
@@ -164,6 +187,7 @@ def _outlive_not(leader: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-threading.Thread(target=_outlive_not, args=(os.getpgrp(),), name="leader", daemon=True).start()
+if owned():
+    threading.Thread(target=_outlive_not, args=(os.getpgrp(),), name="leader", daemon=True).start()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, Transfer)

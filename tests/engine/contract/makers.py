@@ -335,6 +335,9 @@ MAKERS: dict[str, Maker] = {
     "embedded-child": Maker(child, partner="embedded-native"),
     # Short pages, so that a small window holds several.
     "vllm": Maker(partial(child, kind="vllm", extra='{"block_size": 32}'), marks=(pytest.mark.vllm, pytest.mark.timeout(300))),
+    "vllm-server": Maker(
+        partial(child, kind="vllm", server=True, extra='{"block_size": 32}'), marks=(pytest.mark.vllm, pytest.mark.timeout(300))
+    ),
     "sglang": Maker(partial(sglang, incremental=True)),
     "sglang-0.5.6": Maker(partial(sglang, version="0.5.6", deterministic=True), partner="sglang-0.5.6"),
     "openai": Maker(openai),

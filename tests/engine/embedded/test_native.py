@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from rollyard.config import EngineConfig, compiler_command
+from rollyard.config import EngineConfig
 from rollyard.engine.embedded import compile as compiling
 from rollyard.engine.embedded.compile import KernelsUnavailable, kernels
 from rollyard.engine.embedded.decoder import build
@@ -19,6 +19,7 @@ from rollyard.engine.embedded.native import ADD, STORE, SWIGLU, NativeDecoder, P
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.plain import PlainDecoder
 from rollyard.engine.embedded.sampler import NEAR_EDGE, by_inverse_cdf
+from rollyard.environment import compiler_command
 from rollyard.errors import ConfigError, EngineLost, WeightSyncError
 from rollyard.model.folder import load
 from rollyard.types import WeightVersion

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rollyard.config import EngineConfig, process_environment
+from rollyard.config import EngineConfig
 from rollyard.engine.openai.client import OpenAIClient
 from rollyard.engine.openai.engine import OpenAIEngine
 from rollyard.engine.openai.failure import ServerError
 from rollyard.engine.openai.limits import Limits
+from rollyard.environment import process_environment
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.types import FinishReason, RequestId, Sampling, WeightVersion
 from rollyard.worker import interpreter

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rollyard.engine.sglang.client import Client
+from rollyard.engine.http import Client
 from rollyard.engine.sglang.engine import SGLangEngine
 from rollyard.model.architecture import Architecture
 from rollyard.model.tokenizer import Tokenizer

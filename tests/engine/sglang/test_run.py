@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import rollyard
-from rollyard.config import Config, engine_keys
+from rollyard.config import Config
+from rollyard.environment import engine_keys
 from rollyard.errors import ConfigError
 from tests.engine.sglang_double import NEW, OLD, double
 from tests.tiny import tiny_folder

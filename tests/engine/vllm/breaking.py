@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from pydantic import TypeAdapter
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from rollyard import worker
 from rollyard.engine.host import serve as serve_engine
+from rollyard.engine.vllm.arguments import arguments
 from rollyard.engine.vllm.engine import VllmEngine
+from rollyard.engine.vllm.local import LocalCore
 from rollyard.model.architecture import Architecture
 from rollyard.protocols import Channel, Receiver
 from rollyard.types import Manifest, WeightVersion
@@ -45,14 +48,14 @@ def receiver(order: str, device: torch.device) -> Receiver:
 async def serve(channel: Channel, order: bytes) -> None:
     ordered = TypeAdapter(worker.EngineOrder).validate_json(order)
     shape = Architecture.from_folder(ordered.folder)
+    config = ordered.config.engine
     engine = VllmEngine(
         ordered.id,
+        LocalCore(partial(arguments, ordered.folder, shape, config, "float32", shape.window, 1)),
         ordered.folder,
         shape,
-        ordered.config.engine,
-        dtype="float32",
+        slots=config.slots,
         window=shape.window,
-        engines=1,
         receiver="tests.engine.vllm.breaking:receiver",
         order=order.decode(),
     )

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from rollyard import worker
-from rollyard.config import Config, EngineConfig, process_environment, resolve
+from rollyard.config import Config, EngineConfig, resolve
 from rollyard.engine.remote import RemoteEngine
+from rollyard.environment import process_environment
 from rollyard.events import Rollover
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Publisher

@@ -27,10 +27,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"), eos_token_id=list(ENDS))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def driven(folder: Path) -> AsyncIterator[Driven]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["worker", "server"])
+async def driven(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Driven]:
     """With as many slots as the classic configuration has."""
-    async with driving(configured(folder, slots=256)) as driven:
+    async with driving(configured(folder, slots=256, server=request.param == "server")) as driven:
         yield driven
 
 

@@ -15,10 +15,11 @@ import pytest_asyncio
 from pydantic import TypeAdapter
 
 from rollyard import worker
-from rollyard.config import Config, process_environment
+from rollyard.config import Config
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.remote import RemoteEngine
 from rollyard.engine.vllm.arguments import environment
+from rollyard.environment import process_environment
 from rollyard.errors import EngineError, EngineLost, WeightSyncError
 from rollyard.place.child import launch
 from rollyard.types import RequestId, WeightVersion

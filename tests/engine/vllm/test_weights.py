@@ -65,9 +65,10 @@ def fresh(tied: tuple[Path, Path]) -> list[list[list[int]]]:
     return found
 
 
+@pytest.mark.parametrize("server", [False, True], ids=["worker", "server"])
 @pytest.mark.parametrize("transport", ["checkpoint", "shared_memory", "broadcast"])
-async def test_updates(transport: str, tied: tuple[Path, Path], fresh: list[list[list[int]]]) -> None:
-    async with driving(configured(tied[0], transport), loaded=False) as driven:
+async def test_updates(transport: str, server: bool, tied: tuple[Path, Path], fresh: list[list[list[int]]]) -> None:
+    async with driving(configured(tied[0], transport, server=server), loaded=False) as driven:
         assert driven.engine.version is None
         with pytest.raises(EngineError, match="acknowledged no weights"):
             driven.engine.generate([ask(0, [5, 6])])

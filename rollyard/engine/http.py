@@ -1,4 +1,4 @@
-"""HTTP to one SGLang server: every call has a time limit, every failure one of three errors.
+"""HTTP to one engine's server: every call has a time limit, every failure one of three errors.
 
 EngineLost: the line broke or nobody is there. ServerRefused: the server answered that it will not. EngineError: what it
 answered is not in its schema.
@@ -34,14 +34,17 @@ class ServerRefused(EngineError):
 
 
 class _Error(BaseModel):
-    """The shapes in which SGLang says what is wrong; which one depends on the layer that noticed."""
+    """The shapes in which SGLang and vLLM say what is wrong; which one depends on the layer that noticed."""
 
     error: dict[str, object] | str | None = None
     message: str = ""
+    detail: str = ""
 
     @property
     def text(self) -> str:
-        return str(self.error.get("message", self.error)) if isinstance(self.error, dict) else self.error or self.message
+        if isinstance(self.error, dict):
+            return str(self.error.get("message", self.error))
+        return self.error or self.message or self.detail
 
 
 class Client:
@@ -50,16 +53,22 @@ class Client:
     Args:
         url: such as http://127.0.0.1:30000.
         keys: of its interface and of its control routes, empty where it asks for none.
+        socket: a Unix socket where it listens, if it has no port; `url` then only names it.
     """
 
-    def __init__(self, url: str, keys: tuple[str, str] = ("", "")) -> None:
+    def __init__(self, url: str, keys: tuple[str, str] = ("", ""), socket: str = "") -> None:
         self.url = url.rstrip("/")
         self._headers = [{"Authorization": f"Bearer {key}"} if key else {} for key in keys]
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_S)
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_S),  # calls are bounded as a whole
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_S),
+            transport=httpx.AsyncHTTPTransport(limits=limits, uds=socket or None, trust_env=False),
             trust_env=False,  # an engine is a neighbour: no proxy stands between
         )
+
+    async def ping(self, path: str, *, limit_s: float) -> None:
+        """Whatever it says, if it is not an error."""
+        await self._call("GET", path, None, GENERATE, limit_s)
 
     async def get(self, path: str, *, limit_s: float) -> Mapping[str, object]:
         """The answer, an object."""

@@ -1,0 +1,332 @@
+"""vLLM's server over HTTP: one that runs already, or one that is started here. Written against vLLM 0.32.
+
+Tokens go in and out by `/inference/v1/generate`, the rest by the routes that vLLM has with VLLM_SERVER_DEV_MODE. What a token
+was written by is known twice: from when it came, and from what the server says once its request has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from rollyard.engine.http import Client, ServerRefused
+from rollyard.engine.vllm.core import Asked, Output
+from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, TimeLimitExceeded
+from rollyard.types import WeightVersion
+
+QUICK_S = 60.0  # seconds for what should take none; a server waits for its running step
+AGAIN_S = 0.5
+SETTLE_S = 0.1  # without a token: what was written before a standstill has come
+SETTLE_MOST_S = 5.0
+DEAF_S = 60.0  # seconds without an answer about its health after which it counts as gone
+MISSING = (403, 404)
+WANTED = {"logprobs_mode": "processed_logprobs", "policy": "priority"}
+FLAGS = (
+    "--worker-extension-cls rollyard.engine.vllm.worker.WorkerExtension "
+    """--weight-transfer-config '{"backend": "rollyard"}' --logprobs-mode processed_logprobs """
+    "--scheduling-policy priority --generation-config vllm --enable-scale-out --enable-prompt-tokens-details"
+)
+REMEDY = f"start it with VLLM_SERVER_DEV_MODE=1 and {FLAGS}"
+WHERE = "engine.url"
+
+
+class _LogProb(BaseModel):
+    logprob: float
+
+
+class _LogProbs(BaseModel):
+    content: list[_LogProb] = []
+
+
+class _Span(BaseModel):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(BaseModel):
+    token_ids: list[int] = []
+    logprobs: _LogProbs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _Details(BaseModel):
+    cached_tokens: int | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(BaseModel):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: dict[str, object] | str | None = None
+
+
+class _About(BaseModel):
+    """What `worker.WorkerExtension.rollyard_about` says."""
+
+    version: str
+    logprobs_mode: str
+    policy: str
+    window: int
+    slots: int
+
+
+ANSWERS = TypeAdapter(list[dict[str, object]])
+
+
+class ServerCore:
+    """Implements `core.Core` over HTTP.
+
+    Args:
+        client: of the server; closed with this.
+        start_s: seconds it may take to be there.
+        sync_s: seconds that switching to new weights may take.
+        window: tokens of prompt and completion that it has to have room for.
+        own: a server to be started, whose end is this one's; None for one that runs already and goes on afterwards.
+    """
+
+    def __init__(self, client: Client, *, start_s: float, sync_s: float, window: int, own: OwnServer | None = None) -> None:
+        self._client, self._own = client, own
+        self._start_s, self._sync_s, self._window = start_s, sync_s, window
+        self._streams = 0
+        self._heard_at = 0.0
+        self._touched = False  # something of ours may be in it
+        self.name = ""
+
+    async def start(self, receiver: str, order: str) -> int:
+        if self._own is not None:
+            await self._own.start()
+        await self._wait_until_there()
+        about = await self._look()
+        self.name = f"vLLM {about.version} server"
+        self._touched = True
+        await self._post("/resume")  # an earlier run may have left it paused
+        await self._post("/init_weight_transfer_engine", {"init_info": {"factory": receiver, "order": order}}, self._sync_s)
+        return about.slots
+
+    async def generate(self, asked: Asked) -> AsyncGenerator[Output]:
+        body = {
+            "request_id": asked.name,
+            "token_ids": list(asked.token_ids),
+            "sampling_params": dict(asked.params),
+            "cache_salt": asked.salt,
+            "priority": asked.priority,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        last: Output | None = None
+        self._streams += 1
+        try:
+            async with aclosing(self._client.events("/inference/v1/generate", body)) as events:
+                async for data in events:
+                    self._heard_at = monotonic()
+                    output = _read(data)
+                    if last is not None:
+                        last = replace(last, cached=output.cached)  # what comes after its end is what it took
+                    elif output.finish:
+                        last = output
+                    else:
+                        yield output
+            if last is not None:
+                yield last
+        finally:
+            self._streams -= 1
+
+    async def abort(self, names: Sequence[str]) -> None:
+        await self._post("/abort_requests", {"request_ids": [f"generate-tokens-{name}" for name in names]})
+
+    async def stand_still(self) -> None:
+        await self._post("/pause?mode=keep&clear_cache=false")
+        paused_at = monotonic()
+        while self._streams and (now := monotonic()) - max(self._heard_at, paused_at) < SETTLE_S:
+            if now - paused_at > SETTLE_MOST_S:
+                raise TimeLimitExceeded(f"{self._client.url} was told to pause, and still writes after {SETTLE_MOST_S:g} s")
+            await asyncio.sleep(SETTLE_S / 10)
+
+    async def go_on(self) -> None:
+        await self._post("/resume")
+
+    async def ask(self, method: str, *args: object) -> Sequence[Mapping[str, object]]:
+        answer = await self._post("/collective_rpc", {"method": method, "args": args}, self._sync_s)
+        try:
+            return ANSWERS.validate_python(answer.get("results"))
+        except ValidationError:
+            raise EngineError(f"{self._client.url} answers {method} with {answer}") from None
+
+    async def update(self, version: WeightVersion, label: str) -> None:
+        update = {"step": version.step, "incarnation": version.incarnation}
+        await self._post("/start_weight_update", limit_s=self._sync_s)
+        await self._post("/update_weights", {"update_info": update}, self._sync_s)
+        await self._post("/finish_weight_update", {"weight_version": label}, self._sync_s)
+
+    async def forget(self) -> None:
+        await self._post("/reset_prefix_cache")
+
+    async def ended(self) -> str:
+        if self._own is None:
+            return await self._deaf()
+        waiting = [asyncio.create_task(self._own.ended()), asyncio.create_task(self._deaf())]
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return next(iter(done)).result()
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def close(self) -> None:
+        """One of ours ends; another one goes on without our receiver."""
+        try:
+            if self._own is not None:
+                await self._own.close()
+            elif self._touched:
+                with suppress(RollyardError):  # nobody is left who could do something about it
+                    await self._post("/resume")
+                    await self._post("/shutdown_weight_transfer_engine")
+        finally:
+            await self._client.close()
+
+    async def _post(self, path: str, body: Mapping[str, Any] | None = None, limit_s: float = QUICK_S) -> Mapping[str, object]:
+        return await self._client.post(path, body or {}, limit_s=limit_s)
+
+    async def _wait_until_there(self) -> None:
+        ended = None if self._own is None else asyncio.create_task(self._own.ended())
+        last: EngineError | None = None
+        try:
+            async with asyncio.timeout(self._start_s):
+                while True:
+                    try:
+                        await self._client.ping("/health", limit_s=QUICK_S)
+                        return
+                    except EngineError as error:
+                        last = error
+                    if ended is not None and ended.done():
+                        raise EngineError(f"vLLM did not start: {ended.result()}")
+                    await asyncio.sleep(AGAIN_S)
+        except TimeoutError:
+            raise TimeLimitExceeded(f"{self._client.url} was not there within {self._start_s:g} s: {last}") from None
+        finally:
+            if ended is not None:
+                ended.cancel()
+
+    async def _look(self) -> _About:
+        """See that it is what a run needs. Raises ConfigError."""
+        try:
+            answer = (await self.ask("rollyard_about"))[0]
+            about = _About.model_validate(answer)
+        except (ServerRefused, ValidationError, IndexError) as error:
+            problem = f"{self._client.url} is no vLLM server that can be driven: {error}"
+            raise ConfigError(problem, where=WHERE, remedy=REMEDY) from None
+        for name, wanted in WANTED.items():
+            if (found := getattr(about, name)) != wanted:
+                problem = f"{self._client.url} was started with {found}, and a run needs {wanted}"
+                raise ConfigError(problem, where=WHERE, remedy=REMEDY)
+        if about.window < self._window:
+            problem = f"{self._client.url} has room for {about.window} tokens, and the run wants {self._window}"
+            remedy = f"start it with --max-model-len {self._window}, or set engine.window to {about.window}"
+            raise ConfigError(problem, where="engine.window", remedy=remedy)
+        return about
+
+    async def _deaf(self) -> str:
+        heard_at = monotonic()
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            try:
+                await self._client.ping("/health", limit_s=DEAF_S)
+                heard_at = monotonic()
+            except (EngineLost, ServerRefused) as error:
+                return str(error)
+            except TimeLimitExceeded as error:
+                if monotonic() - heard_at > DEAF_S:
+                    return str(error)
+
+
+class OwnServer:
+    """A server in this process's group, which listens on a socket in a folder of its own.
+
+    Args:
+        arguments: makes those of vLLM's engine, once vLLM can be asked about its platform.
+        environment: its variables.
+    """
+
+    def __init__(self, arguments: Callable[[], Mapping[str, Any]], environment: Mapping[str, str]) -> None:
+        self._arguments, self._environment = arguments, environment
+        self._folder = tempfile.TemporaryDirectory(prefix="rollyard-vllm-")
+        self._process: asyncio.subprocess.Process | None = None
+        self.socket = str(Path(self._folder.name) / "http")
+
+    async def start(self) -> None:
+        flags = command_line(await asyncio.to_thread(self._arguments))
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--uds", self.socket, *flags),
+            *("--enable-scale-out", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
+            env={**self._environment, "VLLM_SERVER_DEV_MODE": "1"},
+        )
+
+    async def ended(self) -> str:
+        assert self._process is not None, "it was started"
+        return f"vLLM's server ended with exit code {await self._process.wait()}"
+
+    async def close(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(QUICK_S / 12):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        self._folder.cleanup()
+
+
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """Of vLLM's server, from the arguments of its engine."""
+    flags = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return flags
+
+
+def _read(data: bytes) -> Output:
+    """Raises EngineError."""
+    try:
+        chunk = _Chunk.model_validate_json(data)
+    except ValidationError as error:
+        raise EngineError(f"the server's words are not in its schema: {error.errors()[0]['msg']} in {data[:200]!r}") from None
+    if chunk.error is not None:
+        said = chunk.error.get("message", chunk.error) if isinstance(chunk.error, dict) else chunk.error
+        raise EngineError(f"the server failed in it: {said}")
+    details = None if chunk.usage is None else chunk.usage.prompt_tokens_details
+    cached = 0 if details is None else details.cached_tokens or 0
+    if not chunk.choices:
+        return Output((), (), cached=cached)
+    choice = chunk.choices[0]
+    logprobs = [entry.logprob for entry in choice.logprobs.content] if choice.logprobs is not None else []
+    if len(logprobs) != len(choice.token_ids):
+        raise EngineError(f"the server gave {len(choice.token_ids)} tokens with {len(logprobs)} logprobs")
+    labels: Counter[str] | None = None
+    if choice.weight_versions is not None:
+        labels = Counter()
+        for span in choice.weight_versions:
+            labels[span.version] += span.end - span.start
+    reason = "" if choice.stop_reason is None else str(choice.stop_reason)
+    return Output(choice.token_ids, logprobs, choice.finish_reason or "", reason, cached, labels)

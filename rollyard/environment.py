@@ -1,0 +1,47 @@
+"""What this process takes from its environment besides options, and what processes that it starts get."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where base policies are kept: ROLLYARD_CACHE, or rollyard/ under XDG_CACHE_HOME or ~/.cache."""
+    if folder := os.environ.get("ROLLYARD_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollyard"
+
+
+def compiler_command() -> str:
+    """The C++ compiler of the engine's kernels: CXX, or c++."""
+    return os.environ.get("CXX") or "c++"
+
+
+def engine_keys() -> tuple[str, str]:
+    """Keys of engines that are servers: of their interface, and of their control routes where that is another one."""
+    key = os.environ.get("ROLLYARD_ENGINE_KEY", "")
+    return key, os.environ.get("ROLLYARD_ENGINE_ADMIN_KEY") or key
+
+
+DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def settle_environment() -> None:
+    """Defaults for libraries that read the environment when they are imported; what the user set stays.
+
+    Waiting OpenMP threads must not spin (they slow a busy machine many times over); a model is a folder, so nothing
+    asks a hub; the tokenizers' own threads would only compete with torch's.
+    """
+    for variable, value in DEFAULTS.items():
+        os.environ.setdefault(variable, value)
+
+
+def process_environment() -> dict[str, str]:
+    """This process's variables, with those defaults, for a process that it starts."""
+    return {**DEFAULTS, **os.environ}
+
+
+def owned() -> bool:
+    """Whether this process belongs to a run that started it, and has to end with the leader of its process group."""
+    return bool(os.environ.get("ROLLYARD_OWNED"))

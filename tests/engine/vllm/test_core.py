@@ -1,0 +1,197 @@
+"""What `VllmEngine` makes of what vLLM does: a core that is told what to write stands for vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rollyard.engine.vllm.core import Asked, Output
+from rollyard.engine.vllm.engine import VllmEngine
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
+from rollyard.events import Rollover
+from rollyard.model.architecture import Architecture
+from rollyard.types import FinishReason, Manifest, RequestId, WeightVersion
+from tests.engine.embedded.serving import ask, collect
+from tests.tiny import tiny_folder
+
+Script = Callable[[Asked, str], list[Output]]
+PROMPT = [7, 3, 12, 5, 9]
+
+
+class Core:
+    """Implements `core.Core`: every request writes what the script says, an output in each turn."""
+
+    name = "told"
+
+    def __init__(self, script: Script) -> None:
+        self._script, self.label = script, ""
+        self._aborted: set[str] = set()
+        self._going = asyncio.Event()
+        self._going.set()
+        self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.deaf = 0  # orders to abort that it misses
+        self.fails: Exception | None = None  # in the next update
+        self.asked: list[Asked] = []
+
+    async def start(self, receiver: str, order: str) -> int:
+        return 2
+
+    async def generate(self, asked: Asked) -> AsyncGenerator[Output]:
+        if asked.salt == "warm up":
+            return
+        self.asked.append(asked)
+        for output in self._script(asked, self.label):
+            await self._going.wait()
+            if asked.name in self._aborted:
+                break
+            yield output
+            await asyncio.sleep(0.001)
+        else:
+            return
+        yield Output((), (), "abort", labels=None)
+
+    async def abort(self, names: Sequence[str]) -> None:
+        if self.deaf:
+            self.deaf -= 1
+            return
+        self._aborted.update(names)
+
+    async def stand_still(self) -> None:
+        self._going.clear()
+
+    async def go_on(self) -> None:
+        self._going.set()
+
+    async def ask(self, method: str, *args: object) -> Sequence[Mapping[str, object]]:
+        answers: dict[str, dict[str, object]] = {"rollyard_prepared": {"done": True}, "rollyard_take": {"bytes": 8}}
+        return [answers.get(method, {})]
+
+    async def update(self, version: WeightVersion, label: str) -> None:
+        if self.fails is not None:
+            error, self.fails = self.fails, None
+            raise error
+        self.label = label
+
+    async def forget(self) -> None:
+        pass
+
+    async def ended(self) -> str:
+        return await self._gone
+
+    def end(self, cause: str) -> None:
+        self._gone.set_result(cause)
+
+    async def close(self) -> None:
+        self._going.set()
+
+
+def tokens(count: int) -> list[Output]:
+    return [Output((9,), (-0.5,)) for _ in range(count)]
+
+
+def ending(count: int, label: str) -> list[Output]:
+    """`count` tokens; with the last, what wrote them."""
+    return [*tokens(count - 1), Output((9,), (-0.5,), "length", labels=Counter({label: count}))]
+
+
+@asynccontextmanager
+async def engine(tmp_path: Path, script: Script) -> AsyncIterator[tuple[VllmEngine, Core]]:
+    folder = tiny_folder(tmp_path, window=64)
+    core = Core(script)
+    shape = Architecture.from_folder(folder)
+    made = VllmEngine("engine-0", core, folder, shape, slots=4, window=64, receiver="", order="")
+    try:
+        await made.start()
+        await made.prepare(Manifest(WeightVersion(0), (), 0))
+        await made.load(WeightVersion(0))
+        yield made, core
+    finally:
+        await made.close()
+
+
+async def test_a_request_that_ends_as_was_said(tmp_path: Path) -> None:
+    async with engine(tmp_path, lambda asked, label: ending(5, label)) as (made, core):
+        assert made.slots == 2, "as many as vLLM has"
+        made.generate([ask(0, PROMPT, 5, ignore_eos=True)])
+        found = (await collect(made, 1))[RequestId(0, 0)]
+        assert found.token_ids == [9] * 5 and found.finish is FinishReason.LENGTH
+        assert core.asked[0].token_ids == tuple(PROMPT)
+
+
+async def test_tokens_of_weights_that_were_never_loaded(tmp_path: Path) -> None:
+    """vLLM was started anew behind its address: nothing that it wrote counts."""
+    async with engine(tmp_path, lambda asked, label: ending(5, "default")) as (made, _):
+        made.generate([ask(0, PROMPT, 5, ignore_eos=True)])
+        with pytest.raises(EngineLost, match="'default', which were not loaded"):
+            await collect(made, 1)
+        with pytest.raises(EngineLost):
+            made.generate([ask(1, PROMPT, 5)])
+
+
+async def test_tokens_that_came_later_than_the_pause_said(tmp_path: Path) -> None:
+    """Reported as of the new weights, and written by the old ones: the request fails, the engine goes on."""
+    labels: list[str] = []
+
+    def script(asked: Asked, label: str) -> list[Output]:
+        labels.append(label)
+        return [*tokens(29), Output((9,), (-0.5,), "length", labels=Counter({label: 30}))]
+
+    async with engine(tmp_path, script) as (made, _):
+        made.generate([ask(0, PROMPT, 30, ignore_eos=True)])
+        while made.stats().generated_tokens < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        await made.pause(Rollover.KEEP)
+        await made.load(WeightVersion(1))
+        await made.resume()
+        found = (await collect(made, 1))[RequestId(0, 0)]
+        assert found.finish is FinishReason.ERROR and "came while those were current" in found.segments[-1].problem
+        made.generate([ask(1, PROMPT, 30, ignore_eos=True)])
+        assert (await collect(made, 1))[RequestId(1, 0)].finish is FinishReason.LENGTH
+
+
+async def test_an_order_to_cut_that_was_missed_is_repeated(tmp_path: Path) -> None:
+    async with engine(tmp_path, lambda asked, label: tokens(10_000)) as (made, core):
+        core.deaf = 1
+        made.generate([ask(0, PROMPT, 50, ignore_eos=True)])
+        await asyncio.sleep(0.01)
+        await core.stand_still()
+        cutting = asyncio.create_task(made.abort([RequestId(0, 0)]))
+        await asyncio.sleep(0.01)
+        await core.go_on()
+        await cutting
+        found = (await collect(made, 1))[RequestId(0, 0)]
+        assert found.finish in (FinishReason.ABORT, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("error", [EngineError("it broke"), TimeLimitExceeded("no answer within 1 s")])
+async def test_an_update_that_fails(tmp_path: Path, error: Exception) -> None:
+    async with engine(tmp_path, lambda asked, label: ending(5, label)) as (made, core):
+        core.fails = error
+        with pytest.raises(WeightSyncError, match="engine-0: "):
+            await made.load(WeightVersion(1))
+        assert made.version == WeightVersion(0)
+        await made.load(WeightVersion(1))
+        assert made.version == WeightVersion(1)
+        made.generate([ask(0, PROMPT, 5, ignore_eos=True)])
+        assert (await collect(made, 1))[RequestId(0, 0)].finish is FinishReason.LENGTH
+
+
+async def test_its_end_is_told(tmp_path: Path) -> None:
+    async with engine(tmp_path, lambda asked, label: tokens(10_000)) as (made, core):
+        core.end("the machine burns")
+        with pytest.raises(EngineLost, match="the machine burns"):
+            async with asyncio.timeout(5):
+                async for _ in made.segments():
+                    pass
+
+
+async def test_silence_at_the_end_is_an_error(tmp_path: Path) -> None:
+    async with engine(tmp_path, lambda asked, label: tokens(3)) as (made, _):
+        made.generate([ask(0, PROMPT, 5, ignore_eos=True)])
+        found = (await collect(made, 1))[RequestId(0, 0)]
+        assert found.finish is FinishReason.ERROR and found.token_ids == [9] * 3
