@@ -21,9 +21,6 @@ ROUNDS ?= 5
 WORKERS ?= 2
 RESULTS ?= benchmarks/results/$(shell date +%F).jsonl
 
-# OpenMP threads that wait must not take the core from the engine's and the trainer's Python.
-export OMP_WAIT_POLICY := PASSIVE
-
 .PHONY: help demo test check format model vllm bench bench-vllm bench-trl bench-all clean $(LANES:%=test-%)
 .DELETE_ON_ERROR:
 

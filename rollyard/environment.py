@@ -25,6 +25,8 @@ def engine_keys() -> tuple[str, str]:
 
 
 DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+TUNING = ("OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM")  # those of them that change how fast a library is
+TUNED = "ROLLYARD_TUNED"  # names the ones that are set by Rollyard and not by the user
 
 
 def settle_environment() -> None:
@@ -33,13 +35,19 @@ def settle_environment() -> None:
     Waiting OpenMP threads must not spin (they slow a busy machine many times over); a model is a folder, so nothing
     asks a hub; the tokenizers' own threads would only compete with torch's.
     """
-    for variable, value in DEFAULTS.items():
-        os.environ.setdefault(variable, value)
+    os.environ.update(process_environment())
 
 
 def process_environment() -> dict[str, str]:
     """This process's variables, with those defaults, for a process that it starts."""
-    return {**DEFAULTS, **os.environ}
+    own = [name for name in TUNING if name not in os.environ]
+    return {**DEFAULTS, **({TUNED: " ".join(own)} if own else {}), **os.environ}
+
+
+def peer_environment() -> dict[str, str]:
+    """For a process that is no part of Rollyard: what the user set, and none of Rollyard's tuning."""
+    own = {TUNED, *os.environ.get(TUNED, "").split()}
+    return {name: value for name, value in os.environ.items() if name not in own}
 
 
 def owned() -> bool:

@@ -6,7 +6,7 @@
     quit      {"do": "quit"}                            -> the process ends
 
 A peer that cannot do what it is asked answers {"error": ...}. It ends by itself when its standard input does, so it does
-not outlive its parent. What its libraries print goes to a log, whose end is shown when something fails.
+not outlive its parent. Its environment is the user's, without Rollyard's own tuning. What its libraries print goes to a log, whose end is shown when something fails.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from rollyard.environment import peer_environment
 from rollyard.errors import ConfigError, RollyardError, TimeLimitExceeded
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"  # scripts and environments; they are no part of the package
@@ -148,6 +149,7 @@ async def running(command: Command) -> AsyncIterator[Peer]:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 limit=LINE,
+                env=peer_environment(),
                 start_new_session=True,
             )
         except OSError as error:

@@ -12,6 +12,7 @@ import pytest
 
 from rollyard.bench.choice import BENCHES
 from rollyard.bench.peer import FOLDER, PeerError, find, running
+from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, TimeLimitExceeded
 from tests.bench.peers import script
 
@@ -45,6 +46,17 @@ async def test_answers_come_back_whatever_libraries_print(tmp_path):
         long = [list(range(50_000))]  # more than a pipe or a line of asyncio's default holds
         assert await peer.ask("generate", 20, prompts=long) == {"got": long}
     assert not alive(peer.pid)
+
+
+async def test_a_peer_has_the_users_environment_and_none_of_rollyards(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setenv("ROLLYARD_TUNED", "set back when this test ends")
+    monkeypatch.delenv("ROLLYARD_TUNED")
+    settle_environment()
+    body = "\ndef generate(**asked):\n    return {name: os.environ.get(name) for name in asked['names']}\n"
+    async with running(script(tmp_path, body)) as peer:
+        found = await peer.ask("generate", 20, names=["OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM", "ROLLYARD_TUNED"])
+    assert found == {"OMP_WAIT_POLICY": None, "TOKENIZERS_PARALLELISM": "false", "ROLLYARD_TUNED": None}
 
 
 @pytest.mark.parametrize(
