@@ -1,7 +1,7 @@
 """TRL's `GRPOTrainer` on the CPU. Its loop runs as ever, but waits for a message before each step.
 
-The policy is loaded in the format that is asked for and trained in it, the whole batch at once and without checkpointing of
-gradients, so that nothing is computed twice.
+The policy is loaded in the format that is asked for and trained in it, without checkpointing of gradients. A step generates
+all its completions in one batch, whatever the size of a micro-batch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol import Channel
+
+MICRO: int | None = None  # completions of one forward and backward pass, a divisor of a step's; None: all of a step
 
 
 class Trl:
@@ -47,12 +49,14 @@ class Trl:
 
     def _options(self, about: dict[str, Any]) -> dict[str, Any]:
         fixed = {"generation_kwargs": {"min_new_tokens": about["tokens"]}} if about["fixed"] else {}
+        completions = about["groups"] * about["size"]
+        micro = MICRO or completions
         return {
             "output_dir": str(Path(about["prompts"]).parent / "trl"),
             "max_completion_length": about["tokens"],
             "num_generations": about["size"],
-            "per_device_train_batch_size": about["groups"] * about["size"],
-            "gradient_accumulation_steps": 1,
+            "per_device_train_batch_size": micro,
+            "gradient_accumulation_steps": completions // micro,  # and as many to a generation, by TRL's default
             "max_steps": about["steps"],
             "learning_rate": about["learning_rate"],
             "lr_scheduler_type": "constant",

@@ -6,7 +6,8 @@
     quit      {"do": "quit"}                            -> the process ends
 
 A peer that cannot do what it is asked answers {"error": ...}. It ends by itself when its standard input does, so it does
-not outlive its parent. Its environment is the user's, without Rollyard's own tuning. What its libraries print goes to a log, whose end is shown when something fails.
+not outlive its parent. Its environment is the user's, without Rollyard's own tuning. What its libraries print goes to a
+log, whose end is shown when something fails.
 """
 
 from __future__ import annotations
