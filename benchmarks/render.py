@@ -122,7 +122,7 @@ def agreement(row: Row) -> str:
     found = row["agreement"]
     if not found:
         return ""
-    near = [f"{one['gap']:.1g}" for one in found["differences"] if one["gap"] is not None]
+    near = [f"{one['gap']:.1g}" for one in found["differences"]]
     ties = f", then near ties ({', '.join(near)} nats)" if near else ""
     return f"; greedy tokens alike: {found['agreed']} of {found['tokens']}{ties}"
 

@@ -1,4 +1,4 @@
-"""Do two sides write the same greedy tokens? In float32 they must, but for tokens that tie within rounding."""
+"""Do two sides write the same greedy tokens? They must, but for tokens that tie within rounding."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from rollyard.bench.result import Agreement, Difference
 if TYPE_CHECKING:
     from rollyard.model.transformer import CausalLM
 
-NEAR_TIE = 1e-3  # nats; float32 logits of two implementations differ by about 1e-4
+# Nats that two tokens may be apart. In float32, logits of two implementations differ by about 1e-4.
+NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.5}
 
 Tokens = Sequence[Sequence[int]]  # [prompts][tokens]
 Gap = Callable[[Sequence[int], int, int], Awaitable[float]]
 
 
-async def compare(prompts: Tokens, ours: Tokens, theirs: Tokens, gap: Gap | None) -> Agreement:
+async def compare(prompts: Tokens, ours: Tokens, theirs: Tokens, gap: Gap, near: float) -> Agreement:
     """Compare greedy completions up to each prompt's first difference; what follows has another context.
 
     Args:
         gap: `(context, token, other)` -> how much likelier `token` is than `other` after the context, in nats.
-            None: differences are only counted.
+        near: nats that two tokens may be apart.
 
     Raises:
         PeerError: a difference that is no near tie.
@@ -33,12 +34,10 @@ async def compare(prompts: Tokens, ours: Tokens, theirs: Tokens, gap: Gap | None
         agreed += place
         if place == len(mine):
             continue
-        nats = None
-        if gap is not None:
-            nats = abs(await gap([*prompt, *mine[:place]], mine[place], other[place]))
-            if nats > NEAR_TIE:
-                problem = f"greedy token {place} of prompt {number} is {mine[place]} here and {other[place]} there"
-                raise PeerError(f"{problem}, {nats:.2g} nats apart: the sides do not compute the same model")
+        nats = abs(await gap([*prompt, *mine[:place]], mine[place], other[place]))
+        if not nats <= near:
+            problem = f"greedy token {place} of prompt {number} is {mine[place]} here and {other[place]} there"
+            raise PeerError(f"{problem}, {nats:.2g} nats apart: the sides do not compute the same model")
         differences.append(Difference(number, place, nats))
     return Agreement(sum(map(len, ours)), agreed, tuple(differences))
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from rollyard import worker
 from rollyard.bench import memory
-from rollyard.bench.agreement import compare, logit_gap
+from rollyard.bench.agreement import NEAR_TIE, compare, logit_gap
 from rollyard.bench.peer import Command, Peer, PeerError, find, running
 from rollyard.bench.result import Agreement, Figure, Measured, Result, Side
 from rollyard.bench.serving import LIMIT_S, Served, Serving, Written, serve, serving
@@ -91,7 +91,7 @@ async def against_peer(setting: Setting, shape: Shape, command: Command, tell: T
     """Tokens per second of both, memory of both, and whether their greedy tokens agree.
 
     Raises:
-        PeerError: the peer failed, wrote too few tokens, or other greedy tokens in float32.
+        PeerError: the peer failed, wrote too few tokens, or other greedy tokens.
         EngineError: the same of the engine.
         TimeLimitExceeded: one of them took too long.
     """
@@ -106,7 +106,7 @@ async def against_peer(setting: Setting, shape: Shape, command: Command, tell: T
         loaded = await peer.ask("load", LOAD_S, **asked, window=window)
         ours, theirs = Embedded("rollyard", host.engines[0], make, _rate), Generator(peer, make)
         tell("comparing greedy tokens")
-        agreed = await _agreement(setting, config, host, theirs, check)
+        agreed = await _agreement(setting, window, host, theirs, check)
         rounds = await alternate((ours, theirs), setting.rounds, tell, watched=(os.getpid(), peer.pid))
         sides = (
             Side.of(ours.name, rounds.measured[0], memory.memory(os.getpid(), without=peer.pid)),
@@ -115,17 +115,18 @@ async def against_peer(setting: Setting, shape: Shape, command: Command, tell: T
     return setting.result("engine", "tokens/s", sides, rounds, agreed, host.engines[0].stats().decoder)
 
 
-async def _agreement(setting: Setting, config: Config, host: Serving, peer: Generator, work: Workload) -> Agreement:
+async def _agreement(setting: Setting, window: int, host: Serving, peer: Generator, work: Workload) -> Agreement:
+    """Where tokens differ, the model in float32 is the judge, whatever the sides compute in."""
     mine = (await serve(host.engines[0], work)).written
     other = await peer.write(work, seed=0)
+    exact = setting.config({"model.dtype": "float32", "engine.window": window})
 
     async def gap(context: Sequence[int], token: int, rival: int) -> float:
         # Read anew: the engine may have given its parameters back.
-        policy = await host.device.run(worker.load_policy, config, setting.model)
+        policy = await host.device.run(worker.load_policy, exact, setting.model)
         return await host.device.run(logit_gap, policy.model, context, token, rival)
 
-    exact = setting.dtype == "float32"
-    return await compare(work.prompts, mine.token_ids, other.token_ids, gap if exact else None)
+    return await compare(work.prompts, mine.token_ids, other.token_ids, gap, NEAR_TIE[setting.dtype])
 
 
 # ------------------------------------------------------------------------------- beside itself, changed

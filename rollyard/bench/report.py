@@ -51,8 +51,7 @@ def _figures(side: Side) -> str:
 def _agreement(agreement: Agreement) -> str:
     text = f"greedy tokens: {agreement.agreed} of {agreement.tokens} alike up to the first difference"
     for one in agreement.differences:
-        near = "" if one.gap is None else f", {one.gap:.1g} nats apart"
-        text += f"; prompt {one.prompt} differs from token {one.token}{near}"
+        text += f"; prompt {one.prompt} differs from token {one.token}, {one.gap:.1g} nats apart"
     return text
 
 

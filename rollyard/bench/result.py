@@ -73,12 +73,12 @@ class Load:
 class Difference:
     """Where greedy tokens part: the prompt, the place in its completion, and how nearly the two tokens tie.
 
-    `gap` is how much likelier the model finds the one than the other, in nats; None where it was not looked up.
+    `gap` is how much likelier the model in float32 finds the one than the other, in nats.
     """
 
     prompt: int
     token: int
-    gap: float | None = None
+    gap: float
 
 
 @dataclass(frozen=True, slots=True)
