@@ -16,7 +16,6 @@ from rollyard.bench.serving import LIMIT_S, Served, Serving, Written, serve, ser
 from rollyard.bench.setting import Setting
 from rollyard.bench.turns import Tell, alternate
 from rollyard.bench.workload import QUEUE, SHAPES, Shape, Workload, build, greedy
-from rollyard.config import Config
 from rollyard.model.architecture import Architecture
 from rollyard.protocols import Engine
 
