@@ -1,21 +1,25 @@
 """Writes the tables of docs/benchmarks.md from benchmarks/results/*.jsonl: the newest line of each benchmark counts.
 
+Benchmarks of another model, machine or number of threads are others. Lines with options of the config that are not the
+default are left out.
+
 python benchmarks/render.py            files in the order of their names, which are dates
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- results: written by benchmarks/render.py -->", "<!-- end of results -->"
 
 # What was set out to be reached: the least ratio, by (bench, workload, second side, dtype).
-GOALS = {
+RATIOS = {
     **{("engine", work, "hf", dtype): 3.0 for work in ("64x1", "8x8") for dtype in ("float32", "bfloat16")},
     **{("engine", work, "vllm", dtype): 1.0 for work in ("64x1", "8x8") for dtype in ("float32", "bfloat16")},
     **{("engine", "one", peer, dtype): 1.5 for peer in ("hf", "vllm") for dtype in ("float32", "bfloat16")},
@@ -31,63 +35,128 @@ GOALS = {
     ("step", "natural", "trl", "float32"): 2.5,
     ("step", "natural", "trl", "bfloat16"): 3.5,
 }
+
+
+class Most(NamedTuple):
+    """What a figure of one side may be at most, in its unit, or times what the second side has."""
+
+    workload: str
+    second: str  # name of the second side
+    side: str  # whose figure
+    figure: str
+    limit: float
+    times: bool = False
+    holds: Callable[[float, float], bool] = operator.le
+
+
+MOST = (
+    Most("decode", "its linear layers alone", "decode step", "outside linear layers", 25.0),
+    Most("ragged", "hf", "rollyard", "peak memory", 1.2, times=True),
+    Most("queue", "64 queued", "256 running", "scheduler share", 0.03, holds=operator.lt),
+)
+PARTS = ("decode",)  # workloads whose second side is a part of the first: their ratio says nothing
 NAMES = {"hf": "Hugging Face `generate`", "vllm": "vLLM", "trl": "TRL `GRPOTrainer`"}
+COLUMNS = "| workload | format | unit | Rollyard | against | | ratio (least to most) | goal | | rounds | load |"
 
 Row = dict[str, Any]  # one result, as `rollyard bench --json` prints it
 
 
 def newest(files: Iterable[Path]) -> list[Row]:
     """The last result of each benchmark, in the order in which they were first measured."""
-    found: dict[tuple[str, ...], Row] = {}
+    found: dict[tuple[Any, ...], Row] = {}
     for file in files:
         for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            found[key(row)] = row
+            if not row["options"]:
+                found[(*key(row), *place(row))] = row
     return list(found.values())
 
 
 def key(row: Row) -> tuple[str, ...]:
+    """What was measured."""
     return (row["bench"], row["workload"], row["sides"][1]["name"], row["dtype"])
 
 
+def place(row: Row) -> tuple[Any, ...]:
+    """What it was measured with."""
+    machine = row["machine"]
+    return (machine["cpu"], tuple(machine["features"]), machine["cores"], row["threads"], row["model"])
+
+
 def render(rows: list[Row]) -> str:
+    """A section for each machine, number of threads and model."""
+    parts = []
+    for where in dict.fromkeys(map(place, rows)):
+        cpu, features, cores, threads, model = where
+        parts.append(f"### {model} on {cpu}, {cores} cores ({' '.join(features)}), {threads} threads")
+        parts += section([row for row in rows if place(row) == where])
+    return "\n\n".join(parts)
+
+
+def section(rows: list[Row]) -> list[str]:
     parts = []
     for bench, title in (("engine", "Generation"), ("train", "Training"), ("step", "Whole GRPO steps")):
         chosen = [row for row in rows if row["bench"] == bench]
         if chosen:
-            parts += [f"### {title}", table(chosen)]
+            parts += [f"#### {title}", table(chosen)]
     for row in rows:
         if row["bench"] == "sync":
-            parts += [f"### Weight sync, {row['dtype']}, {len(row['ratios'])} rounds", sides_table(row)]
+            parts += [f"#### Weight sync, {row['dtype']}, {len(row['ratios'])} rounds", sides_table(row)]
     rows = [row for row in rows if row["bench"] != "sync"] or rows
-    parts += ["### Figures beside them", figures(rows), "### Measured on", circumstances(rows)]
-    return "\n\n".join(parts)
+    return [*parts, "#### Figures beside them", figures(rows), "#### Measured on", circumstances(rows)]
 
 
 def table(rows: list[Row]) -> str:
-    lines = [
-        "| workload | format | unit | Rollyard | against | | ratio (least to most) | goal | rounds | load |",
-        "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    """Each comparison, and a line of its own for each figure that has a goal."""
+    lines = [COLUMNS, "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | --- | ---: | ---: |"]
     for row in rows:
-        ours, theirs = row["sides"][:2]
-        goal = GOALS.get(key(row))
-        reached = row["ratio"]["median"] >= goal if goal else False
-        ratio = f"{row['ratio']['median']:.2f} ({row['ratio']['least']:.2f} to {row['ratio']['most']:.2f})"
-        cells = (
-            row["workload"],
-            row["dtype"],
-            row["unit"],
-            number(ours["spread"]["median"]),
-            NAMES.get(theirs["name"], theirs["name"]),
-            number(theirs["spread"]["median"]),
-            f"**{ratio}**" if reached else ratio,
-            f"{goal:g}" if goal else "",
-            str(len(row["ratios"])),
-            f"{max(load for pair in row['loads'] for load in pair.values()):.1f}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+        found = [compared(row), *(limited(row, most) for most in MOST if key(row)[:3] == ("engine", *most[:2]))]
+        end = [str(len(row["ratios"])), f"{max(load for pair in row['loads'] for load in pair.values()):.1f}"]
+        lines += [f"| {' | '.join([*cells, *end])} |" for cells in found if cells]
     return "\n".join(lines)
+
+
+def compared(row: Row) -> list[str]:
+    """The first side with the second. The median is what reaches a goal."""
+    ours, theirs = row["sides"][:2]
+    spread, goal = row["ratio"], RATIOS.get(key(row))
+    ratio = f"{spread['median']:.2f} ({spread['least']:.2f} to {spread['most']:.2f})"
+    return [
+        row["workload"],
+        row["dtype"],
+        row["unit"],
+        number(ours["spread"]["median"]),
+        NAMES.get(theirs["name"], theirs["name"]),
+        number(theirs["spread"]["median"]),
+        "" if row["workload"] in PARTS else ratio,
+        f"{goal:g}" if goal else "",
+        verdict(spread["median"] >= goal) if goal else "",
+    ]
+
+
+def limited(row: Row, most: Most) -> list[str]:
+    """A figure with its limit; nothing where it was not measured."""
+    known = {(side["name"], one["name"]): one for side in row["sides"] for one in side["figures"]}
+    ours, theirs = known.get((most.side, most.figure)), known.get((most.second, most.figure))
+    if ours is None or (most.times and theirs is None):
+        return []
+    against = [NAMES.get(most.second, most.second), number(theirs["value"])] if most.times else ["", ""]
+    value = ours["value"] / theirs["value"] if most.times else ours["value"]
+    whose = "" if most.side == row["sides"][0]["name"] else f", {most.side}"
+    return [
+        f"{row['workload']}: {most.figure}{whose}",
+        row["dtype"],
+        ours["unit"],
+        number(ours["value"]),
+        *against,
+        f"{value:.2f}" if most.times else "",
+        f"{'under' if most.holds is operator.lt else 'at most'} {most.limit:g}",
+        verdict(most.holds(value, most.limit)),
+    ]
+
+
+def verdict(reached: bool) -> str:
+    return "reached" if reached else "**missed**"
 
 
 def sides_table(row: Row) -> str:

@@ -26,12 +26,30 @@ def render() -> ModuleType:
     return module
 
 
-def line(rate: float, bench: str = "engine", peer: str = "hf", workload: str = "8x8") -> str:
+def line(
+    rate: float,
+    bench: str = "engine",
+    peer: str = "hf",
+    workload: str = "8x8",
+    threads: int = 2,
+    model: str = "m",
+    **options: object,
+) -> str:
     one = (Measured(rate, (Figure("slots busy", 0.9),)), Measured(2 * rate, (Figure("slots busy", 0.9),)))
     rounds = Rounds(("rollyard", peer), (one, (Measured(100.0), Measured(100.0))), (Load(0.2, 1.5),) * 2)
-    setting = Setting(Path("models/smollm2-135m"), workload, peer, "float32", 2, 2)
+    setting = Setting(Path(model), workload, peer, "float32", 2, threads, options)
     agreement = Agreement(128, 120, (Difference(0, 3, 2e-5),))
-    return json.dumps(asdict(setting.result(bench, "tokens/s", rounds.sides(), rounds, agreement))) + "\n"
+    return json.dumps(asdict(setting.result("engine", "tokens/s", rounds.sides(), rounds, agreement))) + "\n"
+
+
+def with_figure(workload: str, names: tuple[str, ...], side: str, *figures: tuple[str, float]) -> dict[str, object]:
+    """A row of these sides; figures of the side, and of the second one where more are given."""
+    row = json.loads(line(100.0, peer=names[1], workload=workload))
+    plain = row["sides"][1]
+    row["sides"] = [{**plain, "name": name, "figures": []} for name in names]
+    for place, (figure, value) in zip((names.index(side), 1), figures, strict=False):
+        row["sides"][place]["figures"] = [{"name": figure, "value": value, "unit": "u"}]
+    return row
 
 
 def test_the_newest_line_of_each_benchmark_counts(render, tmp_path):
@@ -41,13 +59,49 @@ def test_the_newest_line_of_each_benchmark_counts(render, tmp_path):
     assert [(row["sides"][1]["name"], row["sides"][0]["values"][0]) for row in rows] == [("hf", 400.0), ("vllm", 1.0)]
 
 
-def test_the_table_has_ratio_ends_and_goal(render):
+def test_another_model_machine_or_number_of_threads_replaces_nothing(render, tmp_path):
+    other = json.loads(line(7.0))
+    other["machine"]["features"] = ["amx_bf16"]
+    changed = (line(5.0, threads=4), line(6.0, model="n"), json.dumps(other) + "\n", line(8.0, **{"engine.slots": 2}))
+    (tmp_path / "1.jsonl").write_text(line(400.0) + "".join(changed))
+    rows = render.newest([tmp_path / "1.jsonl"])
+    assert [row["sides"][0]["values"][0] for row in rows] == [400.0, 5.0, 6.0, 7.0]  # 8 has options of its own
+    text = render.render(rows)
+    assert text.count("#### Generation") == 4 and "2 threads\n" in text and "4 threads\n" in text and "### n on" in text
+
+
+def test_the_table_has_ratio_ends_goal_and_whether_the_median_reached_it(render):
     text = render.render([json.loads(line(400.0)), json.loads(line(40.0, peer="vllm"))])
-    assert "| 8x8 | float32 | tokens/s | 600 | Hugging Face `generate` | 100 | **6.00 (4.00 to 8.00)** | 3 |" in text
-    assert "| 8x8 | float32 | tokens/s | 60 | vLLM | 100 | 0.60 (0.40 to 0.80) | 1 |" in text
+    assert "| 8x8 | float32 | tokens/s | 600 | Hugging Face `generate` | 100 | 6.00 (4.00 to 8.00) | 3 | reached | 2 |" in text
+    assert "| 8x8 | float32 | tokens/s | 60 | vLLM | 100 | 0.60 (0.40 to 0.80) | 1 | **missed** | 2 |" in text
     assert "greedy tokens alike: 120 of 128, then near ties (2e-05 nats)" in text
     assert "load average 0.2 to 1.5" in text and "rounds: 2" in text
-    assert "### Training" not in text
+    assert "Training" not in text
+
+
+@pytest.mark.parametrize(("value", "told"), [(24.9, "reached"), (25.1, "**missed**")])
+def test_decode_is_held_to_the_time_outside_its_linear_layers(render, value, told):
+    row = with_figure("decode", ("decode step", "its linear layers alone"), "decode step", ("outside linear layers", value))
+    lines = render.table([row]).splitlines()
+    assert f"| decode: outside linear layers | float32 | u | {value} |  |  |  | at most 25 | {told} | 2 |" in lines[3]
+    assert "| 100 |  |  |  | 2 |" in lines[2]  # no ratio of a part and its whole
+
+
+@pytest.mark.parametrize(("value", "told"), [(240.0, "reached"), (242.0, "**missed**")])
+def test_memory_is_held_to_that_of_hugging_face(render, value, told):
+    row = with_figure("ragged", ("rollyard", "hf"), "rollyard", ("peak memory", value), ("peak memory", 200.0))
+    last = render.table([row]).splitlines()[-1]
+    assert last.startswith(f"| ragged: peak memory | float32 | u | {value:.0f} | Hugging Face `generate` | 200 | 1.2")
+    assert f"at most 1.2 | {told} |" in last
+    assert len(render.table([with_figure("ragged", ("rollyard", "hf"), "rollyard")]).splitlines()) == 3  # a machine without /proc
+
+
+@pytest.mark.parametrize(("value", "told"), [(0.0299, "reached"), (0.03, "**missed**")])
+def test_scheduling_is_held_to_its_share_of_a_step(render, value, told):
+    names = ("1024 queued", "64 queued", "256 queued", "256 running")
+    row = with_figure("queue", names, "256 running", ("scheduler share", value))
+    last = render.table([row]).splitlines()[-1]
+    assert last.startswith("| queue: scheduler share, 256 running |") and f"| under 0.03 | {told} |" in last
 
 
 def test_results_go_between_the_marks_of_the_page(render):
@@ -61,8 +115,10 @@ def test_results_go_between_the_marks_of_the_page(render):
 def test_every_goal_is_one_of_a_benchmark_that_exists(render):
     from rollyard.bench.choice import BENCHES
 
-    for bench, workload, _, dtype in render.GOALS:
+    for bench, workload, _, dtype in render.RATIOS:
         assert workload in BENCHES[bench].workloads and dtype in ("float32", "bfloat16")
+    for most in render.MOST:
+        assert most.workload in BENCHES["engine"].workloads
     script = (ROOT / "benchmarks" / "all.sh").read_text()
     for kind in BENCHES.values():
         for name in kind.workloads:
