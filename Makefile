@@ -63,8 +63,7 @@ bench-vllm: vllm ## set up vLLM for `rollyard bench engine --peer vllm` (some GB
 bench-trl: $(PEERS)/trl/.installed ## set up TRL for `rollyard bench step`
 
 bench-all: $(VENV)/.installed $(MODEL)/config.json bench-vllm bench-trl ## all of docs/benchmarks.md (hours); the machine should be idle
-	benchmarks/all.sh $(RESULTS) $(ROUNDS)
-	$(BIN)/python benchmarks/render.py
+	failed=0; benchmarks/all.sh $(RESULTS) $(ROUNDS) || failed=$$?; $(BIN)/python benchmarks/render.py && exit $$failed
 
 clean: ## remove the environment and what runs and checks left behind; models/ stays
 	rm -rf $(VENV) $(PEERS) runs build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
