@@ -147,6 +147,9 @@ class EngineConfig(Section):
     page_tokens: Count = Field(16, description="tokens of one page of the key-value cache")
     pages: Natural = Field(0, description="pages of the key-value cache (0: enough for every slot at its longest)")
     step_tokens: Count = Field(2048, description="tokens of one engine step at most, decode and prefill together")
+    prefill_tokens: Count = Field(
+        256, description="prompt tokens of one step at most while sequences decode (embedded; from step_tokens on: no such limit)"
+    )
     window: Natural = Field(0, description="tokens of prompt and completion at most (vLLM's max_model_len; 0: the model's own)")
     dtype: Literal["model", "float32", "bfloat16"] = Field("model", description="number format of its weights and cache")
     batching: Literal["continuous", "static"] = Field(

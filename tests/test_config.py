@@ -27,6 +27,12 @@ def test_later_layers_win_and_are_named(tmp_path):
     assert origins == [f"file {file}", "environment", "command line", "preset sort", "default"]
 
 
+def test_prompts_need_not_spare_decoding():
+    """A small step needs no second option, and a large one of the two turns the limit off."""
+    for values in ({"engine.step_tokens": 100}, {"engine.prefill_tokens": 2**31}):
+        resolve(environment={}, overrides=TASK | values)
+
+
 def test_text_values_are_converted():
     values = {"rollout.stop": "x,y", "train.betas": "0.8,0.9", "run.overwrite": "true", "train.lr": "1e-3"}
     config = resolve(environment={}, overrides=TASK | values).config
@@ -44,6 +50,7 @@ def test_text_values_are_converted():
         (TASK | {"group_size": 3}, "command line", "did you mean rollout.group_size?"),
         (TASK | {"rollout.group_size": "many"}, "rollout.group_size (command line)", "'many' does not fit"),
         (TASK | {"run.steps": True}, "run.steps (command line)", "give INT"),
+        (TASK | {"engine.prefill_tokens": 0}, "engine.prefill_tokens (command line)", "greater than or equal to 1"),
         (TASK | {"train.lr": 0}, "train.lr (command line)", "greater than 0"),
         (TASK | {"train.lr": float("nan")}, "train.lr (command line)", "finite"),
         (TASK | {"weights.rollover": "later"}, "weights.rollover (command line)", "'drain', 'abort' or 'keep'"),

@@ -21,6 +21,7 @@ from rollyard.protocols import Engine
 
 LOAD_S = 900.0  # seconds a peer may take to load the model
 WARM_TOKENS = 4
+UNSPARED = {"engine.prefill_tokens": 2**31}  # prompts are computed at full speed, whoever decodes meanwhile
 STATIC_SLOTS = 16  # as many as sequences in a batch of the ragged workload for Hugging Face
 
 Make = Callable[[int], Workload]
@@ -167,7 +168,7 @@ async def _static(setting: Setting, tell: Tell) -> Result:
 
 async def _prefix(setting: Setting, tell: Tell) -> Result:
     each = tuple(
-        Variant(name, {"engine.share_prompts": share}, SHAPES["prefix"])
+        Variant(name, UNSPARED | {"engine.share_prompts": share}, SHAPES["prefix"])
         for name, share in (("prompts shared", True), ("not shared", False))
     )
     return await variants(setting, each, "s", lambda served: served.first_token_s, tell)
@@ -176,7 +177,7 @@ async def _prefix(setting: Setting, tell: Tell) -> Result:
 async def _queue(setting: Setting, tell: Tell) -> Result:
     queued = (1024, 64, 256)  # the longest queue is compared with the shortest
     each = [Variant(f"{count} queued", {"engine.slots": 64}, replace(QUEUE, groups=count)) for count in queued]
-    running_ = Variant("256 running", {"engine.slots": 256}, replace(QUEUE, groups=256))
+    running_ = Variant("256 running", UNSPARED | {"engine.slots": 256}, replace(QUEUE, groups=256))
     return await variants(setting, (*each, running_), "tokens/s", _rate, tell)
 
 

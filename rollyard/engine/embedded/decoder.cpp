@@ -596,6 +596,8 @@ extern "C" {
 
 int rollyard_vector() { return V; }
 
+int rollyard_dot() { return DOT; }  // do inputs of bfloat16 layers become bfloat16?
+
 // Jobs that fill the same panels stand side by side.
 void rollyard_pack(const Job* jobs, long count, int threads) {
     struct Group { const Job *begin, *end; long until; };  // panels of all groups up to and with this one

@@ -70,6 +70,7 @@ class EmbeddedEngine:
             pool,
             slots=config.slots,
             step_tokens=config.step_tokens,
+            prefill_tokens=config.prefill_tokens,
             window=window,
             continuous=config.batching == "continuous",
             share=config.share_prompts,

@@ -1,7 +1,9 @@
 """Continuous batching (PURE): which tokens the next engine step computes.
 
 `plan` fills a step with at most `step_tokens` tokens: first one token of every running sequence that decodes, then
-chunks of prompts and of sequences being recomputed. Free slots are refilled before the chunks are chosen.
+chunks of prompts and of sequences being recomputed. Free slots are refilled before the chunks are chosen. While anything
+decodes, the chunks of a step have at most `prefill_tokens` tokens, so that a long prompt delays nobody's next token for
+long.
 
 A prompt is computed once, by no sequence in particular: its `PromptPages` belong to all requests with the same token
 ids. When the last chunk is computed each of them shares the pages and draws its first token from the same hidden state,
@@ -27,7 +29,7 @@ from itertools import count
 from rollyard.engine.embedded.pages import PagePool, PageTable
 from rollyard.types import Request, WeightVersion
 
-PADDED_SHARE = 4  # chunks are padded to the longest of the step: at most this many times `step_tokens` in all
+PADDED_SHARE = 4  # chunks are padded to the longest of the step: at most this many times what they may have in all
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +123,7 @@ class Scheduler:
         pool: the pages.
         slots: sequences running at once.
         step_tokens: tokens of a step at most.
+        prefill_tokens: of them prompt tokens and tokens to recompute, where something decodes.
         window: tokens of prompt and completion at most.
         continuous: refill a slot when its sequence ends; else only when all running sequences have ended, and until then
             the ended ones are computed with the others, where pages allow.
@@ -128,9 +131,18 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: PagePool, *, slots: int, step_tokens: int, window: int, continuous: bool = True, share: bool = True
+        self,
+        pool: PagePool,
+        *,
+        slots: int,
+        step_tokens: int,
+        prefill_tokens: int,
+        window: int,
+        continuous: bool = True,
+        share: bool = True,
     ) -> None:
-        self.pool, self.slots, self.step_tokens, self.window = pool, slots, step_tokens, window
+        self.pool, self.slots, self.window = pool, slots, window
+        self.step_tokens, self.prefill_tokens = step_tokens, min(prefill_tokens, step_tokens)
         self.continuous, self.share = continuous, share
         self.counters = Counters()
         self.version = WeightVersion(0)
@@ -265,11 +277,12 @@ class Scheduler:
 
     def _plan_chunks(self, plan: Plan) -> None:
         self._short_of_pages = False
+        most = self.prefill_tokens if plan.decodes else self.step_tokens
         for sequence in self._to_compute():
             prompt = sequence.prompt
             assert prompt is not None
             pending = sequence.uncomputed if sequence.started else len(prompt.ids) - prompt.table.tokens
-            size = self._chunk_size(plan, pending)
+            size = self._chunk_size(plan, pending, most)
             if not size:
                 return
             if sequence.started:
@@ -289,11 +302,11 @@ class Scheduler:
                 yield sequence
             index += 1
 
-    def _chunk_size(self, plan: Plan, pending: int) -> int:
-        """How many of `pending` tokens fit into the step, 0 when none should."""
-        padded = PADDED_SHARE * self.step_tokens // (len(plan.chunks) + 1)
+    def _chunk_size(self, plan: Plan, pending: int, most: int) -> int:
+        """How many of `pending` tokens fit into a step whose chunks have `most` tokens, 0 when none should."""
+        padded = PADDED_SHARE * most // (len(plan.chunks) + 1)
         longest = max((len(chunk.ids) for chunk in plan.chunks), default=0)
-        left = self.step_tokens - len(plan.decodes) - plan.chunk_tokens
+        left = min(most, self.step_tokens - len(plan.decodes)) - plan.chunk_tokens
         return min(pending, left, padded) if padded >= longest else 0
 
     def _plan_prompt(self, plan: Plan, prompt: PromptPages, size: int) -> None:
@@ -342,7 +355,7 @@ class Scheduler:
     def _plan_padding(self, plan: Plan) -> None:
         """The last token of sequences that ended, at its own place. Planned last: until then others may take their pages."""
         for sequence in list(self._padding):
-            if not self._chunk_size(plan, 1):
+            if not self._chunk_size(plan, 1, self.step_tokens):  # no prompts, so not bound as those are
                 return
             if sequence.uncomputed:  # its first step as padding: the token has no place yet
                 if self.pool.available < self.pool.missing(sequence.table, 1):

@@ -111,6 +111,16 @@ async def test_greedy_tokens_when_prompts_are_computed_in_chunks(folder: Path, r
         check_against(reference, requests, await answers(engine, requests))
 
 
+async def test_greedy_tokens_when_prompts_spare_who_decodes(folder: Path, reference: Reference, serving: Serving) -> None:
+    requests = [ask(name, prompt, 4 + 2 * name) for name, prompt in enumerate(prompts(10))]
+    async with serving(folder, slots=4, prefill_tokens=3) as engine:
+        check_against(reference, requests, await answers(engine, requests))
+        spared = engine.stats().steps
+    async with serving(folder, slots=4) as engine:
+        check_against(reference, requests, await answers(engine, requests))
+        assert engine.stats().steps < spared  # so prompts did come beside decoding
+
+
 async def test_a_continued_request_goes_on_as_if_never_cut(folder: Path, reference: Reference, serving: Serving) -> None:
     whole = {name: reference.greedy(prompt, 15) for name, prompt in enumerate(prompts(6))}
     requests = [

@@ -56,7 +56,7 @@ def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def test_a_packed_layer_is_the_layer(
     rows: int, inputs: int, outputs: list[int], bias: bool, half: bool, ending: int, threads: int, dot: bool
 ) -> None:
-    """`dot`: as on a CPU that multiplies bfloat16, where inputs are rounded too."""
+    """`dot`: as on a CPU that multiplies bfloat16, where inputs are rounded too; on such a CPU always."""
     dtype = torch.bfloat16 if half else torch.float32
     if ending == SWIGLU:
         outputs = [outputs[0]] * 2
@@ -68,11 +68,51 @@ def test_a_packed_layer_is_the_layer(
     torch.set_num_threads(threads)
     before = torch.randn(rows, packed.outputs) if ending == ADD else torch.full((rows, packed.outputs), torch.nan)
     found = apply(library, packed, x, ending, before.clone())
-    x = rounded(x, dtype) if dot else x
+    x = rounded(x, dtype) if library.rollyard_dot() else x
     each = [F.linear(x.double(), rounded(s.weight, dtype).double(), s.bias.double() if bias else None) for s in sources]
     expected = F.silu(each[0]) * each[1] if ending == SWIGLU else torch.cat(each, dim=1)
     expected = expected + before if ending == ADD else expected
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+def unpacked(packed: Packed) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The matrices that the panels hold, `[n, in]`, and the rest of the last panel."""
+    panels, parts = len(packed.weight), 2 if packed.ending == SWIGLU else 1
+    if packed.weight.dtype == torch.bfloat16:
+        weight = packed.weight.view(panels, packed.inputs // 2, parts, -1, 2).permute(2, 0, 3, 1, 4)
+    else:
+        weight = packed.weight.view(panels, packed.inputs, parts, -1).permute(2, 0, 3, 1)
+    weight = weight.reshape(parts, -1, packed.inputs)
+    return list(weight[:, : packed.outputs]), weight[:, packed.outputs :]
+
+
+@pytest.mark.parametrize("inputs", [2, 8, 510, 512, 514, 1030])  # packed 512 at a time, and 8 by 8 within these
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("panel", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_panels_hold_the_weights_as_they_are(inputs: int, source: torch.dtype, panel: torch.dtype) -> None:
+    """Bit for bit: single ones, several that share panels, gated ones, all packed in one go by two threads."""
+    library, generator = kernels(), torch.Generator().manual_seed(inputs)
+    vector = int(library.rollyard_vector())
+    torch.set_num_threads(2)
+    layers, expected = [], []
+    for outputs in ((64,), (1,), (7, 33, 1, 70), (45, 3, 18), (37, 37), (64, 64), (8, 8)):
+        sources = [torch.nn.Linear(inputs, each, bias=False, dtype=source) for each in outputs]
+        for each in sources:
+            each.weight.copy_(torch.randn(each.weight.shape, generator=generator))
+        for gated in (False, True) if len(outputs) == 2 else (False,):
+            layers.append(Packed(sources, vector, panel, gated))
+            layers[-1].weight.fill_(torch.nan)
+            weights = [each.weight.to(panel) for each in sources]
+            expected.append(weights if gated else [torch.cat(weights)])
+    pack(library, layers)
+    for layer, weights in zip(layers, expected, strict=True):
+        found, rest = unpacked(layer)
+        assert all(torch.equal(one, other) for one, other in zip(found, weights, strict=True))
+        assert not rest.any()
+        if len(weights) == 1:
+            some = torch.randint(layer.outputs, (20,), generator=generator)
+            assert torch.equal(layer.rows(some), weights[0][some])
 
 
 @settings(max_examples=60)
@@ -106,7 +146,8 @@ def test_logits_that_are_no_numbers_are_seen_in_the_logprob(bad: float, place: i
 @pytest.mark.parametrize("half", [False, True])
 @torch.no_grad()
 def test_gates_far_from_zero(half: bool) -> None:
-    gates = torch.tensor([0.0, 1, -1, 30, -30, 60, -60, 89.5, -89.5, 95, -95, 178, -178, 1000, -1000, 3e4, -3e4])
+    """All of them are bfloat16 numbers, so a CPU that multiplies those rounds none."""
+    gates = torch.tensor([0.0, 1, -1, 30, -30, 60, -60, 89.5, -89.5, 95, -95, 178, -178, 1000, -1000, 2.0**15, -(2.0**15)])
     sources = [torch.nn.Linear(2, 1, bias=False) for _ in range(2)]
     sources[0].weight.copy_(torch.tensor([[1.0, 0.0]]))
     sources[1].weight.copy_(torch.tensor([[0.0, 1.0]]))
@@ -116,10 +157,10 @@ def test_gates_far_from_zero(half: bool) -> None:
     torch.testing.assert_close(found[:, 0].double(), F.silu(gates.double()), atol=1e-6, rtol=1e-5)
 
 
-SHAPES = {
-    "six queries a head": {"heads": 12, "kv_heads": 2, "width": 96},
+SHAPES = {  # heads of 16, which vectors of 8 and of 16 numbers divide
+    "six queries a head": {"heads": 12, "kv_heads": 2, "width": 192},
     "biases everywhere": {"attention_bias": True, "mlp_bias": True},
-    "one head": {"heads": 1, "kv_heads": 1, "width": 8},
+    "one head": {"heads": 1, "kv_heads": 1, "width": 16},
 }
 
 

@@ -29,6 +29,7 @@ class World:
     page_tokens: int = 4
     slots: int = 4
     step_tokens: int = 16
+    prefill_tokens: int = 16
     window: int = 64
     continuous: bool = True
     share: bool = True
@@ -42,6 +43,7 @@ class World:
             self.pool,
             slots=self.slots,
             step_tokens=self.step_tokens,
+            prefill_tokens=self.prefill_tokens,
             window=self.window,
             continuous=self.continuous,
             share=self.share,
@@ -95,6 +97,9 @@ class World:
     def check_shape(self, plan: Plan) -> None:
         assert len(plan.decodes) + plan.chunk_tokens <= self.step_tokens
         assert plan.chunk_tokens == sum(len(chunk.ids) for chunk in plan.chunks)
+        padding = sum(sequence.ended for sequence in plan.draws)  # of a static batch: no prompts
+        if plan.decodes:
+            assert plan.chunk_tokens - padding <= self.prefill_tokens
         assert all(len(chunk.ids) for chunk in plan.chunks)
         assert len(plan.draws) == len(set(plan.draws)) <= self.slots
         if plan.chunks:
@@ -170,6 +175,38 @@ def test_long_prompts_are_computed_in_chunks_beside_decoding() -> None:
     assert sizes == [(1, 4), (1, 4), (1, 2)]
     world.run()
     assert world.done[1] == alone(ask(1, tuple(range(10)), 2))
+
+
+def test_a_long_prompt_takes_little_of_each_step_while_others_decode() -> None:
+    world = World(step_tokens=100, prefill_tokens=8, pages=64, window=128)
+    world.submit(ask(0, (1,), 12))
+    world.step()
+    world.submit(ask(1, tuple(range(60)), 2))
+    world.submit(ask(2, (7, 8), 2))
+    sizes = [(len(plan.decodes), plan.chunk_tokens) for plan in (world.step() for _ in range(9))]
+    assert sizes == [(1, 8)] * 7 + [(1, 6)] + [(3, 0)]
+    world.run()
+    assert world.done == {0: alone(ask(0, (1,), 12)), 1: alone(ask(1, tuple(range(60)), 2)), 2: alone(ask(2, (7, 8), 2))}
+
+
+def test_with_nothing_to_decode_a_prompt_takes_the_whole_step() -> None:
+    world = World(step_tokens=100, prefill_tokens=8, pages=64, window=128)
+    world.submit(ask(0, tuple(range(60)), 2))
+    assert world.step().chunk_tokens == 60
+
+
+def test_what_is_computed_again_after_a_preemption_spares_who_decodes() -> None:
+    world = World(pages=12, slots=3, step_tokens=100, prefill_tokens=3)
+    requests = [ask(name, tuple(range(20 * name, 20 * name + 10)), tokens) for name, tokens in ((0, 5), (1, 16), (2, 12))]
+    young = [world.submit(request) for request in requests][-1]
+    beside = []
+    while len(world.scheduler):
+        before = world.scheduler.counters.recomputed
+        plan = world.step()
+        if plan.decodes and world.scheduler.counters.recomputed > before:
+            beside.append(plan.chunk_tokens)
+    assert young.preempted and beside == [3, 3, 3, 1, 3]  # its prompt, then of what it wrote
+    assert world.done == {request.id.group: alone(request) for request in requests}
 
 
 def test_short_and_long_chunks_are_not_padded_without_bound() -> None:
@@ -349,6 +386,7 @@ def scenarios(draw: st.DrawFn) -> tuple[World, list[tuple[int, str, Request]]]:
         page_tokens=page_tokens,
         slots=draw(st.integers(1, 5)),
         step_tokens=draw(st.integers(1, 12)),
+        prefill_tokens=draw(st.integers(1, 14)),
         window=window,
         continuous=draw(st.booleans()),
         share=draw(st.booleans()),
