@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rollyard.bench import memory
 from rollyard.bench.peer import FOLDER, Command, Peer, PeerError, find, running
-from rollyard.bench.result import Figure, Measured, Result, Side
+from rollyard.bench.result import Figure, Measured, Result, Side, machine
 from rollyard.bench.serving import LIMIT_S
 from rollyard.bench.setting import Setting
 from rollyard.bench.turns import Tell, alternate
@@ -26,6 +26,7 @@ LEARNING_RATE = 1e-6
 WINDOW = 256  # tokens of prompt and completion at most
 LOAD_S = 900.0  # seconds a peer may take to load the model
 REWARD = FOLDER / "peers" / "reward.py"  # one file, called by both sides
+NATIVE = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # instructions that multiply bfloat16; the last one is ARM's
 
 PromptIds = Counter[tuple[int, ...]]
 
@@ -122,10 +123,11 @@ def config_of(setting: Setting, prompts: Path, out: Path) -> Config:
 
 
 def multiplies_bfloat16() -> bool:
-    """Has this CPU instructions for it? Elsewhere products in bfloat16 are much slower than in float32."""
-    import torch
+    """Has this CPU instructions for it? Elsewhere products in bfloat16 are much slower than in float32.
 
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    oneDNN supports bfloat16 on any CPU with AVX-512, and emulates it where the instructions are missing.
+    """
+    return not NATIVE.isdisjoint(machine().features)
 
 
 def write_prompts(path: Path, count: int) -> None:

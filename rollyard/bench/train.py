@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rollyard import worker
@@ -58,6 +59,19 @@ def batch(config: Config, work: Workload, step: int) -> TrainBatch:
     return build(step, groups, advantages, config.batch.token_budget, Sampling(max(work.lengths)))
 
 
+def shapes(made: TrainBatch, architecture: Architecture) -> tuple[Gemm, ...]:
+    """The products of a step as the trainer makes them on a CPU: of pieces of the batch, and of chunks of the head."""
+    from rollyard.model.head import chunks
+    from rollyard.train.rows import CACHED_TOKENS, pieces
+
+    def head(rows: int) -> list[int]:
+        return [part.stop - part.start for part in chunks(rows, architecture.vocab_size)]
+
+    cut = (piece for samples in made.micro_batches for piece in pieces(samples, CACHED_TOKENS))
+    apart = tuple(tuple(sample for family in piece for sample in family) for piece in cut)
+    return gemms(replace(made, micro_batches=apart), architecture, head)
+
+
 class Step:
     """The trainer."""
 
@@ -91,7 +105,7 @@ class Step:
 
 
 class Products:
-    """The matrix products that a batch needs, forward and backward, and nothing else.
+    """The matrix products of a step, forward and backward, in the trainer's own shapes, and nothing else.
 
     Each is timed alone, `TRIALS` times; the step is the sum of the fastest times its count.
     """
@@ -105,7 +119,7 @@ class Products:
         await self.run(0)
 
     async def run(self, number: int) -> Measured:
-        needed = gemms(self._step.batch(number), self._architecture)
+        needed = shapes(self._step.batch(number), self._architecture)
         seconds = await self._device.run(products_s, needed, self._dtype)
         return Measured(seconds, (Figure("matrix products", sum(gemm.flops for gemm in needed) / seconds / 1e9, "GFLOP/s"),))
 

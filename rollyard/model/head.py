@@ -55,8 +55,7 @@ def forward_backward(
     if sampling.temperature <= 0:
         raise ValueError(f"logprobs of sampled tokens need a temperature above 0, not {sampling.temperature}")
     rows, vocab = hidden.shape[0], weight.shape[0]
-    chunk = chunk or max(1, CHUNK_LOGITS // vocab)
-    chunk = -(-rows // -(-rows // chunk))  # as many chunks, of the same size: a small one at the end is slow
+    parts = chunks(rows, vocab, chunk)
     dtype = product_dtype(hidden)
     states, head = hidden.to(dtype), weight.to(dtype)
     if sampling.temperature != 1.0:
@@ -65,10 +64,9 @@ def forward_backward(
     found = HeadPass(logprobs, torch.empty_like(logprobs), hidden.new_zeros(rows, dtype=torch.bool), torch.empty_like(hidden))
     d_weight = _float32_gradient(weight) if weight.requires_grad else None
     # The same memory for each chunk: a CPU takes longer to get new memory than to fill it.
-    logits = hidden.new_empty(chunk, vocab, dtype=torch.float32)
-    for first in range(0, rows, chunk):
-        part = slice(first, min(first + chunk, rows))
-        d_logits = _into(logits[: part.stop - first], states[part], head)
+    logits = hidden.new_empty(parts[0].stop, vocab, dtype=torch.float32)
+    for part in parts:
+        d_logits = _into(logits[: part.stop - part.start], states[part], head)
         _to_gradient(d_logits, targets, part, loss, sampling, found)
         d_logits = d_logits.to(dtype)
         found.d_hidden[part] = d_logits @ head
@@ -81,6 +79,13 @@ def forward_backward(
     if d_weight is not None and d_weight is not weight.grad:
         weight.grad = d_weight.to(weight.dtype) if weight.grad is None else weight.grad.add_(d_weight)
     return found
+
+
+def chunks(rows: int, vocab: int, chunk: int | None = None) -> list[slice]:
+    """The rows whose logits are made together: of one size, as a small chunk at the end is slow."""
+    most = chunk or max(1, CHUNK_LOGITS // vocab)
+    size = -(-rows // -(-rows // most))
+    return [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
 def _float32_gradient(weight: Tensor) -> Tensor:

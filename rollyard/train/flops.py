@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rollyard.model.architecture import Architecture
@@ -25,11 +25,16 @@ class Gemm:
         return 3 * 2 * self.rows * self.inner * self.columns * self.count
 
 
-def gemms(batch: TrainBatch, architecture: Architecture) -> tuple[Gemm, ...]:
+def gemms(
+    batch: TrainBatch, architecture: Architecture, chunks: Callable[[int], Iterable[int]] = lambda rows: (rows,)
+) -> tuple[Gemm, ...]:
     """The matrix products of one training step, micro-batch by micro-batch.
 
     Each linear of each layer over the tokens that have to be computed: of a micro-batch's samples each different prompt
     once, and all that follows it but for the last token, which predicts nothing. The head over the trained tokens.
+
+    Args:
+        chunks: trained tokens of a micro-batch -> the tokens of each of the head's products; one product for all without it.
     """
     hidden, queries = architecture.hidden_size, architecture.heads * architecture.head_dim
     keys, wide = architecture.kv_heads * architecture.head_dim, architecture.feed_forward
@@ -41,7 +46,8 @@ def gemms(batch: TrainBatch, architecture: Architecture) -> tuple[Gemm, ...]:
             continue
         for inner, columns in (*attention, (hidden, wide), (hidden, wide), (wide, hidden)):
             found[rows, inner, columns] += architecture.layers
-        found[sum(sum(sample.mask) for sample in micro), hidden, architecture.vocab_size] += 1
+        for trained in chunks(sum(sum(sample.mask) for sample in micro)):
+            found[trained, hidden, architecture.vocab_size] += 1
     return tuple(Gemm(*shape, count) for shape, count in found.items())
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rollyard.bench import step
 from rollyard.bench.peer import PeerError
+from rollyard.bench.result import machine
 from rollyard.bench.setting import Setting
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.reward.function import load_function
@@ -78,6 +80,23 @@ async def test_completions_end_by_themselves_in_natural(model, tmp_path):
 async def test_unequal_work_is_found_out(model, tmp_path, change, told):
     with pytest.raises(PeerError, match=told):
         await step.measure(setting(model, "fixed"), peer(tmp_path, model, **change), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("features", "precision"),
+    [
+        (("avx2",), "model"),
+        (("avx2", "avx512f"), "model"),  # oneDNN emulates it there
+        (("avx2", "avx512f", "avx512_bf16"), "bfloat16"),
+        (("avx2", "avx512f", "amx_bf16"), "bfloat16"),
+        (("asimd",), "model"),
+        (("asimd", "bf16"), "bfloat16"),
+    ],
+)
+def test_the_trainer_multiplies_bfloat16_where_the_cpu_does(model, tmp_path, monkeypatch, features, precision):
+    monkeypatch.setattr(step, "machine", lambda: replace(machine(), features=features))
+    config = step.config_of(replace(setting(model, "fixed"), dtype="bfloat16"), tmp_path / "prompts", tmp_path / "run")
+    assert config.train.precision == precision and config.engine.dtype == "bfloat16"
 
 
 def test_the_reward_is_one_function_for_both_sides():

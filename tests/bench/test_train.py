@@ -8,10 +8,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollyard.bench.setting import Setting
-from rollyard.bench.train import TRAIN, batch, measure, products_s
+from rollyard.bench.train import TRAIN, batch, measure, products_s, shapes
 from rollyard.bench.workload import Shape, build
-from rollyard.config import Config
-from rollyard.train.flops import Gemm
+from rollyard.config import Config, resolve
+from rollyard.model.folder import load
+from rollyard.place.inline import DeviceThread
+from rollyard.train.flops import Gemm, gemms
+from rollyard.train.trainer import ReferenceTrainer
+from rollyard.types import WeightVersion
 from tests.tiny import tiny_folder
 
 SHAPE = Shape(2, 3, (5, 9), 7)
@@ -42,8 +46,43 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out):
-            self.seen[args[0].shape[0], args[0].shape[1], args[1].shape[1]] += 1
+            self.note(*args)
+        if func in (torch.ops.aten.addmm_.default, torch.ops.aten.addmm.default):
+            self.note(*args[1:])
         return func(*args, **(kwargs or {}))
+
+    def note(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        self.seen[left.shape[0], left.shape[1], right.shape[1]] += 1
+
+
+@pytest.mark.parametrize("precision", ["model", "bfloat16"])
+def test_the_shapes_that_are_timed_are_those_the_trainer_multiplies(tmp_path, monkeypatch, precision):
+    """Pieces of micro-batches, and the head in chunks."""
+    for module in ("rows", "trainer"):
+        monkeypatch.setattr(f"rollyard.train.{module}.CACHED_TOKENS", 55)
+    model = load(tiny_folder(tmp_path))
+    monkeypatch.setattr("rollyard.model.head.CHUNK_LOGITS", 10 * model.architecture.vocab_size)
+    config = resolve(overrides={"prompts.task": "sort", "train.precision": precision, "batch.token_budget": 100}).config
+    made = batch(config, build(Shape(5, 3, (5, 9), 7), 40, 1), step=0)
+    trainer = ReferenceTrainer(model, DeviceThread(), config.train, 7, tmp_path, WeightVersion(0))
+    with Products() as products:
+        trainer._train(made)
+    needed = shapes(made, model.architecture)
+    expected: Counter[tuple[int, int, int]] = Counter()
+    for gemm in needed:
+        for shape in permuted(gemm):
+            expected[shape] += gemm.count
+    assert products.seen == expected
+    pieces = sum(gemm.count for gemm in needed if gemm.columns == model.architecture.hidden_size) / (2 * 2)  # 2 in each layer
+    heads = sum(gemm.count for gemm in needed if gemm.columns == model.architecture.vocab_size)
+    assert heads > pieces > len(made.micro_batches) > 1
+    assert sum(gemm.flops for gemm in needed) == sum(gemm.flops for gemm in gemms(made, model.architecture))
+
+
+def permuted(gemm: Gemm) -> list[tuple[int, int, int]]:
+    """Forward, gradient of the input, gradient of the weight."""
+    rows, inner, columns = gemm.rows, gemm.inner, gemm.columns
+    return [(rows, inner, columns), (rows, columns, inner), (columns, rows, inner)]
 
 
 def test_the_products_that_are_timed_are_forward_and_both_gradients():

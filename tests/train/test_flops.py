@@ -38,6 +38,13 @@ def test_by_hand():
     assert attention_flops(batch, ARCH) == 12 * (6 + 6 + 9 + 3 + 1 + 2) * 4 * 3 * 3
 
 
+def test_the_head_in_chunks_is_as_much_work():
+    batch = TrainBatch(0, ((sample((7, 8, 9), 4), sample((6, 6), 2), sample((7, 8, 9), 1)),), Sampling(9))
+    whole, cut = gemms(batch, ARCH), gemms(batch, ARCH, lambda rows: (3, 3, rows - 6))
+    assert set(cut) - set(whole) == {Gemm(3, 8, 50, 2), Gemm(1, 8, 50, 1)}
+    assert sum(gemm.flops for gemm in cut) == sum(gemm.flops for gemm in whole)
+
+
 def test_in_two_micro_batches_a_prompt_is_computed_twice():
     one, two = sample((7, 8, 9), 4), sample((7, 8, 9), 2)
     together, apart = (TrainBatch(0, micro, Sampling(9)) for micro in (((one, two),), ((one,), (two,))))
