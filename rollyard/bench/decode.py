@@ -69,11 +69,12 @@ async def bench(setting: Setting, tell: Tell) -> Result:
 
 
 def _decoder(config: Config, setting: Setting) -> NativeDecoder:
+    from rollyard.engine.embedded.check import checked
     from rollyard.engine.embedded.native import NativeDecoder
     from rollyard.engine.embedded.pages import PagePool
 
     model = worker.load_policy(config, setting.model).model
-    decoder = NativeDecoder(model, PagePool(1, 16), model.head_weight.dtype, sole=True)
+    decoder = NativeDecoder(checked(), model, PagePool(1, 16), model.head_weight.dtype, sole=True)
     decoder.refresh()
     return decoder
 

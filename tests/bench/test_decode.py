@@ -9,6 +9,7 @@ import pytest
 from rollyard.bench import decode
 from rollyard.bench.setting import Setting
 from rollyard.errors import ConfigError
+from tests.compiler import needs_compiler
 from tests.tiny import tiny_folder
 
 
@@ -18,6 +19,7 @@ def setting(folder: Path, **options: object) -> Setting:
     )
 
 
+@needs_compiler
 async def test_the_linear_layers_are_a_part_of_the_step(tmp_path: Path) -> None:
     result = await decode.bench(setting(tiny_folder(tmp_path)), lambda line: None)
     step, alone = result.sides

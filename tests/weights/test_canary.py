@@ -26,6 +26,7 @@ from rollyard.weights.in_place import InPlace
 from rollyard.weights.probe import Answer, Verdict
 from rollyard.weights.prover import Prover
 from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+from tests.compiler import needs_compiler
 from tests.engine.embedded.serving import collect
 from tests.tiny import tiny_folder
 from tests.weights.moving import CPU
@@ -97,7 +98,12 @@ async def pair(folder: Path, dtype: torch.dtype, kernels: str) -> AsyncIterator[
 
 
 @pytest.mark.parametrize(
-    ("family", "tied", "kernels"), [("llama", True, "native"), ("qwen2", False, "plain"), ("qwen3", True, "native")]
+    ("family", "tied", "kernels"),
+    [
+        pytest.param("llama", True, "native", marks=needs_compiler),
+        ("qwen2", False, "plain"),
+        pytest.param("qwen3", True, "native", marks=needs_compiler),
+    ],
 )
 async def test_each_tensor_that_stays_behind_is_caught_and_named(tmp_path: Path, family: str, tied: bool, kernels: str) -> None:
     """In bfloat16, where a step at a learning rate of 1e-6 would not show: the canary's moves do."""

@@ -51,6 +51,7 @@ def build(model: CausalLM, pool: PagePool, config: EngineConfig, sole: bool = Fa
 
     Raises ConfigError when the kernels are asked for by name and cannot be had.
     """
+    from rollyard.engine.embedded.check import checked
     from rollyard.engine.embedded.native import NativeDecoder
     from rollyard.engine.embedded.plain import PlainDecoder
 
@@ -58,7 +59,9 @@ def build(model: CausalLM, pool: PagePool, config: EngineConfig, sole: bool = Fa
     if config.kernels == "plain":
         return PlainDecoder(model, pool, dtype)
     try:
-        return NativeDecoder(model, pool, dtype, sole)
+        if model.head_weight.device.type != "cpu":
+            raise KernelsUnavailable("the kernels are for models on the CPU")
+        return NativeDecoder(checked(), model, pool, dtype, sole)
     except KernelsUnavailable as reason:
         if config.kernels == "native":
             remedy = "use auto, which decodes with torch where the kernels are missing"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from ctypes import CDLL, POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_void_p
-from functools import cache
 from time import perf_counter
 from typing import cast
 
@@ -19,7 +18,7 @@ from torch.nn import functional as F
 
 from rollyard.engine.embedded.batch import Ints, flatten
 from rollyard.engine.embedded.cache import PagedMemory
-from rollyard.engine.embedded.compile import KernelsUnavailable, kernels
+from rollyard.engine.embedded.compile import KernelsUnavailable
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.sampler import NEAR_EDGE
 from rollyard.engine.embedded.scheduler import Plan
@@ -132,18 +131,18 @@ class NativeDecoder:
     A layer of the cache is `[pages, kv_heads * 2 * head_dim * page]`; see `decoder.cpp`.
 
     Args:
+        library: the kernels.
         sole: nobody else uses the model: the memory of its parameters is given back once they are packed.
 
-    Raises KernelsUnavailable where they cannot be compiled, or do not take this model.
+    Raises KernelsUnavailable where they do not take this model.
     """
 
     name = "native"
 
-    def __init__(self, model: CausalLM, pool: PagePool, dtype: torch.dtype, sole: bool = False) -> None:
-        if model.head_weight.device.type != "cpu":
-            raise KernelsUnavailable("the kernels are for models on the CPU")
-        self._library = _checked()
-        vector = int(self._library.rollyard_vector())
+    def __init__(self, library: CDLL, model: CausalLM, pool: PagePool, dtype: torch.dtype, sole: bool = False) -> None:
+        self._library = library
+        library.rollyard_forward.restype = c_double
+        vector = int(library.rollyard_vector())
         self._model, self._pool, self._dtype, self._sole = model, pool, dtype, sole
         arch = model.architecture
         _check_shapes(arch, vector)
@@ -262,26 +261,6 @@ class NativeDecoder:
             self._buffers = torch.empty(tokens * sum(widths))
         parts = torch.split(self._buffers[: tokens * sum(widths)], [tokens * width for width in widths])
         return [part.view(tokens, width) for part, width in zip(parts, widths, strict=True)]
-
-
-@cache
-def _checked() -> CDLL:
-    """The kernels, once they agree with torch on a small layer. Raises KernelsUnavailable."""
-    library = kernels()
-    library.rollyard_forward.restype = c_double
-    vector = int(library.rollyard_vector())
-    gate, up = (torch.nn.Linear(34, 50) for _ in range(2))
-    x = torch.linspace(-9, 9, 13 * 34).view(13, 34).sin()
-    with torch.no_grad():
-        for source, scale in ((gate, 9), (up, 1)):
-            source.weight.copy_(torch.linspace(-scale, scale, 34 * 50).view(50, 34).sin())
-        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.2)):
-            plain, gated = Packed([gate], vector, dtype), Packed([gate, up], vector, dtype, gated=True)
-            for packed, expected in ((plain, gate(x)), (gated, F.silu(gate(x)) * up(x))):
-                pack(library, [packed])
-                if not torch.allclose(apply(library, packed, x, packed.ending), expected, rtol=tolerance, atol=tolerance):
-                    raise KernelsUnavailable("the compiled kernels give other numbers than torch")
-    return library
 
 
 @torch.no_grad()

@@ -40,6 +40,7 @@ from rollyard.weights.checkpoint import CheckpointPublisher, CheckpointReceiver
 from rollyard.weights.flat import model_infos
 from rollyard.weights.in_place import InPlace
 from rollyard.weights.shared_memory import SharedMemoryPublisher
+from tests import compiler
 from tests.engine import openai_double
 from tests.engine.contract.model import WINDOW, model_of
 from tests.engine.sglang.attached import adapter
@@ -71,7 +72,7 @@ class Maker:
     open: starts an engine for a model folder; scratch space is the second folder.
     partner: another maker, whose engine goes on with what this one was cut at. Of the same kind where noise is promised.
     model: it decodes with the folder's weights; False: it writes what it is told, with made-up logprobs.
-    marks: of pytest, for an engine with a lane of its own.
+    marks: of pytest, for an engine with a lane of its own or that some machines lack.
     """
 
     open: Callable[[Path, Path, Options], AbstractAsyncContextManager[Served]]
@@ -327,12 +328,13 @@ def _checkpoints(folder: Path, scratch: Path, model: CausalLM, device: DeviceThr
     return CheckpointPublisher(model, device, folder, scratch / f"weights-{os.urandom(4).hex()}")
 
 
+OTHER = "embedded-native" if compiler.FOUND else "embedded-plain"
 MAKERS: dict[str, Maker] = {
     "fake": Maker(fake, partner="fake", model=False),
-    "embedded-native": Maker(partial(embedded, kernels="native")),
-    "embedded-plain": Maker(partial(embedded, kernels="plain"), partner="embedded-native"),
-    "embedded-link": Maker(embedded_link, partner="embedded-native"),
-    "embedded-child": Maker(child, partner="embedded-native"),
+    "embedded-native": Maker(partial(embedded, kernels="native"), marks=(compiler.needs_compiler,)),
+    "embedded-plain": Maker(partial(embedded, kernels="plain"), partner=OTHER),
+    "embedded-link": Maker(embedded_link, partner=OTHER),
+    "embedded-child": Maker(child, partner=OTHER),
     # Short pages, so that a small window holds several.
     "vllm": Maker(partial(child, kind="vllm", extra='{"block_size": 32}'), marks=(pytest.mark.vllm, pytest.mark.timeout(300))),
     "vllm-server": Maker(

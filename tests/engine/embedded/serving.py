@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -18,9 +19,10 @@ from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Engine, Receiver
 from rollyard.types import FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion
+from tests.compiler import needs_compiler
 
 WINDOW = 256
-DECODERS = ("native", "plain")
+DECODERS = (pytest.param("native", marks=needs_compiler), "plain")
 
 
 class InPlace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,15 @@ from rollyard.engine.embedded.native import ADD, STORE, SWIGLU, NativeDecoder, P
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.plain import PlainDecoder
 from rollyard.engine.embedded.sampler import NEAR_EDGE, by_inverse_cdf
-from rollyard.environment import compiler_command
 from rollyard.errors import ConfigError, EngineLost, WeightSyncError
 from rollyard.model.folder import load
 from rollyard.types import WeightVersion
+from tests.compiler import needs_compiler
 from tests.engine.embedded.serving import Reference, answers, ask, change, serving
 from tests.tiny import tiny_folder
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which(compiler_command()) is None, reason="no C++ compiler"),
+    needs_compiler,
     pytest.mark.timeout(240),  # the first of them compiles
 ]
 
@@ -283,7 +282,7 @@ def test_without_a_compiler_torch_decodes(folder: Path, monkeypatch: pytest.Monk
     def missing() -> None:
         raise KernelsUnavailable("there is no C++ compiler 'c++'")
 
-    monkeypatch.setattr("rollyard.engine.embedded.native._checked", missing)
+    monkeypatch.setattr("rollyard.engine.embedded.check.kernels", missing)
     decoder = build(model, pool, EngineConfig())
     assert isinstance(decoder, PlainDecoder) and decoder.name == "plain (there is no C++ compiler 'c++')"
     with pytest.raises(ConfigError, match=r"engine\.kernels.*no C\+\+ compiler"):
@@ -334,4 +333,4 @@ def test_a_model_that_the_kernels_do_not_take_is_decoded_by_torch(tmp_path: Path
     model = load(tiny_folder(tmp_path, heads=4, kv_heads=2, width=48), torch.float32, torch.device("cpu"))
     assert isinstance(build(model, PagePool(8, 16), EngineConfig()), PlainDecoder)  # heads of 12
     with pytest.raises(KernelsUnavailable, match="heads of a multiple of"):
-        NativeDecoder(model, PagePool(8, 16), torch.float32)
+        NativeDecoder(kernels(), model, PagePool(8, 16), torch.float32)
