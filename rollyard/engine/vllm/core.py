@@ -48,7 +48,7 @@ class Core(Protocol):
         """Have these end with the word "abort". One that has not arrived yet may be missed."""
 
     async def stand_still(self) -> None:
-        """No step from now on, and all that was written before has come out of `generate`."""
+        """No step from now on; what was written before has come out of `generate`, as far as can be seen from here."""
 
     async def go_on(self) -> None:
         """Undo it."""

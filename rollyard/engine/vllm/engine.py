@@ -2,8 +2,10 @@
 
 vLLM computes; what a completion is stays Rollyard's: stop strings are found on token ids as the embedded engine finds them,
 and so are the finish reasons. Every request's cache is salted with the count of loads, so no key or value of older weights
-is ever shared with a request that came after them. Where vLLM says at its end which weights wrote a request, that must be
-what was reported meanwhile.
+is ever shared with a request that came after them.
+
+Which weights wrote a token is never guessed from when it came. What comes before a load was written by the weights before
+it. From the first load under a request on its tokens are held back: vLLM says at its end which weights wrote how many.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -31,6 +33,7 @@ SEGMENT_TOKENS = 16
 POLL_S = 0.01  # seconds between two looks at weights that are on their way
 AGAIN_S = 0.5  # vLLM forgets an order about a request that it does not know yet, so the order is repeated
 SETTLE_S = 30.0  # seconds that what was cut may take to end
+Ended = tuple[FinishReason, str]  # how a request ended, and its problem
 
 
 @dataclass(slots=True, eq=False)
@@ -39,8 +42,8 @@ class _Job:
 
     written: Written
     name: str  # what vLLM calls it
+    load: int  # number of the load whose weights wrote its first token
     task: asyncio.Task[None] | None = None
-    labels: Counter[str] = field(default_factory=Counter)  # its tokens by the weights that were current when they came
 
 
 class VllmEngine:
@@ -76,8 +79,7 @@ class VllmEngine:
         self._slots, self._window, self._receiver, self._order = slots, window, receiver, order
         self._tokenizer: Tokenizer | None = None
         self._version: WeightVersion | None = None
-        self._label = ""  # what vLLM calls those weights: no two loads are called alike
-        self._labels: set[str] = set()
+        self._loads: list[tuple[str, WeightVersion]] = []  # with what vLLM calls the weights: no two are called alike
         self._prepares = 0
         self._names = count()
         self._jobs: dict[RequestId, _Job] = {}
@@ -237,7 +239,7 @@ class VllmEngine:
             watcher.feed(request.written_ids)
         written = Written(request, self._window, self._architecture.eos_ids, watcher, self._version)
         name = f"{request.id.group}.{request.id.member}.{request.id.attempt}.{next(self._names)}"
-        job = self._jobs[request.id] = _Job(written, name)
+        job = self._jobs[request.id] = _Job(written, name, self._load_number)
         job.task = asyncio.create_task(self._write(job), name=name)
         job.task.add_done_callback(self._on_done)
 
@@ -256,55 +258,90 @@ class VllmEngine:
         """Take one request's tokens from vLLM until it ends."""
         written, request = job.written, job.written.request
         ids = (*request.prompt_ids, *request.written_ids)
-        asked = Asked(job.name, ids, self._params(written), f"load {self._label}", request.priority)
-        finish, problem, cached = FinishReason.ERROR, "vLLM ended it without a word", 0
+        asked = Asked(job.name, ids, self._params(written), f"load {self._loads[job.load][0]}", request.priority)
+        try:
+            ended, labels, cached = await self._hear(job, asked)
+            segments = self._last_segments(job, ended, labels)
+        except EngineLost as error:
+            self._lose(str(error))
+            return
+        if written.tokens:
+            self._tally.prompt(len(ids), cached)
+        del self._jobs[request.id]
+        self._deliver(*segments)
+        if not self._jobs:
+            self._still.set()
+
+    async def _hear(self, job: _Job, asked: Asked) -> tuple[Ended, Counter[str] | None, int]:
+        """How a request ended, which weights vLLM says wrote it, if it does, and the tokens of its prompt that were cached."""
+        ended: Ended | None = None
+        cached = 0
         try:
             async with aclosing(self._core.generate(asked)) as outputs:
                 async for output in outputs:
                     cached = cached or output.cached
-                    if (ended := self._take(job, output)) is not None:
-                        finish, problem = ended
-                        break
-        except EngineLost as error:
-            self._lose(str(error))
-            return
-        except EngineError as error:
-            problem = str(error)
-        if written.tokens:
-            self._tally.prompt(len(ids), cached)
-        del self._jobs[request.id]
-        self._deliver(self._flush(written, finish, problem))
-        if not self._jobs:
-            self._still.set()
+                    known = ended is not None
+                    ended = ended or self._take(job, output)
+                    if ended is not None and (output.finish or not self._held(job)):
+                        return ended, output.labels, cached
+                    if ended is not None and not known:
+                        await self._core.abort([job.name])  # nothing more is wanted but its end, which says what wrote it
+        except EngineLost:
+            raise
+        except (EngineError, TimeLimitExceeded) as error:
+            return (FinishReason.ERROR, str(error)), None, cached
+        return (FinishReason.ERROR, "vLLM ended it without a word"), None, cached
 
-    def _take(self, job: _Job, output: Output) -> tuple[FinishReason, str] | None:
-        """Add what vLLM wrote; how the request ended, if it has. Raises EngineLost when vLLM was started anew."""
+    def _take(self, job: _Job, output: Output) -> Ended | None:
+        """Add what vLLM wrote; how the request ended, if it has."""
         written, finish = job.written, None
         for token_id, logprob in zip(output.token_ids, output.logprobs, strict=True):
             finish = written.push(token_id, logprob)
-            job.labels[self._label] += 1
             self._tally.token()
             if finish is not None:
-                break
-        if output.labels is not None and output.labels != job.labels and (problem := self._disagrees(job, output.labels)):
-            return FinishReason.ERROR, problem
-        if finish is not None:
-            return finish, ""
-        self._deliver(*([self._flush(written)] if written.unsent >= SEGMENT_TOKENS else []))
+                return finish, ""
+        due = written.unsent >= SEGMENT_TOKENS and not output.finish and not self._held(job)
+        self._deliver(*([written.flush(written.started)] if due else []))
         if not output.finish:
             return None
         if output.finish == "abort":
             return FinishReason.ABORT, ""
         return FinishReason.ERROR, f"vLLM ended it: {output.finish} {output.reason}".rstrip()
 
-    def _disagrees(self, job: _Job, labels: Counter[str]) -> str:
-        """What is wrong with the weights that vLLM says it wrote with; tokens after a stop string, which were cut, are not."""
-        if strange := labels.keys() - self._labels:
+    def _held(self, job: _Job) -> bool:
+        """Did weights change under it? What comes may have been written before that, and be late."""
+        return job.load != self._load_number
+
+    @property
+    def _load_number(self) -> int:
+        return len(self._loads) - 1
+
+    def _last_segments(self, job: _Job, ended: Ended, labels: Counter[str] | None) -> list[Segment]:
+        """What is left to send, as vLLM says which weights wrote how many tokens (`labels`; those after a stop string too).
+
+        Raises EngineLost when that cannot be: what it says is then about weights that were not loaded here.
+        """
+        written = job.written
+        if labels is None:
+            if self._held(job) and written.unsent:
+                written.discard()  # nobody knows what wrote it
+                if ended[0] not in (FinishReason.ABORT, FinishReason.ERROR):
+                    ended = FinishReason.ERROR, "vLLM did not say which weights wrote it"
+            return [written.flush(written.started, *ended)]
+        loads, sent = self._loads[job.load :], written.tokens - written.unsent
+        if strange := labels.keys() - {label for label, _ in loads}:
             raise EngineLost(f"vLLM says that it wrote with weights {min(strange)!r}, which were not loaded: it was started anew")
-        surplus = labels - job.labels
-        if job.labels <= labels and set(surplus) <= {self._label}:
-            return ""
-        return f"vLLM says that it wrote {dict(labels)} tokens by weights, and {dict(job.labels)} came while those were current"
+        if labels.total() < written.tokens or labels[loads[0][0]] < sent:
+            came = f"{written.tokens} came, {sent} of them before a load"
+            raise EngineLost(f"vLLM says that it wrote {dict(labels)} tokens by weights, and {came}")
+        start, parts = 0, []
+        for label, version in loads:
+            end = start + labels[label]
+            if (count := min(end, written.tokens) - max(start, sent)) > 0:
+                parts.append((version, count))
+            start = end
+        *early, (last, _) = parts or [(loads[-1][1], 0)]
+        return [*(written.flush(version, count=count) for version, count in early), written.flush(last, *ended)]
 
     def _params(self, written: Written) -> dict[str, object]:
         sampling = written.request.sampling
@@ -320,10 +357,6 @@ class VllmEngine:
             "detokenize": False,
         }
 
-    def _flush(self, written: Written, finish: FinishReason | None = None, problem: str = "") -> Segment:
-        assert self._version is not None
-        return written.flush(self._version, finish, problem)
-
     def _deliver(self, *segments: Segment) -> None:
         """Send segments together with what else comes in this turn of the event loop."""
         self._due += segments
@@ -334,7 +367,8 @@ class VllmEngine:
     def _send(self) -> None:
         self._sending = False
         if self._tally.step() or self._paused:
-            self._due += [self._flush(job.written) for job in self._jobs.values() if job.written.unsent]
+            free = [job.written for job in self._jobs.values() if job.written.unsent and not self._held(job)]
+            self._due += [written.flush(written.started) for written in free]
         if self._due:
             self._ready.put_nowait(tuple(self._due))
             self._due = []
@@ -362,12 +396,13 @@ class VllmEngine:
     # -------------------------------------------------------------------------------------------------- weights
 
     async def _switch(self, version: WeightVersion) -> None:
-        label = f"{len(self._labels)}.{version.step}.{version.incarnation}"
+        label = f"{len(self._loads)}.{version.step}.{version.incarnation}"
         taken = await self._ask("rollyard_take", version.step, version.incarnation)
         with self._failing():
             await self._core.update(version, label)
-        self._labels.add(label)
-        self._version, self._label = version, label
+        self._send()  # what came so far was written by the weights before
+        self._loads.append((label, version))
+        self._version = version
         self._tally.copied_bytes += sum(int(str(answer["bytes"])) for answer in taken)
         await self._begin_again()
         if not self._jobs:  # else vLLM would refuse; the salt alone keeps old pages from new requests

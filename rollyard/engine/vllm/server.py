@@ -1,7 +1,6 @@
 """vLLM's server over HTTP: one that runs already, or one that is started here. Written against vLLM 0.32.
 
-Tokens go in and out by `/inference/v1/generate`, the rest by the routes that vLLM has with VLLM_SERVER_DEV_MODE. What a token
-was written by is known twice: from when it came, and from what the server says once its request has ended.
+Tokens go in and out by `/inference/v1/generate`, the rest by the routes that vLLM has with VLLM_SERVER_DEV_MODE.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from rollyard.types import WeightVersion
 
 QUICK_S = 60.0  # seconds for what should take none; a server waits for its running step
 AGAIN_S = 0.5
-SETTLE_S = 0.1  # without a token: what was written before a standstill has come
+SETTLE_S = 0.1  # without a token: what was written before a standstill should have come
 SETTLE_MOST_S = 5.0
 DEAF_S = 60.0  # seconds without an answer about its health after which it counts as gone
 MISSING = (403, 404)
