@@ -37,6 +37,7 @@ class Core(Protocol):
     """vLLM's side. Every call may raise EngineLost, once it is gone for good."""
 
     name: str  # such as vLLM 0.32.0
+    ours: bool  # started for this run: it has the weights of the folder, all of them
 
     async def start(self, receiver: str, order: str) -> int:
         """Return when it serves and has a receiver; sequences it decodes at once. Raises ConfigError, EngineError."""

@@ -14,15 +14,16 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from rollyard.engine import admission, wire
 from rollyard.engine.capabilities import CAPABILITIES
+from rollyard.engine.closing import attempt
 from rollyard.engine.vllm.arguments import COOLEST, HOTTEST
 from rollyard.engine.vllm.core import Asked, Core, Output
-from rollyard.engine.written import Tally, Written, seed
+from rollyard.engine.vllm.job import Ended, Job
+from rollyard.engine.written import Tally, Written
 from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.model.architecture import Architecture
@@ -33,17 +34,6 @@ SEGMENT_TOKENS = 16
 POLL_S = 0.01  # seconds between two looks at weights that are on their way
 AGAIN_S = 0.5  # vLLM forgets an order about a request that it does not know yet, so the order is repeated
 SETTLE_S = 30.0  # seconds that what was cut may take to end
-Ended = tuple[FinishReason, str]  # how a request ended, and its problem
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A request under way."""
-
-    written: Written
-    name: str  # what vLLM calls it
-    load: int  # number of the load whose weights wrote its first token
-    task: asyncio.Task[None] | None = None
 
 
 class VllmEngine:
@@ -82,11 +72,12 @@ class VllmEngine:
         self._loads: list[tuple[str, WeightVersion]] = []  # with what vLLM calls the weights: no two are called alike
         self._prepares = 0
         self._names = count()
-        self._jobs: dict[RequestId, _Job] = {}
+        self._jobs: dict[RequestId, Job] = {}
         self._due: list[Segment] = []
         self._sending = False
         self._ready: asyncio.Queue[tuple[Segment, ...] | None] = asyncio.Queue()  # None: no more will come
         self._turn = asyncio.Lock()
+        self._loading: set[asyncio.Task[None]] = set()
         self._still = asyncio.Event()
         self._still.set()
         self._watching: asyncio.Task[None] | None = None
@@ -119,7 +110,8 @@ class VllmEngine:
             self._tokenizer = await asyncio.to_thread(Tokenizer, self._folder)
             self._slots = min(self._slots, await self._core.start(self._receiver, self._order))
             self._tally = Tally(self._slots, self._core.name)
-            await self._warm_up()
+            if self._core.ours:  # another server may be half way between two versions, and has done this before
+                await self._warm_up()
         self._watching = asyncio.create_task(self._watch(), name=f"engine {self._id}")
 
     def generate(self, requests: Sequence[Request]) -> None:
@@ -181,7 +173,16 @@ class VllmEngine:
             await asyncio.sleep(POLL_S)
 
     async def load(self, version: WeightVersion) -> None:
-        """Switch to `version`. Raises WeightSyncError with the version unchanged, EngineError while it generates."""
+        """Switch to `version`. Raises WeightSyncError with the version unchanged, EngineError while it generates.
+
+        Who gives up waiting does not stop it: vLLM, left half way between two versions, would be of no use.
+        """
+        loading = asyncio.create_task(self._load(version), name=f"engine {self._id} loads")
+        self._loading.add(loading)
+        loading.add_done_callback(self._loading.discard)
+        await asyncio.shield(loading)
+
+    async def _load(self, version: WeightVersion) -> None:
         async with self._turn:
             self._check_alive()
             if not self._paused and self._jobs:
@@ -196,11 +197,12 @@ class VllmEngine:
                         await self._core.go_on()
 
     async def resume(self) -> None:
-        """Go on after a pause."""
-        self._check_alive()
-        with self._named():
-            await self._core.go_on()
-        self._paused = self._draining = False
+        """Go on after a pause, and after a load that is under way."""
+        async with self._turn:
+            self._check_alive()
+            with self._named():
+                await self._core.go_on()
+            self._paused = self._draining = False
         self._tally.began()
 
     async def sleep(self) -> None:
@@ -218,16 +220,22 @@ class VllmEngine:
         if self._closed:
             return
         self._closed = True
-        if self._watching is not None:
-            self._watching.cancel()
-        try:
-            if not self._lost and self._jobs:
+        await attempt(self._end_jobs())
+        await attempt(self._core.close(), parts=2)
+        tasks = [
+            task for task in (self._watching, *self._loading, *(job.task for job in self._jobs.values())) if task is not None
+        ]
+        for task in tasks:
+            task.cancel()
+        await attempt(asyncio.gather(*tasks, return_exceptions=True))
+        self._send()
+        self._ready.put_nowait(None)
+        self._still.set()
+
+    async def _end_jobs(self) -> None:
+        async with self._turn:
+            if self._jobs and not self._lost:
                 await self._cut(list(self._jobs.values()))
-        finally:
-            await self._core.close()
-            self._send()
-            self._ready.put_nowait(None)
-            self._still.set()
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -239,7 +247,7 @@ class VllmEngine:
             watcher.feed(request.written_ids)
         written = Written(request, self._window, self._architecture.eos_ids, watcher, self._version)
         name = f"{request.id.group}.{request.id.member}.{request.id.attempt}.{next(self._names)}"
-        job = self._jobs[request.id] = _Job(written, name, self._load_number)
+        job = self._jobs[request.id] = Job(written, name, self._load_number)
         job.task = asyncio.create_task(self._write(job), name=name)
         job.task.add_done_callback(self._on_done)
 
@@ -254,14 +262,14 @@ class VllmEngine:
             self._begin(job.written.request)
         await asyncio.sleep(0)  # those in this process have reached vLLM
 
-    async def _write(self, job: _Job) -> None:
+    async def _write(self, job: Job) -> None:
         """Take one request's tokens from vLLM until it ends."""
         written, request = job.written, job.written.request
         ids = (*request.prompt_ids, *request.written_ids)
-        asked = Asked(job.name, ids, self._params(written), f"load {self._loads[job.load][0]}", request.priority)
+        asked = Asked(job.name, ids, job.params(), f"load {self._loads[job.load][0]}", request.priority)
         try:
             ended, labels, cached = await self._hear(job, asked)
-            segments = self._last_segments(job, ended, labels)
+            segments = job.last_segments(ended, labels, self._loads[job.load :])
         except EngineLost as error:
             self._lose(str(error))
             return
@@ -272,7 +280,7 @@ class VllmEngine:
         if not self._jobs:
             self._still.set()
 
-    async def _hear(self, job: _Job, asked: Asked) -> tuple[Ended, Counter[str] | None, int]:
+    async def _hear(self, job: Job, asked: Asked) -> tuple[Ended, Counter[str] | None, int]:
         """How a request ended, which weights vLLM says wrote it, if it does, and the tokens of its prompt that were cached."""
         ended: Ended | None = None
         cached = 0
@@ -292,7 +300,7 @@ class VllmEngine:
             return (FinishReason.ERROR, str(error)), None, cached
         return (FinishReason.ERROR, "vLLM ended it without a word"), None, cached
 
-    def _take(self, job: _Job, output: Output) -> Ended | None:
+    def _take(self, job: Job, output: Output) -> Ended | None:
         """Add what vLLM wrote; how the request ended, if it has."""
         written, finish = job.written, None
         for token_id, logprob in zip(output.token_ids, output.logprobs, strict=True):
@@ -308,54 +316,13 @@ class VllmEngine:
             return FinishReason.ABORT, ""
         return FinishReason.ERROR, f"vLLM ended it: {output.finish} {output.reason}".rstrip()
 
-    def _held(self, job: _Job) -> bool:
+    def _held(self, job: Job) -> bool:
         """Did weights change under it? What comes may have been written before that, and be late."""
         return job.load != self._load_number
 
     @property
     def _load_number(self) -> int:
         return len(self._loads) - 1
-
-    def _last_segments(self, job: _Job, ended: Ended, labels: Counter[str] | None) -> list[Segment]:
-        """What is left to send, as vLLM says which weights wrote how many tokens (`labels`; those after a stop string too).
-
-        Raises EngineLost when that cannot be: what it says is then about weights that were not loaded here.
-        """
-        written = job.written
-        if labels is None:
-            if self._held(job) and written.unsent:
-                written.discard()  # nobody knows what wrote it
-                if ended[0] not in (FinishReason.ABORT, FinishReason.ERROR):
-                    ended = FinishReason.ERROR, "vLLM did not say which weights wrote it"
-            return [written.flush(written.started, *ended)]
-        loads, sent = self._loads[job.load :], written.tokens - written.unsent
-        if strange := labels.keys() - {label for label, _ in loads}:
-            raise EngineLost(f"vLLM says that it wrote with weights {min(strange)!r}, which were not loaded: it was started anew")
-        if labels.total() < written.tokens or labels[loads[0][0]] < sent:
-            came = f"{written.tokens} came, {sent} of them before a load"
-            raise EngineLost(f"vLLM says that it wrote {dict(labels)} tokens by weights, and {came}")
-        start, parts = 0, []
-        for label, version in loads:
-            end = start + labels[label]
-            if (count := min(end, written.tokens) - max(start, sent)) > 0:
-                parts.append((version, count))
-            start = end
-        *early, (last, _) = parts or [(loads[-1][1], 0)]
-        return [*(written.flush(version, count=count) for version, count in early), written.flush(last, *ended)]
-
-    def _params(self, written: Written) -> dict[str, object]:
-        sampling = written.request.sampling
-        return {
-            "max_tokens": written.room,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "seed": seed(written.request),
-            "logprobs": 0,  # of the drawn token alone
-            "ignore_eos": True,  # Rollyard's own set of them is given instead
-            "stop_token_ids": sorted(written.eos_ids),
-            "detokenize": False,
-        }
 
     def _deliver(self, *segments: Segment) -> None:
         """Send segments together with what else comes in this turn of the event loop."""
@@ -373,7 +340,7 @@ class VllmEngine:
             self._ready.put_nowait(tuple(self._due))
             self._due = []
 
-    async def _cut(self, jobs: Sequence[_Job]) -> None:
+    async def _cut(self, jobs: Sequence[Job]) -> None:
         """Have vLLM end them; what it wrote before counts. Raises TimeLimitExceeded when it does not."""
         await asyncio.sleep(0)  # those that were just handed over have then reached vLLM
         left = {job.task: job.name for job in jobs if job.task is not None}

@@ -19,15 +19,17 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from rollyard.engine.closing import attempt
 from rollyard.engine.http import Client, ServerRefused
 from rollyard.engine.vllm.core import Asked, Output
-from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, TimeLimitExceeded
+from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
 from rollyard.types import WeightVersion
 
 QUICK_S = 60.0  # seconds for what should take none; a server waits for its running step
 AGAIN_S = 0.5
 SETTLE_S = 0.1  # without a token: what was written before a standstill should have come
 SETTLE_MOST_S = 5.0
+END_S = 5.0  # seconds that one of ours may take to end by itself
 DEAF_S = 60.0  # seconds without an answer about its health after which it counts as gone
 MISSING = (403, 404)
 WANTED = {"logprobs_mode": "processed_logprobs", "policy": "priority"}
@@ -106,6 +108,8 @@ class ServerCore:
         self._streams = 0
         self._heard_at = 0.0
         self._touched = False  # something of ours may be in it
+        self._updating = False  # an update was begun there, and its end is not known
+        self.ours = own is not None
         self.name = ""
 
     async def start(self, receiver: str, order: str) -> int:
@@ -115,7 +119,8 @@ class ServerCore:
         about = await self._look()
         self.name = f"vLLM {about.version} server"
         self._touched = True
-        await self._post("/resume")  # an earlier run may have left it paused
+        await self._end_update()  # an earlier run may have left it paused, in the middle of one
+        await self._post("/resume")
         await self._post("/init_weight_transfer_engine", {"init_info": {"factory": receiver, "order": order}}, self._sync_s)
         return about.slots
 
@@ -169,10 +174,20 @@ class ServerCore:
             raise EngineError(f"{self._client.url} answers {method} with {answer}") from None
 
     async def update(self, version: WeightVersion, label: str) -> None:
+        if self._updating:
+            await self._end_update()
         update = {"step": version.step, "incarnation": version.incarnation}
+        self._updating = True
         await self._post("/start_weight_update", limit_s=self._sync_s)
         await self._post("/update_weights", {"update_info": update}, self._sync_s)
         await self._post("/finish_weight_update", {"weight_version": label}, self._sync_s)
+        self._updating = False
+
+    async def _end_update(self) -> None:
+        """End an update that was begun and not ended. A step in the middle of one would end vLLM."""
+        with suppress(ServerRefused):  # there is none
+            await self._post("/finish_weight_update", limit_s=self._sync_s)
+        self._updating = False
 
     async def forget(self) -> None:
         await self._post("/reset_prefix_cache")
@@ -190,15 +205,17 @@ class ServerCore:
 
     async def close(self) -> None:
         """One of ours ends; another one goes on without our receiver."""
-        try:
-            if self._own is not None:
-                await self._own.close()
-            elif self._touched:
-                with suppress(RollyardError):  # nobody is left who could do something about it
-                    await self._post("/resume")
-                    await self._post("/shutdown_weight_transfer_engine")
-        finally:
-            await self._client.close()
+        if self._own is not None:
+            await attempt(self._own.close())
+        elif self._touched:
+            await attempt(self._let_go())
+        await attempt(self._client.close())
+
+    async def _let_go(self) -> None:
+        if self._updating:
+            await self._end_update()
+        await self._post("/resume")
+        await self._post("/shutdown_weight_transfer_engine")
 
     async def _post(self, path: str, body: Mapping[str, Any] | None = None, limit_s: float = QUICK_S) -> Mapping[str, object]:
         return await self._client.post(path, body or {}, limit_s=limit_s)
@@ -282,15 +299,22 @@ class OwnServer:
         return f"vLLM's server ended with exit code {await self._process.wait()}"
 
     async def close(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
+        try:
+            if self._process is not None and self._process.returncode is None:
+                await self._end(self._process)
+        finally:
+            self._folder.cleanup()
+
+    @staticmethod
+    async def _end(process: asyncio.subprocess.Process) -> None:
+        with suppress(ProcessLookupError):  # it was gone just before
+            process.terminate()
             try:
-                async with asyncio.timeout(QUICK_S / 12):
-                    await self._process.wait()
+                async with asyncio.timeout(END_S):
+                    await process.wait()
             except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
-        self._folder.cleanup()
+                process.kill()
+                await process.wait()
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:

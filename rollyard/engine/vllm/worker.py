@@ -64,6 +64,7 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
     supports_draft_weight_update = False
     _receiver: Receiver | None = None
     _thread: ThreadPoolExecutor | None = None
+    _begun = False  # the model is taken apart: a step would fail
 
     def init_transfer_engine(self, init_info: Order) -> None:
         self.shutdown()  # an earlier run's, in a server that goes on from run to run
@@ -96,26 +97,35 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
         return sum(tensor.nbytes for tensor in taken.values())
 
     def start_weight_update(self) -> None:
+        self._put_together()
         initialize_layerwise_reload(self.model)
+        self._begun = True
 
     def receive_weights(self, update_info: Version) -> None:
         """Fill the model with what was taken. If that fails half way, it is filled again with what it had."""
         try:
             self._fill(self._taken)
         except BaseException:
-            finalize_layerwise_reload(self.model, self.model_config)  # closes the layers that were begun, as they are
+            self._put_together()  # closes the layers that were begun, as they are
             if self._current:
-                initialize_layerwise_reload(self.model)
+                self.start_weight_update()
                 self._fill(self._current)
             raise
         self._current = self._taken
 
     def finish_weight_update(self) -> None:
-        """All that can fail has happened where it could be undone."""
+        """All that can fail has happened where it could be undone. One that was begun and given up leaves what was there."""
+        self._put_together()
+
+    def _put_together(self) -> None:
+        """Layers that got no tensor since the update was begun have their old ones again."""
+        if self._begun:
+            finalize_layerwise_reload(self.model, self.model_config)
+        self._begun = False
 
     def _fill(self, tensors: Mapping[str, Tensor]) -> None:
         self.model.load_weights(tensors.items())
-        finalize_layerwise_reload(self.model, self.model_config)
+        self._put_together()
         if not (self.vllm_config.additional_config or {}).get(NO_REPACK):
             _repack_tied_heads(self.model)
 

@@ -27,7 +27,7 @@ PROMPT = [7, 3, 12, 5, 9]
 class Core:
     """Implements `core.Core`: every request writes what the script says, an output in each turn."""
 
-    name = "told"
+    name, ours, warmed = "told", True, False
 
     def __init__(self, script: Script) -> None:
         self._script, self.label = script, ""
@@ -37,6 +37,8 @@ class Core:
         self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.deaf = 0  # orders to abort that it misses
         self.fails: Exception | None = None  # in the next update
+        self.update_s = 0.0  # seconds that it takes
+        self.dies: Exception | None = None  # in whatever it is told
         self.asked: list[Asked] = []
         self.labels: Counter[str] | None = None  # what it says of a request that was cut
 
@@ -45,6 +47,7 @@ class Core:
 
     async def generate(self, asked: Asked) -> AsyncGenerator[Output]:
         if asked.salt == "warm up":
+            self.warmed = True
             return
         self.asked.append(asked)
         for output in self._script(asked, self.label):
@@ -58,6 +61,8 @@ class Core:
         yield Output((), (), "abort", labels=self.labels)
 
     async def abort(self, names: Sequence[str]) -> None:
+        if self.dies is not None:
+            raise self.dies
         if self.deaf:
             self.deaf -= 1
             return
@@ -77,6 +82,7 @@ class Core:
         if self.fails is not None:
             error, self.fails = self.fails, None
             raise error
+        await asyncio.sleep(self.update_s)
         self.label = label
 
     async def forget(self) -> None:
@@ -90,6 +96,8 @@ class Core:
 
     async def close(self) -> None:
         self._going.set()
+        if self.dies is not None:
+            raise self.dies
 
 
 def tokens(count: int) -> list[Output]:
@@ -237,6 +245,50 @@ async def test_an_update_that_fails(tmp_path: Path, error: Exception) -> None:
         assert made.version == WeightVersion(1)
         made.generate([ask(0, PROMPT, 5, ignore_eos=True)])
         assert (await collect(made, 1))[RequestId(0, 0)].finish is FinishReason.LENGTH
+
+
+async def test_a_load_that_nobody_waits_for_any_more(tmp_path: Path) -> None:
+    """It goes on to its end, and nothing runs before that."""
+    async with engine(tmp_path, lambda asked, label: ending(5, label)) as (made, core):
+        core.update_s = 0.2
+        await made.pause(Rollover.KEEP)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await made.load(WeightVersion(1))
+        assert made.version == WeightVersion(0)
+        await made.resume()
+        assert made.version == WeightVersion(1) and core.label == SECOND
+        made.generate([ask(0, PROMPT, 5, ignore_eos=True)])
+        assert by_version((await collect(made, 1))[RequestId(0, 0)].segments) == {1: 5}
+
+
+@pytest.mark.parametrize("error", [EngineLost("it died"), TimeLimitExceeded("no answer"), OSError("no such socket")])
+async def test_closing_meets_no_error(tmp_path: Path, error: Exception) -> None:
+    async with engine(tmp_path, lambda asked, label: tokens(10_000)) as (made, core):
+        made.generate([ask(0, PROMPT, 50, ignore_eos=True)])
+        core.dies = error
+        await made.close()
+        assert all([segments async for segments in made.segments()]), "and whoever listens hears the end"
+
+
+async def test_closing_takes_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollyard.engine.closing.PART_S", 0.1)
+    async with engine(tmp_path, lambda asked, label: tokens(10_000)) as (made, core):
+        made.generate([ask(0, PROMPT, 50, ignore_eos=True)])
+        core.deaf = 10_000
+        await core.stand_still()
+        await made.close()
+
+
+async def test_no_step_before_the_first_load_of_a_server_that_runs_already(tmp_path: Path) -> None:
+    """It may be half way between two versions of an earlier run."""
+    core = Core(lambda asked, label: ending(5, label))
+    core.ours = False
+    folder = tiny_folder(tmp_path, window=64)
+    made = VllmEngine("engine-0", core, folder, Architecture.from_folder(folder), slots=4, window=64, receiver="", order="")
+    await made.start()
+    assert not core.warmed
+    await made.close()
 
 
 async def test_its_end_is_told(tmp_path: Path) -> None:
