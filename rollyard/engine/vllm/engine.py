@@ -206,7 +206,7 @@ class VllmEngine:
         self._tally.began()
 
     async def sleep(self) -> None:
-        """Raises EngineError: on a CPU vLLM says that it sleeps and gives nothing back."""
+        """Raises EngineError: it is not written, and on a CPU vLLM says that it sleeps and gives nothing back."""
         raise EngineError(f"engine {self._id} cannot sleep: it gives no memory back")
 
     async def wake(self, part: WakePart) -> None:

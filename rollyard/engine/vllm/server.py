@@ -31,8 +31,16 @@ SETTLE_S = 0.1  # without a token: what was written before a standstill should h
 SETTLE_MOST_S = 5.0
 END_S = 5.0  # seconds that one of ours may take to end by itself
 DEAF_S = 60.0  # seconds without an answer about its health after which it counts as gone
-MISSING = (403, 404)
-WANTED = {"logprobs_mode": "processed_logprobs", "policy": "priority"}
+UNKNOWN, MISSING = 401, (403, 404)  # answers to a wrong key, and where there is no such route
+WANTED: Mapping[str, object] = {
+    "logprobs_mode": "processed_logprobs",
+    "policy": "priority",
+    "backend": "rollyard",
+    "stream_interval": 1,  # else tokens are held back while weights change
+    "speculative": False,  # the weights of a draft model would stay as they are
+    "replicas": 1,
+}
+GENERATE = "/inference/v1/generate"
 FLAGS = (
     "--worker-extension-cls rollyard.engine.vllm.worker.WorkerExtension "
     """--weight-transfer-config '{"backend": "rollyard"}' --logprobs-mode processed_logprobs """
@@ -84,6 +92,11 @@ class _About(BaseModel):
     version: str
     logprobs_mode: str
     policy: str
+    backend: str  # for weights; empty where there is none
+    stream_interval: int
+    speculative: bool
+    replicas: int
+    devices: int  # of one replica
     window: int
     slots: int
 
@@ -99,11 +112,21 @@ class ServerCore:
         start_s: seconds it may take to be there.
         sync_s: seconds that switching to new weights may take.
         window: tokens of prompt and completion that it has to have room for.
+        one_device: weights come by a way that reaches one device of it alone.
         own: a server to be started, whose end is this one's; None for one that runs already and goes on afterwards.
     """
 
-    def __init__(self, client: Client, *, start_s: float, sync_s: float, window: int, own: OwnServer | None = None) -> None:
-        self._client, self._own = client, own
+    def __init__(
+        self,
+        client: Client,
+        *,
+        start_s: float,
+        sync_s: float,
+        window: int,
+        one_device: bool = False,
+        own: OwnServer | None = None,
+    ) -> None:
+        self._client, self._own, self._one_device = client, own, one_device
         self._start_s, self._sync_s, self._window = start_s, sync_s, window
         self._streams = 0
         self._heard_at = 0.0
@@ -117,6 +140,7 @@ class ServerCore:
             await self._own.start()
         await self._wait_until_there()
         about = await self._look()
+        await self._knock()
         self.name = f"vLLM {about.version} server"
         self._touched = True
         await self._end_update()  # an earlier run may have left it paused, in the middle of one
@@ -137,7 +161,7 @@ class ServerCore:
         last: Output | None = None
         self._streams += 1
         try:
-            async with aclosing(self._client.events("/inference/v1/generate", body)) as events:
+            async with aclosing(self._client.events(GENERATE, body)) as events:
                 async for data in events:
                     self._heard_at = monotonic()
                     output = _read(data)
@@ -250,13 +274,30 @@ class ServerCore:
             raise ConfigError(problem, where=WHERE, remedy=REMEDY) from None
         for name, wanted in WANTED.items():
             if (found := getattr(about, name)) != wanted:
-                problem = f"{self._client.url} was started with {found}, and a run needs {wanted}"
+                problem = f"{self._client.url} was started with {name} {found!r}, and a run needs {wanted!r}"
                 raise ConfigError(problem, where=WHERE, remedy=REMEDY)
+        if self._one_device and about.devices > 1:
+            problem = f"{self._client.url} has {about.devices} devices, and takes no part in a broadcast"
+            raise ConfigError(problem, where="weights.transport", remedy="use shared_memory or checkpoint")
         if about.window < self._window:
             problem = f"{self._client.url} has room for {about.window} tokens, and the run wants {self._window}"
             remedy = f"start it with --max-model-len {self._window}, or set engine.window to {about.window}"
             raise ConfigError(problem, where="engine.window", remedy=remedy)
         return about
+
+    async def _knock(self) -> None:
+        """See that it takes tokens: a request that asks for nothing is refused in other words then. Raises ConfigError."""
+        try:
+            async with asyncio.timeout(QUICK_S), aclosing(self._client.events(GENERATE, {})) as events:
+                async for _ in events:
+                    return
+        except TimeoutError:
+            raise TimeLimitExceeded(f"{self._client.url}{GENERATE} did not answer within {QUICK_S:g} s") from None
+        except ServerRefused as error:
+            if error.status in MISSING:
+                raise ConfigError(str(error), where=WHERE, remedy=REMEDY) from None
+            if error.status == UNKNOWN:
+                raise ConfigError(str(error), where=WHERE, remedy="set ROLLYARD_ENGINE_KEY to its key") from None
 
     async def _deaf(self) -> str:
         heard_at = monotonic()

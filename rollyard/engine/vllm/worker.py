@@ -160,11 +160,17 @@ class WorkerExtension:
     vllm_config: Any
 
     def rollyard_about(self) -> Answer:
-        model, scheduler = self.vllm_config.model_config, self.vllm_config.scheduler_config
+        config = self.vllm_config
+        model, scheduler, parallel = config.model_config, config.scheduler_config, config.parallel_config
         return {
             "version": vllm.__version__,
             "logprobs_mode": str(model.logprobs_mode),
             "policy": str(scheduler.policy),
+            "backend": "" if config.weight_transfer_config is None else str(config.weight_transfer_config.backend),
+            "stream_interval": int(scheduler.stream_interval),
+            "speculative": config.speculative_config is not None,
+            "replicas": int(parallel.data_parallel_size),
+            "devices": int(parallel.world_size),
             "window": int(model.max_model_len),
             "slots": int(scheduler.max_num_seqs),
         }
