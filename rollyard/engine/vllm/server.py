@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -22,6 +21,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from rollyard.engine.closing import attempt
 from rollyard.engine.http import Client, ServerRefused
 from rollyard.engine.vllm.core import Asked, Output
+from rollyard.engine.vllm.sockets import make_folder
 from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
 from rollyard.types import WeightVersion
 
@@ -316,6 +316,8 @@ class ServerCore:
 class OwnServer:
     """A server in this process's group, which listens on a socket in a folder of its own.
 
+    Raises ConfigError where no socket can be made.
+
     Args:
         arguments: makes those of vLLM's engine, once vLLM can be asked about its platform.
         environment: its variables.
@@ -323,9 +325,9 @@ class OwnServer:
 
     def __init__(self, arguments: Callable[[], Mapping[str, Any]], environment: Mapping[str, str]) -> None:
         self._arguments, self._environment = arguments, environment
-        self._folder = tempfile.TemporaryDirectory(prefix="rollyard-vllm-")
+        self._folder = make_folder()
         self._process: asyncio.subprocess.Process | None = None
-        self.socket = str(Path(self._folder.name) / "http")
+        self.socket = str(self._folder / "http")
 
     async def start(self) -> None:
         flags = command_line(await asyncio.to_thread(self._arguments))
@@ -344,7 +346,7 @@ class OwnServer:
             if self._process is not None and self._process.returncode is None:
                 await self._end(self._process)
         finally:
-            self._folder.cleanup()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     @staticmethod
     async def _end(process: asyncio.subprocess.Process) -> None:
