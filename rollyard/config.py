@@ -161,7 +161,7 @@ class EngineConfig(Section):
     )
     python: str = Field("", description="interpreter of an engine in its own process (empty: this one; vllm: of make vllm)")
     start_s: Positive = Field(600.0, description="seconds an engine in its own process may take to be ready")
-    tensor_parallel_size: Count = Field(1, description="devices of one vLLM or SGLang engine")
+    tensor_parallel_size: Count = Field(1, description="devices of one vLLM engine")
     gpu_memory_utilization: Share = Field(0.9, description="share of a GPU's memory that vLLM takes")
     extra: str = Field("", description="further arguments of vLLM's engine, a JSON object")
     server: bool = Field(False, description="drive vLLM as a server that is started here, not in a worker process")
@@ -291,6 +291,8 @@ def _check_engine(engine: EngineConfig) -> None:
     for url in engine.url:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no address", where="engine.url", remedy="give such as http://127.0.0.1:30000")
+    if len({url.rstrip("/") for url in engine.url}) < len(engine.url):
+        raise ConfigError("a server is named twice", where="engine.url", remedy="give each engine a server of its own")
 
 
 def _check_warmup(warmup: WarmupConfig) -> None:

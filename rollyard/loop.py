@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
@@ -176,6 +177,8 @@ class Ring:
         self._activity = "starting"
         self._tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._refresh())}
         self._engines: dict[ev.EngineId, Engine] = {}
+        self._built = AsyncExitStack()  # closes what was built so far, the last first
+        self._built.callback(self._device.close)
         self.conductor: Conductor | None = None
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
         self._saved: WeightVersion | None = None
@@ -189,7 +192,10 @@ class Ring:
     # ------------------------------------------------------------------------------------------- the start
 
     async def build(self, reward: RewardFunction | None, stopping: Callable[[], str]) -> None:
-        """Build every station and the conductor. Raises ConfigError for what only loading shows."""
+        """Build every station and the conductor. Raises ConfigError for what only loading shows.
+
+        Whatever ends it half way, `close` closes what was built.
+        """
         config, device = self._config, self._device
         worker.begin(config)
         folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
@@ -200,9 +206,13 @@ class Ring:
         version = WeightVersion(0)
         self._source, held_out = worker.build_prompts(config, policy)
         self._scorer = worker.build_scorer(config, reward)
+        self._built.push_async_callback(self._scorer.close)
         self._trainer = worker.build_trainer(config, policy, device, version)
+        self._built.push_async_callback(self._trainer.close)
         self._publisher = worker.build_publisher(config, policy, device, self._folder.path)
+        self._built.callback(self._publisher.close)
         self._activity = "building the engine"
+        self._built.push_async_callback(self._close_engines)
         await self._build_engines(policy)
         self._evaluator = Evaluator(
             held_out, worker.sampling_of(config), worker.window_of(config, shape), config.eval.samples, config.run.seed
@@ -218,7 +228,9 @@ class Ring:
             self._inbox.put_nowait,
             self._timeline,
         )
-        self._sync = worker.build_sync(
+        self._built.push_async_callback(self._rescue)
+        self._built.push_async_callback(self._controller.close)
+        sync = worker.build_sync(
             config,
             policy,
             device,
@@ -229,7 +241,7 @@ class Ring:
             self._timeline,
             self._recorder,
         )
-        self._actions |= self._sync.actions
+        self._actions |= sync.actions
         self.conductor = self._conduct(shape, version, evaluate=bool(held_out))
         self._activity = "starting the engine"
         await asyncio.gather(*(engine.start() for engine in self._engines.values()))
@@ -396,19 +408,23 @@ class Ring:
         except RollyardError as error:
             warnings.warn(f"version {version.step} is not saved: {error}", RuntimeWarning, stacklevel=2)
 
+    async def _close_engines(self) -> None:
+        for met in await asyncio.gather(*(engine.close() for engine in self._engines.values()), return_exceptions=True):
+            if isinstance(met, BaseException):
+                _warn_about(met)
+
     async def close(self) -> Report:
-        """Close every station and write the report. Raises JournalError when the journal's last rows cannot be written."""
+        """Close every station that was built, whatever one of them meets in that, and write the report.
+
+        Raises JournalError when the journal's last rows cannot be written.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.conductor is not None:
-            await self._controller.close()
-            await self._rescue()
-            await asyncio.gather(*(engine.close() for engine in self._engines.values()))
-            self._sync.close()
-            await self._trainer.close()
-            await self._scorer.close()
-        self._device.close()
+        try:
+            await self._built.aclose()
+        except Exception as error:  # noqa: BLE001 (the report comes all the same)
+            _warn_about(error)
         counts = self._counts
         report = self._recorder.close(
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),
@@ -418,3 +434,7 @@ class Ring:
         report.write(self._folder.report)
         self._recorder.close_journal()
         return report
+
+
+def _warn_about(error: BaseException) -> None:
+    warnings.warn(f"closing the run: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)

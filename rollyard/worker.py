@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pydantic import TypeAdapter
 from rollyard.config import Config, EngineConfig
 from rollyard.engine.capabilities import CAPABILITIES, check_capabilities
 from rollyard.engine.host import serve
+from rollyard.engine.options import check_options
 from rollyard.engine.remote import RemoteEngine
 from rollyard.engine.vllm import arguments as vllm
 from rollyard.environment import engine_keys, process_environment
@@ -67,12 +69,13 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     """
     check_folder(config)
     check_capabilities(config)
+    check_options(config)
     columns = check_prompts(config)
     check_columns(reward_of(config, reward), columns)
     check_window(config, architecture)
+    if config.place.placement == "separate" and not config.engine.url:
+        interpreter(config.engine)
     if config.engine.kind == "vllm":
-        if not config.engine.url:
-            interpreter(config.engine)
         vllm.check(config.engine, transport_of(config), config.rollout.temperature)
 
 
@@ -274,10 +277,13 @@ class EngineOrder:
 def interpreter(engine: EngineConfig) -> Path | None:
     """What runs an engine in its own process: the one that is named, vLLM's environment, or this one (None).
 
-    Raises ConfigError when vLLM has no environment.
+    Raises ConfigError when it is not there, or vLLM has no environment.
     """
     if engine.python:
-        return Path(engine.python)
+        found = shutil.which(engine.python)
+        if found is None:
+            raise ConfigError(f"{engine.python!r} is no program", where="engine.python", remedy="give the path of an interpreter")
+        return Path(found)
     if engine.kind != "vllm":
         return None
     python = Path(__file__).parents[1] / "benchmarks" / ".venvs" / "vllm" / "bin" / "python"
@@ -378,7 +384,8 @@ def _vllm_core(ordered: EngineOrder, shape: Architecture, running: Client | None
         return LocalCore(arguments)
     own = None if running is not None else OwnServer(arguments, process_environment())
     client = running or Client("http://vllm", socket=own.socket if own is not None else "")
-    return ServerCore(client, start_s=engine.start_s, sync_s=config.weights.limit_s, window=window, own=own)
+    limits, one_device = config.weights.limit_s, transport_of(config) == "broadcast"
+    return ServerCore(client, start_s=engine.start_s, sync_s=limits, window=window, one_device=one_device, own=own)
 
 
 def vllm_receiver(order: str, device: torch.device) -> Receiver:

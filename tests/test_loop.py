@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tomllib
+from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rollyard
-from rollyard.errors import CheckpointError, ConfigError, RunFailed
+from rollyard import worker
+from rollyard.engine.capabilities import CAPABILITIES
+from rollyard.engine.remote import RemoteEngine
+from rollyard.errors import CheckpointError, ConfigError, EngineLost, RunFailed
 from rollyard.journal.reader import JournalReader
+from rollyard.place.child import launch
 from rollyard.watch.report import read_report
 from tests.tiny import tiny_folder
 
@@ -260,3 +266,48 @@ async def test_a_disk_that_is_full_is_one_clear_error(make, monkeypatch):
         async for _ in run:
             pass
     assert run.report is not None and run.report.finished.failed
+
+
+def test_an_engine_that_cannot_be_started_takes_those_before_it_along(make, monkeypatch):
+    """The first is a process of its own: it is gone with the run, and so is the publisher's memory."""
+    children, closed = [], []
+
+    async def launch_engine(config, id_, folder):
+        if children:
+            raise EngineLost("there is no room for it")
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        child = await launch("tests.place.hosts:helpful", b"", name=id_, environment=environment)
+        children.append(child.pid)
+        return RemoteEngine(id_, child, CAPABILITIES["embedded"], start_s=30, sync_s=30, drain_s=30)
+
+    def build_publisher(*args, build=worker.build_publisher):
+        publisher = build(*args)
+        monkeypatch.setattr(publisher, "close", lambda close=publisher.close: closed.append(close()))
+        return publisher
+
+    monkeypatch.setattr(worker, "launch_engine", launch_engine)
+    monkeypatch.setattr(worker, "build_publisher", build_publisher)
+    run = rollyard.Run(make(place__placement="separate", place__generate=2), reward=share_of_a)
+    with pytest.raises(EngineLost, match="no room"):
+        list(run)
+    assert len(children) == len(closed) == 1 and not Path(f"/proc/{children[0]}").exists()
+    assert run.report is not None and run.report.finished.failed
+
+
+def test_a_station_that_fails_to_close_leaves_the_others_and_the_report_alone(make, monkeypatch):
+    closed = []
+
+    async def fails(self):
+        raise OSError("the socket is gone")
+
+    async def closes(self):
+        closed.append(self)
+
+    monkeypatch.setattr("rollyard.engine.embedded.engine.EmbeddedEngine.close", fails)
+    monkeypatch.setattr("rollyard.train.trainer.ReferenceTrainer.close", fails)
+    monkeypatch.setattr("rollyard.reward.function.FunctionScorer.close", closes)
+    run = rollyard.Run(make(run__steps=1), reward=share_of_a)
+    with pytest.warns(RuntimeWarning, match="OSError: the socket is gone") as warned:
+        list(run)
+    assert len(warned) == 2 and len(closed) == 1
+    assert run.report is not None and not run.report.finished.failed and run.folder.report.exists()

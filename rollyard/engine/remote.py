@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from rollyard.engine import admission, wire
+from rollyard.engine.closing import attempt
 from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.protocols import Channel
@@ -135,7 +136,7 @@ class RemoteEngine:
         self._closed = True
         if self._watching is not None:
             self._watching.cancel()
-        await self._channel.close()
+        await attempt(self._channel.close(), parts=2)  # the process may take one of them to end by itself
         self._finish_open(FinishReason.ABORT, "")
         self._ready.put_nowait(None)
 

@@ -55,12 +55,18 @@ class Written:
             return FinishReason.STOP
         return None if self._left else self._reason_at_last
 
-    def flush(self, version: WeightVersion, finish: FinishReason | None = None, problem: str = "") -> Segment:
-        """All that was not sent yet, written by `version`."""
-        token_ids, logprobs = tuple(self._token_ids), tuple(self._logprobs)
+    def flush(
+        self, version: WeightVersion, finish: FinishReason | None = None, problem: str = "", count: int | None = None
+    ) -> Segment:
+        """What was not sent yet, all of it or the first `count` tokens, written by `version`."""
+        token_ids, logprobs = tuple(self._token_ids[:count]), tuple(self._logprobs[:count])
+        del self._token_ids[:count], self._logprobs[:count]
+        return Segment(self.request.id, token_ids, logprobs, version, self.started, finish, problem)
+
+    def discard(self) -> None:
+        """What was not sent yet never is."""
         self._token_ids.clear()
         self._logprobs.clear()
-        return Segment(self.request.id, token_ids, logprobs, version, self.started, finish, problem)
 
 
 def seed(request: Request) -> int:

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +87,7 @@ class Controller:
                 case Score():
                     self._start(self._score(instruction))
                 case Abort(engine, ids):
-                    self._start(self._engines[engine].abort(ids))
+                    self._start(self._abort(engine, ids))
         if requests:
             with self._timeline.phase(Phase.GENERATE):
                 for engine, batch in requests.items():
@@ -138,6 +139,10 @@ class Controller:
         for request in requests:
             self._timeline.open(Phase.GENERATE)
             self._written[engine][request.id] = list(request.written_ids)
+
+    async def _abort(self, engine: EngineId, requests: Sequence[RequestId]) -> None:
+        with suppress(EngineLost):  # told by whoever listens to it
+            await self._engines[engine].abort(requests)
 
     async def _listen(self, engine: Engine) -> None:
         try:

@@ -16,6 +16,7 @@ from time import monotonic
 
 from rollyard.engine import admission
 from rollyard.engine.capabilities import CAPABILITIES
+from rollyard.engine.closing import attempt
 from rollyard.engine.http import Client, ServerRefused
 from rollyard.engine.sglang.control import Control, label_of
 from rollyard.engine.sglang.event import News
@@ -23,7 +24,7 @@ from rollyard.engine.sglang.job import Job
 from rollyard.engine.sglang.server import About
 from rollyard.engine.sglang.totals import Totals
 from rollyard.engine.written import Written
-from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded, WeightSyncError
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.model.architecture import Architecture
 from rollyard.model.tokenizer import Tokenizer
@@ -230,11 +231,10 @@ class SGLangEngine:
         tasks = [*self._tasks] + ([] if self._ticking is None else [self._ticking])
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await attempt(asyncio.gather(*tasks, return_exceptions=True))
         if self._lost is None:
-            with suppress(RollyardError):  # nobody is left who could do something about it
-                await self._control.go_on()
-        await self._client.close()
+            await attempt(self._control.go_on())
+        await attempt(self._client.close())
         self._ready.put_nowait(None)
 
     # ------------------------------------------------------------------------------------------ one request

@@ -17,19 +17,19 @@ COOLEST, HOTTEST = 0.01, 2.0  # temperatures vLLM takes as they are; below it wo
 FIXED = frozenset(
     {"model", "logprobs_mode", "worker_extension_cls", "weight_transfer_config", "skip_tokenizer_init", "scheduling_policy"}
     | {"max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "dtype", "gpu_memory_utilization"}
-    | {"enable_prefix_caching"}
+    | {"enable_prefix_caching", "generation_config", "override_generation_config"}
+    | {"stream_interval"}  # tokens would be held back in vLLM while weights change
+    | {"speculative_config", "spec_method", "spec_model", "spec_tokens"}  # a draft model would keep its weights
+    | {"data_parallel_size", "pipeline_parallel_size"}
+    | {"host", "port", "uds", "api_key"}  # of its server
 )
 
 
 def check(config: EngineConfig, transport: str, temperature: float) -> None:
     """Raises ConfigError for what vLLM, driven this way, does not do."""
     problem, where, remedy = "", "", ""
-    if fixed := FIXED & json.loads(config.extra or "{}").keys():
+    if fixed := FIXED & extra(config).keys():
         problem, where, remedy = f"{min(fixed)} is not free", "engine.extra", "use the option of Rollyard for it, or leave it out"
-    elif config.url and config.python:
-        problem, where, remedy = "a server that runs already has its own", "engine.python", "leave it out"
-    elif config.batching == "static":
-        problem, where, remedy = "vLLM batches continuously", "engine.batching", "use continuous, or engine embedded"
     elif transport == "broadcast" and config.tensor_parallel_size > 1:
         problem = "an engine on several devices takes no part in a broadcast"
         where, remedy = "weights.transport", "use shared_memory or checkpoint"
@@ -40,6 +40,12 @@ def check(config: EngineConfig, transport: str, temperature: float) -> None:
         raise ConfigError(problem, where=where, remedy=remedy)
 
 
+def extra(config: EngineConfig) -> dict[str, Any]:
+    """Further arguments. vLLM takes names with dashes and with underscores; here they have the latter."""
+    given: dict[str, Any] = json.loads(config.extra or "{}")
+    return {name.lstrip("-").replace("-", "_"): value for name, value in given.items()}
+
+
 def environment(config: EngineConfig, threads: int, *, cpu: bool = False) -> dict[str, str]:
     """Variables for the engine's process; vLLM reads them in each of its own.
 
@@ -48,7 +54,7 @@ def environment(config: EngineConfig, threads: int, *, cpu: bool = False) -> dic
         cpu: nothing runs on a GPU, for certain. Unless `engine.extra` says otherwise the model is not compiled there, and
             compiling the one kernel that is left (ranks of logprobs, which nobody reads) would take a fifth of the start.
     """
-    eager = {"TORCHDYNAMO_DISABLE": "1"} if cpu and "enforce_eager" not in json.loads(config.extra or "{}") else {}
+    eager = {"TORCHDYNAMO_DISABLE": "1"} if cpu and "enforce_eager" not in extra(config) else {}
     return eager | {
         "ROLLYARD_OWNED": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -66,13 +72,20 @@ def arguments(
 ) -> dict[str, Any]:
     """For `AsyncEngineArgs`; what is in `engine.extra` comes last. Called where vLLM is.
 
+    Raises ConfigError for a name there that vLLM's engine does not know: its server would take it for another argument.
+
     Args:
         dtype: of weights and cache.
         window: tokens of prompt and completion at most.
         engines: how many of them share this machine's memory.
     """
+    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
+    further = extra(config)
+    if unknown := further.keys() - AsyncEngineArgs.__dataclass_fields__.keys():
+        problem = f"vLLM's engine has no argument {min(unknown)}"
+        raise ConfigError(problem, where="engine.extra", remedy="see vllm.EngineArgs for their names")
     chosen: dict[str, Any] = {
         "model": str(folder),
         "skip_tokenizer_init": True,
@@ -93,8 +106,7 @@ def arguments(
     if current_platform.is_cpu():
         size = _cache_bytes(architecture, config, dtype, window, engines)
         chosen |= {"enforce_eager": True, "kv_cache_memory_bytes": size}  # vLLM compiles and warms up nothing then
-    extra: dict[str, Any] = json.loads(config.extra or "{}")
-    return chosen | extra
+    return chosen | further
 
 
 def _cache_bytes(shape: Architecture, config: EngineConfig, dtype: str, window: int, engines: int) -> int:

@@ -37,6 +37,7 @@ class Core(Protocol):
     """vLLM's side. Every call may raise EngineLost, once it is gone for good."""
 
     name: str  # such as vLLM 0.32.0
+    ours: bool  # started for this run: it has the weights of the folder, all of them
 
     async def start(self, receiver: str, order: str) -> int:
         """Return when it serves and has a receiver; sequences it decodes at once. Raises ConfigError, EngineError."""
@@ -48,7 +49,7 @@ class Core(Protocol):
         """Have these end with the word "abort". One that has not arrived yet may be missed."""
 
     async def stand_still(self) -> None:
-        """No step from now on, and all that was written before has come out of `generate`."""
+        """No step from now on; what was written before has come out of `generate`, as far as can be seen from here."""
 
     async def go_on(self) -> None:
         """Undo it."""

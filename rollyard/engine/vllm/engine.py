@@ -2,8 +2,10 @@
 
 vLLM computes; what a completion is stays Rollyard's: stop strings are found on token ids as the embedded engine finds them,
 and so are the finish reasons. Every request's cache is salted with the count of loads, so no key or value of older weights
-is ever shared with a request that came after them. Where vLLM says at its end which weights wrote a request, that must be
-what was reported meanwhile.
+is ever shared with a request that came after them.
+
+Which weights wrote a token is never guessed from when it came. What comes before a load was written by the weights before
+it. From the first load under a request on its tokens are held back: vLLM says at its end which weights wrote how many.
 """
 
 from __future__ import annotations
@@ -12,15 +14,16 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
 from rollyard.engine import admission, wire
 from rollyard.engine.capabilities import CAPABILITIES
+from rollyard.engine.closing import attempt
 from rollyard.engine.vllm.arguments import COOLEST, HOTTEST
 from rollyard.engine.vllm.core import Asked, Core, Output
-from rollyard.engine.written import Tally, Written, seed
+from rollyard.engine.vllm.job import Ended, Job
+from rollyard.engine.written import Tally, Written
 from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.model.architecture import Architecture
@@ -31,16 +34,6 @@ SEGMENT_TOKENS = 16
 POLL_S = 0.01  # seconds between two looks at weights that are on their way
 AGAIN_S = 0.5  # vLLM forgets an order about a request that it does not know yet, so the order is repeated
 SETTLE_S = 30.0  # seconds that what was cut may take to end
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A request under way."""
-
-    written: Written
-    name: str  # what vLLM calls it
-    task: asyncio.Task[None] | None = None
-    labels: Counter[str] = field(default_factory=Counter)  # its tokens by the weights that were current when they came
 
 
 class VllmEngine:
@@ -76,15 +69,15 @@ class VllmEngine:
         self._slots, self._window, self._receiver, self._order = slots, window, receiver, order
         self._tokenizer: Tokenizer | None = None
         self._version: WeightVersion | None = None
-        self._label = ""  # what vLLM calls those weights: no two loads are called alike
-        self._labels: set[str] = set()
+        self._loads: list[tuple[str, WeightVersion]] = []  # with what vLLM calls the weights: no two are called alike
         self._prepares = 0
         self._names = count()
-        self._jobs: dict[RequestId, _Job] = {}
+        self._jobs: dict[RequestId, Job] = {}
         self._due: list[Segment] = []
         self._sending = False
         self._ready: asyncio.Queue[tuple[Segment, ...] | None] = asyncio.Queue()  # None: no more will come
         self._turn = asyncio.Lock()
+        self._loading: set[asyncio.Task[None]] = set()
         self._still = asyncio.Event()
         self._still.set()
         self._watching: asyncio.Task[None] | None = None
@@ -117,7 +110,8 @@ class VllmEngine:
             self._tokenizer = await asyncio.to_thread(Tokenizer, self._folder)
             self._slots = min(self._slots, await self._core.start(self._receiver, self._order))
             self._tally = Tally(self._slots, self._core.name)
-            await self._warm_up()
+            if self._core.ours:  # another server may be half way between two versions, and has done this before
+                await self._warm_up()
         self._watching = asyncio.create_task(self._watch(), name=f"engine {self._id}")
 
     def generate(self, requests: Sequence[Request]) -> None:
@@ -179,7 +173,16 @@ class VllmEngine:
             await asyncio.sleep(POLL_S)
 
     async def load(self, version: WeightVersion) -> None:
-        """Switch to `version`. Raises WeightSyncError with the version unchanged, EngineError while it generates."""
+        """Switch to `version`. Raises WeightSyncError with the version unchanged, EngineError while it generates.
+
+        Who gives up waiting does not stop it: vLLM, left half way between two versions, would be of no use.
+        """
+        loading = asyncio.create_task(self._load(version), name=f"engine {self._id} loads")
+        self._loading.add(loading)
+        loading.add_done_callback(self._loading.discard)
+        await asyncio.shield(loading)
+
+    async def _load(self, version: WeightVersion) -> None:
         async with self._turn:
             self._check_alive()
             if not self._paused and self._jobs:
@@ -194,15 +197,16 @@ class VllmEngine:
                         await self._core.go_on()
 
     async def resume(self) -> None:
-        """Go on after a pause."""
-        self._check_alive()
-        with self._named():
-            await self._core.go_on()
-        self._paused = self._draining = False
+        """Go on after a pause, and after a load that is under way."""
+        async with self._turn:
+            self._check_alive()
+            with self._named():
+                await self._core.go_on()
+            self._paused = self._draining = False
         self._tally.began()
 
     async def sleep(self) -> None:
-        """Raises EngineError: on a CPU vLLM says that it sleeps and gives nothing back."""
+        """Raises EngineError: it is not written, and on a CPU vLLM says that it sleeps and gives nothing back."""
         raise EngineError(f"engine {self._id} cannot sleep: it gives no memory back")
 
     async def wake(self, part: WakePart) -> None:
@@ -216,16 +220,22 @@ class VllmEngine:
         if self._closed:
             return
         self._closed = True
-        if self._watching is not None:
-            self._watching.cancel()
-        try:
-            if not self._lost and self._jobs:
+        await attempt(self._end_jobs())
+        await attempt(self._core.close(), parts=2)
+        tasks = [
+            task for task in (self._watching, *self._loading, *(job.task for job in self._jobs.values())) if task is not None
+        ]
+        for task in tasks:
+            task.cancel()
+        await attempt(asyncio.gather(*tasks, return_exceptions=True))
+        self._send()
+        self._ready.put_nowait(None)
+        self._still.set()
+
+    async def _end_jobs(self) -> None:
+        async with self._turn:
+            if self._jobs and not self._lost:
                 await self._cut(list(self._jobs.values()))
-        finally:
-            await self._core.close()
-            self._send()
-            self._ready.put_nowait(None)
-            self._still.set()
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -237,7 +247,7 @@ class VllmEngine:
             watcher.feed(request.written_ids)
         written = Written(request, self._window, self._architecture.eos_ids, watcher, self._version)
         name = f"{request.id.group}.{request.id.member}.{request.id.attempt}.{next(self._names)}"
-        job = self._jobs[request.id] = _Job(written, name)
+        job = self._jobs[request.id] = Job(written, name, self._load_number)
         job.task = asyncio.create_task(self._write(job), name=name)
         job.task.add_done_callback(self._on_done)
 
@@ -252,77 +262,67 @@ class VllmEngine:
             self._begin(job.written.request)
         await asyncio.sleep(0)  # those in this process have reached vLLM
 
-    async def _write(self, job: _Job) -> None:
+    async def _write(self, job: Job) -> None:
         """Take one request's tokens from vLLM until it ends."""
         written, request = job.written, job.written.request
         ids = (*request.prompt_ids, *request.written_ids)
-        asked = Asked(job.name, ids, self._params(written), f"load {self._label}", request.priority)
-        finish, problem, cached = FinishReason.ERROR, "vLLM ended it without a word", 0
+        asked = Asked(job.name, ids, job.params(), f"load {self._loads[job.load][0]}", request.priority)
+        try:
+            ended, labels, cached = await self._hear(job, asked)
+            segments = job.last_segments(ended, labels, self._loads[job.load :])
+        except EngineLost as error:
+            self._lose(str(error))
+            return
+        if written.tokens:
+            self._tally.prompt(len(ids), cached)
+        del self._jobs[request.id]
+        self._deliver(*segments)
+        if not self._jobs:
+            self._still.set()
+
+    async def _hear(self, job: Job, asked: Asked) -> tuple[Ended, Counter[str] | None, int]:
+        """How a request ended, which weights vLLM says wrote it, if it does, and the tokens of its prompt that were cached."""
+        ended: Ended | None = None
+        cached = 0
         try:
             async with aclosing(self._core.generate(asked)) as outputs:
                 async for output in outputs:
                     cached = cached or output.cached
-                    if (ended := self._take(job, output)) is not None:
-                        finish, problem = ended
-                        break
-        except EngineLost as error:
-            self._lose(str(error))
-            return
-        except EngineError as error:
-            problem = str(error)
-        if written.tokens:
-            self._tally.prompt(len(ids), cached)
-        del self._jobs[request.id]
-        self._deliver(self._flush(written, finish, problem))
-        if not self._jobs:
-            self._still.set()
+                    known = ended is not None
+                    ended = ended or self._take(job, output)
+                    if ended is not None and (output.finish or not self._held(job)):
+                        return ended, output.labels, cached
+                    if ended is not None and not known:
+                        await self._core.abort([job.name])  # nothing more is wanted but its end, which says what wrote it
+        except EngineLost:
+            raise
+        except (EngineError, TimeLimitExceeded) as error:
+            return (FinishReason.ERROR, str(error)), None, cached
+        return (FinishReason.ERROR, "vLLM ended it without a word"), None, cached
 
-    def _take(self, job: _Job, output: Output) -> tuple[FinishReason, str] | None:
-        """Add what vLLM wrote; how the request ended, if it has. Raises EngineLost when vLLM was started anew."""
+    def _take(self, job: Job, output: Output) -> Ended | None:
+        """Add what vLLM wrote; how the request ended, if it has."""
         written, finish = job.written, None
         for token_id, logprob in zip(output.token_ids, output.logprobs, strict=True):
             finish = written.push(token_id, logprob)
-            job.labels[self._label] += 1
             self._tally.token()
             if finish is not None:
-                break
-        if output.labels is not None and output.labels != job.labels and (problem := self._disagrees(job, output.labels)):
-            return FinishReason.ERROR, problem
-        if finish is not None:
-            return finish, ""
-        self._deliver(*([self._flush(written)] if written.unsent >= SEGMENT_TOKENS else []))
+                return finish, ""
+        due = written.unsent >= SEGMENT_TOKENS and not output.finish and not self._held(job)
+        self._deliver(*([written.flush(written.started)] if due else []))
         if not output.finish:
             return None
         if output.finish == "abort":
             return FinishReason.ABORT, ""
         return FinishReason.ERROR, f"vLLM ended it: {output.finish} {output.reason}".rstrip()
 
-    def _disagrees(self, job: _Job, labels: Counter[str]) -> str:
-        """What is wrong with the weights that vLLM says it wrote with; tokens after a stop string, which were cut, are not."""
-        if strange := labels.keys() - self._labels:
-            raise EngineLost(f"vLLM says that it wrote with weights {min(strange)!r}, which were not loaded: it was started anew")
-        surplus = labels - job.labels
-        if job.labels <= labels and set(surplus) <= {self._label}:
-            return ""
-        return f"vLLM says that it wrote {dict(labels)} tokens by weights, and {dict(job.labels)} came while those were current"
+    def _held(self, job: Job) -> bool:
+        """Did weights change under it? What comes may have been written before that, and be late."""
+        return job.load != self._load_number
 
-    def _params(self, written: Written) -> dict[str, object]:
-        sampling = written.request.sampling
-        return {
-            "max_tokens": written.room,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "seed": seed(written.request),
-            "logprobs": 0,  # of the drawn token alone
-            "ignore_eos": True,  # Rollyard's own set of them is given instead
-            "stop_token_ids": sorted(written.eos_ids),
-            "detokenize": False,
-        }
-
-    def _flush(self, written: Written, finish: FinishReason | None = None, problem: str = "") -> Segment:
-        assert self._version is not None
-        return written.flush(self._version, finish, problem)
+    @property
+    def _load_number(self) -> int:
+        return len(self._loads) - 1
 
     def _deliver(self, *segments: Segment) -> None:
         """Send segments together with what else comes in this turn of the event loop."""
@@ -334,12 +334,13 @@ class VllmEngine:
     def _send(self) -> None:
         self._sending = False
         if self._tally.step() or self._paused:
-            self._due += [self._flush(job.written) for job in self._jobs.values() if job.written.unsent]
+            free = [job.written for job in self._jobs.values() if job.written.unsent and not self._held(job)]
+            self._due += [written.flush(written.started) for written in free]
         if self._due:
             self._ready.put_nowait(tuple(self._due))
             self._due = []
 
-    async def _cut(self, jobs: Sequence[_Job]) -> None:
+    async def _cut(self, jobs: Sequence[Job]) -> None:
         """Have vLLM end them; what it wrote before counts. Raises TimeLimitExceeded when it does not."""
         await asyncio.sleep(0)  # those that were just handed over have then reached vLLM
         left = {job.task: job.name for job in jobs if job.task is not None}
@@ -362,12 +363,13 @@ class VllmEngine:
     # -------------------------------------------------------------------------------------------------- weights
 
     async def _switch(self, version: WeightVersion) -> None:
-        label = f"{len(self._labels)}.{version.step}.{version.incarnation}"
+        label = f"{len(self._loads)}.{version.step}.{version.incarnation}"
         taken = await self._ask("rollyard_take", version.step, version.incarnation)
         with self._failing():
             await self._core.update(version, label)
-        self._labels.add(label)
-        self._version, self._label = version, label
+        self._send()  # what came so far was written by the weights before
+        self._loads.append((label, version))
+        self._version = version
         self._tally.copied_bytes += sum(int(str(answer["bytes"])) for answer in taken)
         await self._begin_again()
         if not self._jobs:  # else vLLM would refuse; the salt alone keeps old pages from new requests

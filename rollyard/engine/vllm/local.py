@@ -16,6 +16,7 @@ from rollyard.types import WeightVersion
 
 ALIVE_S = 0.5  # seconds between two looks at vLLM's core while nothing runs
 SETTLE_S = 30.0  # seconds that tokens may take from vLLM's front end to here
+ENDED = "vLLM's core ended"
 T = TypeVar("T")
 
 
@@ -25,6 +26,8 @@ class LocalCore:
     Args:
         arguments: makes those of `AsyncEngineArgs`, once vLLM can be asked about its platform.
     """
+
+    ours = True
 
     def __init__(self, arguments: Callable[[], Mapping[str, Any]]) -> None:
         self._arguments = arguments
@@ -36,7 +39,7 @@ class LocalCore:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         self._llm = await asyncio.to_thread(self._build)
-        await self._llm.get_supported_tasks()  # asked once; from now on a request is handed over without waiting
+        await self._call(self._llm.get_supported_tasks())  # asked once; from now on a request is handed over without waiting
         info = {"factory": receiver, "order": order}
         await self._call(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)))
         return int(self._llm.vllm_config.scheduler_config.max_num_seqs)
@@ -55,7 +58,7 @@ class LocalCore:
             async for output in stream:
                 yield _read(output)
         except EngineDeadError:
-            raise EngineLost("vLLM's core ended") from None
+            raise EngineLost(ENDED) from None
         except (VLLMClientError, EngineGenerateError) as error:
             raise EngineError(f"{type(error).__name__}: {error.__cause__ or error}") from error
         finally:
@@ -63,10 +66,10 @@ class LocalCore:
             await stream.aclose()  # cuts it there too, when it ended here first
 
     async def abort(self, names: Sequence[str]) -> None:
-        await self._llm.abort(list(names))
+        await self._call(self._llm.abort(list(names)))
 
     async def stand_still(self) -> None:
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
+        await self._call(self._llm.pause_generation(mode="keep", clear_cache=False))
         try:
             async with asyncio.timeout(SETTLE_S):
                 while not self._settled():  # noqa: ASYNC110 (vLLM has no event for it)
@@ -75,14 +78,16 @@ class LocalCore:
             raise TimeLimitExceeded(f"what vLLM wrote was not here within {SETTLE_S:g} s") from None
 
     def _settled(self) -> bool:
-        """vLLM's answer to a pause may overtake, on this side, tokens that were written before it."""
+        """vLLM's answer to a pause may overtake, on this side, tokens that were written before it. Raises EngineLost."""
+        if self._llm.errored:
+            raise EngineLost(ENDED)
         processor = self._llm.output_processor
         waiting = any(state.queue.output is not None for state in processor.request_states.values())
         ended = len(processor.request_states) < self._streams
         return bool(self._llm.engine_core.outputs_queue.empty()) and not waiting and not ended
 
     async def go_on(self) -> None:
-        await self._llm.resume_generation()
+        await self._call(self._llm.resume_generation())
 
     async def ask(self, method: str, *args: object) -> Sequence[Mapping[str, object]]:
         return list(await self._call(self._llm.collective_rpc(method, args=args)))
@@ -96,13 +101,13 @@ class LocalCore:
         await self._call(self._llm.finish_weight_update(label))
 
     async def forget(self) -> None:
-        await self._llm.reset_prefix_cache()
+        await self._call(self._llm.reset_prefix_cache())
 
     async def ended(self) -> str:
         """Nothing asks vLLM while nothing runs, so its end would go unnoticed."""
         while not self._llm.errored:  # noqa: ASYNC110 (vLLM has no event for it)
             await asyncio.sleep(ALIVE_S)
-        return "vLLM's core ended"
+        return ENDED
 
     async def close(self) -> None:
         if self._llm is not None:
@@ -128,7 +133,7 @@ class LocalCore:
         try:
             return await call
         except EngineDeadError:
-            raise EngineLost("vLLM's core ended") from None
+            raise EngineLost(ENDED) from None
         except Exception as error:
             raise EngineError(str(error)) from error
 

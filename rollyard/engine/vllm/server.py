@@ -1,37 +1,46 @@
 """vLLM's server over HTTP: one that runs already, or one that is started here. Written against vLLM 0.32.
 
-Tokens go in and out by `/inference/v1/generate`, the rest by the routes that vLLM has with VLLM_SERVER_DEV_MODE. What a token
-was written by is known twice: from when it came, and from what the server says once its request has ended.
+Tokens go in and out by `/inference/v1/generate`, the rest by the routes that vLLM has with VLLM_SERVER_DEV_MODE.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from rollyard.engine.closing import attempt
 from rollyard.engine.http import Client, ServerRefused
 from rollyard.engine.vllm.core import Asked, Output
-from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, TimeLimitExceeded
+from rollyard.engine.vllm.sockets import make_folder
+from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
 from rollyard.types import WeightVersion
 
 QUICK_S = 60.0  # seconds for what should take none; a server waits for its running step
 AGAIN_S = 0.5
-SETTLE_S = 0.1  # without a token: what was written before a standstill has come
+SETTLE_S = 0.1  # without a token: what was written before a standstill should have come
 SETTLE_MOST_S = 5.0
+END_S = 5.0  # seconds that one of ours may take to end by itself
 DEAF_S = 60.0  # seconds without an answer about its health after which it counts as gone
-MISSING = (403, 404)
-WANTED = {"logprobs_mode": "processed_logprobs", "policy": "priority"}
+UNKNOWN, MISSING = 401, (403, 404)  # answers to a wrong key, and where there is no such route
+WANTED: Mapping[str, object] = {
+    "logprobs_mode": "processed_logprobs",
+    "policy": "priority",
+    "backend": "rollyard",
+    "stream_interval": 1,  # else tokens are held back while weights change
+    "speculative": False,  # the weights of a draft model would stay as they are
+    "replicas": 1,
+}
+GENERATE = "/inference/v1/generate"
 FLAGS = (
     "--worker-extension-cls rollyard.engine.vllm.worker.WorkerExtension "
     """--weight-transfer-config '{"backend": "rollyard"}' --logprobs-mode processed_logprobs """
@@ -83,6 +92,11 @@ class _About(BaseModel):
     version: str
     logprobs_mode: str
     policy: str
+    backend: str  # for weights; empty where there is none
+    stream_interval: int
+    speculative: bool
+    replicas: int
+    devices: int  # of one replica
     window: int
     slots: int
 
@@ -98,15 +112,27 @@ class ServerCore:
         start_s: seconds it may take to be there.
         sync_s: seconds that switching to new weights may take.
         window: tokens of prompt and completion that it has to have room for.
+        one_device: weights come by a way that reaches one device of it alone.
         own: a server to be started, whose end is this one's; None for one that runs already and goes on afterwards.
     """
 
-    def __init__(self, client: Client, *, start_s: float, sync_s: float, window: int, own: OwnServer | None = None) -> None:
-        self._client, self._own = client, own
+    def __init__(
+        self,
+        client: Client,
+        *,
+        start_s: float,
+        sync_s: float,
+        window: int,
+        one_device: bool = False,
+        own: OwnServer | None = None,
+    ) -> None:
+        self._client, self._own, self._one_device = client, own, one_device
         self._start_s, self._sync_s, self._window = start_s, sync_s, window
         self._streams = 0
         self._heard_at = 0.0
         self._touched = False  # something of ours may be in it
+        self._updating = False  # an update was begun there, and its end is not known
+        self.ours = own is not None
         self.name = ""
 
     async def start(self, receiver: str, order: str) -> int:
@@ -114,9 +140,11 @@ class ServerCore:
             await self._own.start()
         await self._wait_until_there()
         about = await self._look()
+        await self._knock()
         self.name = f"vLLM {about.version} server"
         self._touched = True
-        await self._post("/resume")  # an earlier run may have left it paused
+        await self._end_update()  # an earlier run may have left it paused, in the middle of one
+        await self._post("/resume")
         await self._post("/init_weight_transfer_engine", {"init_info": {"factory": receiver, "order": order}}, self._sync_s)
         return about.slots
 
@@ -133,7 +161,7 @@ class ServerCore:
         last: Output | None = None
         self._streams += 1
         try:
-            async with aclosing(self._client.events("/inference/v1/generate", body)) as events:
+            async with aclosing(self._client.events(GENERATE, body)) as events:
                 async for data in events:
                     self._heard_at = monotonic()
                     output = _read(data)
@@ -170,10 +198,20 @@ class ServerCore:
             raise EngineError(f"{self._client.url} answers {method} with {answer}") from None
 
     async def update(self, version: WeightVersion, label: str) -> None:
+        if self._updating:
+            await self._end_update()
         update = {"step": version.step, "incarnation": version.incarnation}
+        self._updating = True
         await self._post("/start_weight_update", limit_s=self._sync_s)
         await self._post("/update_weights", {"update_info": update}, self._sync_s)
         await self._post("/finish_weight_update", {"weight_version": label}, self._sync_s)
+        self._updating = False
+
+    async def _end_update(self) -> None:
+        """End an update that was begun and not ended. A step in the middle of one would end vLLM."""
+        with suppress(ServerRefused):  # there is none
+            await self._post("/finish_weight_update", limit_s=self._sync_s)
+        self._updating = False
 
     async def forget(self) -> None:
         await self._post("/reset_prefix_cache")
@@ -191,15 +229,17 @@ class ServerCore:
 
     async def close(self) -> None:
         """One of ours ends; another one goes on without our receiver."""
-        try:
-            if self._own is not None:
-                await self._own.close()
-            elif self._touched:
-                with suppress(RollyardError):  # nobody is left who could do something about it
-                    await self._post("/resume")
-                    await self._post("/shutdown_weight_transfer_engine")
-        finally:
-            await self._client.close()
+        if self._own is not None:
+            await attempt(self._own.close())
+        elif self._touched:
+            await attempt(self._let_go())
+        await attempt(self._client.close())
+
+    async def _let_go(self) -> None:
+        if self._updating:
+            await self._end_update()
+        await self._post("/resume")
+        await self._post("/shutdown_weight_transfer_engine")
 
     async def _post(self, path: str, body: Mapping[str, Any] | None = None, limit_s: float = QUICK_S) -> Mapping[str, object]:
         return await self._client.post(path, body or {}, limit_s=limit_s)
@@ -234,13 +274,30 @@ class ServerCore:
             raise ConfigError(problem, where=WHERE, remedy=REMEDY) from None
         for name, wanted in WANTED.items():
             if (found := getattr(about, name)) != wanted:
-                problem = f"{self._client.url} was started with {found}, and a run needs {wanted}"
+                problem = f"{self._client.url} was started with {name} {found!r}, and a run needs {wanted!r}"
                 raise ConfigError(problem, where=WHERE, remedy=REMEDY)
+        if self._one_device and about.devices > 1:
+            problem = f"{self._client.url} has {about.devices} devices, and takes no part in a broadcast"
+            raise ConfigError(problem, where="weights.transport", remedy="use shared_memory or checkpoint")
         if about.window < self._window:
             problem = f"{self._client.url} has room for {about.window} tokens, and the run wants {self._window}"
             remedy = f"start it with --max-model-len {self._window}, or set engine.window to {about.window}"
             raise ConfigError(problem, where="engine.window", remedy=remedy)
         return about
+
+    async def _knock(self) -> None:
+        """See that it takes tokens: a request that asks for nothing is refused in other words then. Raises ConfigError."""
+        try:
+            async with asyncio.timeout(QUICK_S), aclosing(self._client.events(GENERATE, {})) as events:
+                async for _ in events:
+                    return
+        except TimeoutError:
+            raise TimeLimitExceeded(f"{self._client.url}{GENERATE} did not answer within {QUICK_S:g} s") from None
+        except ServerRefused as error:
+            if error.status in MISSING:
+                raise ConfigError(str(error), where=WHERE, remedy=REMEDY) from None
+            if error.status == UNKNOWN:
+                raise ConfigError(str(error), where=WHERE, remedy="set ROLLYARD_ENGINE_KEY to its key") from None
 
     async def _deaf(self) -> str:
         heard_at = monotonic()
@@ -259,6 +316,8 @@ class ServerCore:
 class OwnServer:
     """A server in this process's group, which listens on a socket in a folder of its own.
 
+    Raises ConfigError where no socket can be made.
+
     Args:
         arguments: makes those of vLLM's engine, once vLLM can be asked about its platform.
         environment: its variables.
@@ -266,9 +325,9 @@ class OwnServer:
 
     def __init__(self, arguments: Callable[[], Mapping[str, Any]], environment: Mapping[str, str]) -> None:
         self._arguments, self._environment = arguments, environment
-        self._folder = tempfile.TemporaryDirectory(prefix="rollyard-vllm-")
+        self._folder = make_folder()
         self._process: asyncio.subprocess.Process | None = None
-        self.socket = str(Path(self._folder.name) / "http")
+        self.socket = str(self._folder / "http")
 
     async def start(self) -> None:
         flags = command_line(await asyncio.to_thread(self._arguments))
@@ -283,15 +342,22 @@ class OwnServer:
         return f"vLLM's server ended with exit code {await self._process.wait()}"
 
     async def close(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
+        try:
+            if self._process is not None and self._process.returncode is None:
+                await self._end(self._process)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @staticmethod
+    async def _end(process: asyncio.subprocess.Process) -> None:
+        with suppress(ProcessLookupError):  # it was gone just before
+            process.terminate()
             try:
-                async with asyncio.timeout(QUICK_S / 12):
-                    await self._process.wait()
+                async with asyncio.timeout(END_S):
+                    await process.wait()
             except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
-        self._folder.cleanup()
+                process.kill()
+                await process.wait()
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:

@@ -64,6 +64,7 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
     supports_draft_weight_update = False
     _receiver: Receiver | None = None
     _thread: ThreadPoolExecutor | None = None
+    _begun = False  # the model is taken apart: a step would fail
 
     def init_transfer_engine(self, init_info: Order) -> None:
         self.shutdown()  # an earlier run's, in a server that goes on from run to run
@@ -96,26 +97,35 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
         return sum(tensor.nbytes for tensor in taken.values())
 
     def start_weight_update(self) -> None:
+        self._put_together()
         initialize_layerwise_reload(self.model)
+        self._begun = True
 
     def receive_weights(self, update_info: Version) -> None:
         """Fill the model with what was taken. If that fails half way, it is filled again with what it had."""
         try:
             self._fill(self._taken)
         except BaseException:
-            finalize_layerwise_reload(self.model, self.model_config)  # closes the layers that were begun, as they are
+            self._put_together()  # closes the layers that were begun, as they are
             if self._current:
-                initialize_layerwise_reload(self.model)
+                self.start_weight_update()
                 self._fill(self._current)
             raise
         self._current = self._taken
 
     def finish_weight_update(self) -> None:
-        """All that can fail has happened where it could be undone."""
+        """All that can fail has happened where it could be undone. One that was begun and given up leaves what was there."""
+        self._put_together()
+
+    def _put_together(self) -> None:
+        """Layers that got no tensor since the update was begun have their old ones again."""
+        if self._begun:
+            finalize_layerwise_reload(self.model, self.model_config)
+        self._begun = False
 
     def _fill(self, tensors: Mapping[str, Tensor]) -> None:
         self.model.load_weights(tensors.items())
-        finalize_layerwise_reload(self.model, self.model_config)
+        self._put_together()
         if not (self.vllm_config.additional_config or {}).get(NO_REPACK):
             _repack_tied_heads(self.model)
 
@@ -150,11 +160,17 @@ class WorkerExtension:
     vllm_config: Any
 
     def rollyard_about(self) -> Answer:
-        model, scheduler = self.vllm_config.model_config, self.vllm_config.scheduler_config
+        config = self.vllm_config
+        model, scheduler, parallel = config.model_config, config.scheduler_config, config.parallel_config
         return {
             "version": vllm.__version__,
             "logprobs_mode": str(model.logprobs_mode),
             "policy": str(scheduler.policy),
+            "backend": "" if config.weight_transfer_config is None else str(config.weight_transfer_config.backend),
+            "stream_interval": int(scheduler.stream_interval),
+            "speculative": config.speculative_config is not None,
+            "replicas": int(parallel.data_parallel_size),
+            "devices": int(parallel.world_size),
             "window": int(model.max_model_len),
             "slots": int(scheduler.max_num_seqs),
         }

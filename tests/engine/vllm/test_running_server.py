@@ -64,13 +64,14 @@ async def attach(config: Config, name: str, folder: Path) -> Engine:
 
 
 async def test_runs_one_after_the_other(server: tuple[str, int], folder: Path) -> None:
-    """The first is gone without a word, while the server stood still; the second finds it, and leaves it going on."""
+    """The first is gone without a word, in the middle of an update; the second finds the server, and leaves it going on."""
     url, group = server
     before = None
     first = await attach(attached(url, folder), "engine-0", folder)
     async with driving(attached(url, folder), launch=attach) as driven:
         before = (await answers(driven.engine, [ask(0, PROMPT, 30, ignore_eos=True)]))[RequestId(0, 0)]
         await driven.engine.pause(Rollover.KEEP)
+        await driven.engine._core._post("/start_weight_update")  # type: ignore[attr-defined]
         driven.engine._core._touched = False  # type: ignore[attr-defined]  # it says no farewell
     await first.close()  # one that was never started does nothing
     async with driving(attached(url, folder), launch=attach) as driven:
