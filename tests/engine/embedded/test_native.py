@@ -206,12 +206,12 @@ async def test_no_packed_weight_outlives_an_update(tmp_path: Path, family: str, 
     """Each parameter in turn is changed, loaded, and seen in the logprobs, which are those of the new parameters."""
     folder = tiny_folder(tmp_path, family=family, tied=False, layers=1)
     model = load(folder, torch.float32, torch.device("cpu"))
-    tolerance = 1e-4 if dtype == "float32" else 0.2
+    tolerance = 1e-4 if dtype == "float32" else 0.05  # inputs too are rounded on some CPUs
     async with serving(folder, model=model, kernels="native", dtype=dtype) as engine:
         before = await scored(engine, 0)
         for number, (name, parameter) in enumerate(model.named_parameters(), start=1):
             with model.stamp.writing(), torch.no_grad():
-                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.7)
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) * 0.25)
             await change(engine, WeightVersion(number))
             after = await scored(engine, number)
             reference = Reference(folder)
