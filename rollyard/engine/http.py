@@ -58,7 +58,8 @@ class Client:
 
     def __init__(self, url: str, keys: tuple[str, str] = ("", ""), socket: str = "") -> None:
         self.url = url.rstrip("/")
-        self._headers = [{"Authorization": f"Bearer {key}"} if key else {} for key in keys]
+        generate, control = ({"Authorization": f"Bearer {key}"} if key else {} for key in keys)
+        self._headers = generate, control | {"Connection": "close"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_S)
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_S),  # calls are bounded as a whole
@@ -75,7 +76,10 @@ class Client:
         return self._object(path, await self._call("GET", path, None, GENERATE, limit_s))
 
     async def post(self, path: str, body: Mapping[str, object], *, limit_s: float) -> Mapping[str, object]:
-        """A control route's answer; empty where it says nothing but yes."""
+        """A control route's answer; empty where it says nothing but yes.
+
+        Its connection is not used again: a server that fails in such a call closes it, and no other call must meet that.
+        """
         response = await self._call("POST", path, body, CONTROL, limit_s)
         typed = response.headers.get("content-type", "").startswith("application/json")
         return self._object(path, response) if typed and response.content not in (b"", b"null") else {}

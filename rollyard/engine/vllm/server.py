@@ -97,6 +97,7 @@ class _About(BaseModel):
     speculative: bool
     replicas: int
     devices: int  # of one replica
+    updating: bool  # an update of weights was begun and not ended
     window: int
     slots: int
 
@@ -209,7 +210,7 @@ class ServerCore:
 
     async def _end_update(self) -> None:
         """End an update that was begun and not ended. A step in the middle of one would end vLLM."""
-        with suppress(ServerRefused):  # there is none
+        if any(answer["updating"] for answer in await self.ask("rollyard_about")):
             await self._post("/finish_weight_update", limit_s=self._sync_s)
         self._updating = False
 

@@ -158,6 +158,7 @@ class WorkerExtension:
 
     weight_transfer_engine: Transfer
     vllm_config: Any
+    _weight_update_active: bool
 
     def rollyard_about(self) -> Answer:
         config = self.vllm_config
@@ -171,6 +172,7 @@ class WorkerExtension:
             "speculative": config.speculative_config is not None,
             "replicas": int(parallel.data_parallel_size),
             "devices": int(parallel.world_size),
+            "updating": self._weight_update_active,
             "window": int(model.max_model_len),
             "slots": int(scheduler.max_num_seqs),
         }

@@ -73,7 +73,7 @@ class Server:
         return answer if isinstance(answer, web.Response) else web.json_response(answer)
 
     def _collective_rpc(self, body: dict[str, Any]) -> object:
-        return {"results": [dict(self._about)]}
+        return {"results": [{**self._about, "updating": self.updating}]}
 
     def _pause(self, body: dict[str, Any]) -> object:
         self.paused = True
