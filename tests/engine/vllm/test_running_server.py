@@ -56,7 +56,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 
 
 def attached(url: str, folder: Path, **options: object) -> Config:
-    return configured(folder, url=url, extra="", start_s=120.0, **options)
+    return configured(folder, url=url, extra="", start_s=200.0, **options)
 
 
 async def attach(config: Config, name: str, folder: Path) -> Engine:
