@@ -92,6 +92,7 @@ class Prover:
                 coarser = await self._coarser(kept)  # before they are published: it writes parameters
                 await roll(WeightVersion(version.step, -attempt))
                 answers = await self._each(before)
+                before = {engine: before[engine] for engine in answers}
                 for engine, after in answers.items():
                     found = await self._judged(engine, before[engine], base, after, moved, coarser, kept)
                     worst = max(worst, found, key=lambda each: each.gap / each.limit)

@@ -91,6 +91,10 @@ class Driven:
                     return output.cause
                 self._carry_out([output])
 
+    def heard(self) -> list[ev.Event | BaseException]:
+        """What nobody has taken out of the inbox."""
+        return [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
+
     async def ask(self, count: int) -> int:
         """An evaluation; how many were answered."""
         requests = [Request(RequestId(-1, member), (5, 6), Sampling(8), seed=member) for member in range(count)]

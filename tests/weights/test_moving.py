@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 import time
@@ -54,6 +55,32 @@ async def test_what_was_taken_stays_until_the_version_after_the_next(tmp_path: P
         step(model, 1)
         await both.send(1)
         assert taken is not None and all(torch.equal(taken[name], first[name]) for name in first)
+
+
+@pytest.mark.parametrize("kind", MOVING)
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_offer_touches_what_was_taken(tmp_path: Path, kind: str, seed: int) -> None:
+    """Offers that arrive, offers that fail, offers made again, in a random order: what an engine decodes with stays."""
+    folder, dice = tiny_folder(tmp_path, layers=1), random.Random(seed)
+    model = load(folder)
+    async with sides(kind, model, folder) as both:
+        one, version, prepared = both.receivers["e0"], 0, False
+        kept: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []  # what was taken, and what it must be
+        for _ in range(25):
+            if prepared and dice.random() < 0.4:
+                taken = one.take(WeightVersion(version))
+                assert taken is not None
+                kept = [*kept[-1:], (dict(taken), {name: tensor.clone() for name, tensor in taken.items()})]
+                both.taken(version)
+                prepared = False
+            else:
+                kept = kept[-1:]  # this is the version after the next
+                if dice.random() < 0.7:
+                    version += 1
+                    step(model, version)
+                prepared = await both.try_(version, spoilt=dice.random() < 0.5)
+            for taken, wanted in kept:
+                assert all(torch.equal(taken[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize("kind", MOVING)
