@@ -32,10 +32,13 @@ class Receiving(FakeEngine):
         super().__init__(id, token_s=0.001)
         self.receiver = receiver
         self.happens: Callable[[str], None] = lambda part: None
+        self.answers = True
         self.weights: dict[str, torch.Tensor] = {}
 
     async def prepare(self, manifest: Manifest) -> None:
         self.happens("prepare")
+        if not self.answers:
+            await asyncio.Event().wait()
         self._check_alive()
         await asyncio.to_thread(self.receiver.prepare, manifest)
         await super().prepare(manifest)

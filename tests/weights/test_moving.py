@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -236,23 +233,6 @@ async def test_a_version_offered_again_is_not_copied_again(tmp_path: Path) -> No
         first = await both.send(0)
         again = await both.send(0)
         assert first.bytes_copied > 0 and again == replace(first, bytes_copied=0)
-
-
-def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
-    """The memory belongs to processes, not to a folder: nobody has to clean up after a crash."""
-    folder = tiny_folder(tmp_path)
-    code = (
-        "import asyncio, os, signal, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
-        "from rollyard.model.folder import load; from rollyard.place.inline import DeviceThread\n"
-        "from rollyard.types import WeightVersion; from rollyard.weights.shared_memory import SharedMemoryPublisher\n"
-        "publisher = SharedMemoryPublisher(load(Path(sys.argv[1])), DeviceThread())\n"
-        "asyncio.run(publisher.publish(WeightVersion(0), ()))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    before = set(os.listdir("/dev/shm"))
-    command = [sys.executable, "-c", code, str(folder), str(Path(__file__).parents[2])]
-    assert subprocess.run(command, check=False, timeout=60).returncode == -9
-    assert {name for name in set(os.listdir("/dev/shm")) - before if "rollyard" in name} == set()
 
 
 async def test_memory_that_is_gone_is_an_error(tmp_path: Path) -> None:
