@@ -94,6 +94,13 @@ class Published(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Delivered(Event):
+    """Nothing of the offer is on its way any more."""
+
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
 class EnginePrepared(Event):
     """The tensors of a version are near the engine; it still decodes with older ones."""
 
@@ -103,10 +110,11 @@ class EnginePrepared(Event):
 
 @dataclass(frozen=True, slots=True)
 class SyncFailed(Event):
-    """The version did not reach every engine that it was offered to."""
+    """A part of bringing the version to the engines failed: the trainer's, or a Prepare or Load of `engine`."""
 
     version: WeightVersion
     cause: str
+    engine: EngineId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +309,10 @@ class Train(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Publish(Instruction):
+    """Offer a version, to all engines unless some are named."""
+
     version: WeightVersion
+    engines: tuple[EngineId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +328,13 @@ class Prepare(Instruction):
 
     engine: EngineId
     version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(Instruction):
+    """The engine is gone: no version is brought to it any more."""
+
+    engine: EngineId
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,7 @@ def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch
         case "shared_memory":
             return SharedMemoryReceiver(infos, device)
         case _:
-            return BroadcastReceiver(id_, infos, device, weights.address, weights.limit_s)
+            return BroadcastReceiver(id_, infos, device, weights.limit_s)
 
 
 # ---------------------------------------------------------------------------------- engines in other processes

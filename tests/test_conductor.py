@@ -71,7 +71,7 @@ class Answers:
                 self.version += 1
                 return [ev.BatchTrained(WeightVersion(self.version))]
             case ev.Publish(version):
-                return [ev.Published(version)]
+                return [ev.Published(version), ev.Delivered(version)]
             case ev.Prepare(engine, version):
                 return [ev.EnginePrepared(engine, version)]
             case ev.Prove(version):

@@ -209,7 +209,8 @@ def main() -> None:
     try:
         module, _, function = target.partition(":")
         host: Host = getattr(importlib.import_module(module), function)
-        lost = asyncio.run(_serve(host, descriptor))
+        # Not asyncio.run, which waits for threads at the end: one may be stuck in a collective.
+        lost = asyncio.new_event_loop().run_until_complete(_serve(host, descriptor))
         failed = False
     finally:
         if failed:

@@ -67,6 +67,7 @@ class Controller:
         self._timeline = timeline
         self._written: dict[EngineId, dict[RequestId, list[int]]] = {engine: {} for engine in engines}
         self._private: dict[RequestId, _Private] = {}
+        self._lost: set[EngineId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listen(self) -> None:
@@ -87,7 +88,7 @@ class Controller:
                 case Score():
                     self._start(self._score(instruction))
                 case Abort(engine, ids):
-                    self._start(self._abort(engine, ids))
+                    self._start(self._abort(self._engines[engine], ids))
         if requests:
             with self._timeline.phase(Phase.GENERATE):
                 for engine, batch in requests.items():
@@ -97,20 +98,35 @@ class Controller:
         """Completions outside the core, in the order asked. Their ids are the caller's own.
 
         Args:
-            engine: who is asked; all engines in turn when None.
+            engine: who is asked. None: all in turn, and what one takes with it when it is lost is asked of the others.
 
         Raises:
-            EngineError: an engine refused a request, failed at it, or was lost.
+            EngineError: an engine refused a request or failed at it, or no engine that may be asked is left.
         """
+        answers: dict[RequestId, Completion] = {}
+        while left := [request for request in requests if request.id not in answers]:
+            living = [name for name in self._engines if name not in self._lost]
+            for request, outcome in zip(left, await self._ask(left, [engine] if engine else living), strict=True):
+                if isinstance(outcome, Completion):
+                    answers[request.id] = outcome
+                elif engine or self._lost.issuperset(self._engines):
+                    raise outcome
+        return [answers[request.id] for request in requests]
+
+    async def _ask(self, requests: Sequence[Request], engines: Sequence[EngineId]) -> list[Completion | EngineLost]:
         asked: dict[EngineId, list[Request]] = defaultdict(list)
-        who = itertools.cycle(self._engines) if engine is None else itertools.repeat(engine)
-        for request, name in zip(requests, who, strict=False):
+        if not engines:
+            raise EngineLost("no engine is left")
+        for request, name in zip(requests, itertools.cycle(engines), strict=False):
             self._private[request.id] = _Private(name, asyncio.get_running_loop().create_future())
             asked[name].append(request)
         waiting = [self._private[request.id].done for request in requests]
         try:
             for name, batch in asked.items():
-                self._engines[name].generate(batch)
+                try:
+                    self._engines[name].generate(batch)
+                except EngineLost as error:
+                    self._lose_private(name, error)
             return await asyncio.gather(*waiting)
         finally:
             for request in requests:
@@ -140,9 +156,10 @@ class Controller:
             self._timeline.open(Phase.GENERATE)
             self._written[engine][request.id] = list(request.written_ids)
 
-    async def _abort(self, engine: EngineId, requests: Sequence[RequestId]) -> None:
-        with suppress(EngineLost):  # told by whoever listens to it
-            await self._engines[engine].abort(requests)
+    async def _abort(self, engine: Engine, requests: Sequence[RequestId]) -> None:
+        """An engine that is lost has nothing left to cut."""
+        with suppress(EngineLost):
+            await engine.abort(requests)
 
     async def _listen(self, engine: Engine) -> None:
         try:
@@ -159,10 +176,14 @@ class Controller:
         for _ in self._written[engine]:
             self._timeline.close(Phase.GENERATE)
         self._written[engine].clear()
+        self._lose_private(engine, error)
+        self._post(EngineDown(engine, str(error)))
+
+    def _lose_private(self, engine: EngineId, error: EngineLost) -> None:
+        self._lost.add(engine)
         for private in self._private.values():
             if private.engine == engine and not private.done.done():
-                private.done.set_exception(error)
-        self._post(EngineDown(engine, str(error)))
+                private.done.set_result(error)
 
     def _hear_private(self, segment: Segment) -> None:
         private = self._private[segment.request]
@@ -212,7 +233,7 @@ class _Private:
     """A request outside the core, on its way."""
 
     engine: EngineId
-    done: asyncio.Future[Completion]
+    done: asyncio.Future[Completion | EngineLost]
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)

@@ -7,8 +7,10 @@ cannot be interrupted from inside: after a failure both sides leave the group, a
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +29,7 @@ from rollyard.weights.layout import Layout, compare
 dist: Any = torch.distributed  # its classes written in C++ have no types
 
 BUCKET = 32 * 2**20  # bytes: long enough for the full rate, short enough that copying one hides behind sending another
+SHARE = 0.9  # of a sync's limit: where it stopped is told before the whole is given up
 COPY_S = 60.0  # seconds that copying up to the next bucket may take
 BUFFERS = 2  # a receiver's: the engine may decode with views of one while the other is written
 
@@ -38,11 +41,11 @@ class BroadcastPublisher:
         model: the policy, on a CPU or a GPU.
         device: where it is trained; a version is copied there, between two steps.
         address: of this machine, as engines reach it.
-        limit_s: seconds one bucket may take.
+        limit_s: seconds a sync may take; a bucket may take nine tenths of them.
     """
 
     def __init__(self, model: CausalLM, device: Device, address: str, limit_s: float) -> None:
-        self._model, self._device, self._address, self._limit_s = model, device, address, limit_s
+        self._model, self._device, self._address, self._limit_s = model, device, address, SHARE * limit_s
         self._layout = Layout.of(model_infos(model))
         self._buffer = torch.empty(self._layout.size, dtype=torch.uint8, device=model.head_weight.device)
         self._store: Any = None
@@ -53,10 +56,10 @@ class BroadcastPublisher:
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
         """Begin to copy the parameters, and to send to `engines` what is copied. The device does nothing else meanwhile.
 
-        Raises WeightSyncError when the last offer still goes.
+        An offer that still goes, if only because nobody waits for it any more, ends first: it has the buffer and the group.
         """
-        if self._sending is not None and not self._sending.done():
-            raise WeightSyncError(f"{named(version)} has to wait: the last version is still being sent")
+        if self._sending is not None:
+            await asyncio.wait((self._sending,))
         members = tuple(engines)
         if self._group is None or self._group.members != members:
             self._leave()
@@ -64,14 +67,15 @@ class BroadcastPublisher:
         manifest = await self._device.run(self._offer, version, members)
         copied = Progress()
         copying = self._device.run(self._copy, copied)  # its turn comes before that of a next training step
-        sending = asyncio.to_thread(self._send, version, members, copied)
-        self._sending = asyncio.ensure_future(_both(copying, sending))
+        self._sending = asyncio.ensure_future(_both(copying, _on_thread(self._send, version, members, copied)))
+        self._sending.add_done_callback(lambda sending: sending.cancelled() or sending.exception())  # heard, if nobody asks
         return manifest
 
     async def deliver(self) -> None:
         """Raises WeightSyncError, naming the bucket, when an engine did not take part to the end."""
         if self._sending is not None:
-            await self._sending
+            await asyncio.wait((self._sending,))  # whoever gives up waiting does not end it
+            self._sending.result()
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:
         """An engine has its own memory."""
@@ -101,16 +105,16 @@ class BroadcastPublisher:
         copied.reach(self._layout.size)
 
     def _send(self, version: WeightVersion, members: tuple[EngineId, ...], copied: Progress) -> None:
-        step = "before the first bucket"
-        try:
-            if self._group is None:
-                assert self._store is not None
-                self._group = Group(self._store, self._groups, members, 0, self._buffer.device, self._address, self._limit_s)
-            for waited_for in self._group.broadcast(self._buffer, self._layout.buckets(BUCKET), copied):
-                step = waited_for
-        except (RuntimeError, ValueError) as error:
+        problem = _problem(lambda: self._joined(members).broadcast(self._buffer, self._layout.buckets(BUCKET), copied))
+        if problem:
             self._leave()
-            raise WeightSyncError(f"{named(version)} did not reach {', '.join(members)}, {step}: {_short(error)}") from error
+            raise WeightSyncError(f"{named(version)} did not reach {', '.join(members)}, {problem}")
+
+    def _joined(self, members: tuple[EngineId, ...]) -> Group:
+        if self._group is None:
+            assert self._store is not None
+            self._group = Group(self._store, self._groups, members, 0, self._buffer.device, self._address, self._limit_s)
+        return self._group
 
     def _leave(self) -> None:
         self._group = None
@@ -123,20 +127,16 @@ class BroadcastReceiver:
         engine: its id.
         expected: the engine's own tensors.
         device: where they are wanted.
-        address: of this machine, as the trainer reaches it.
-        limit_s: seconds one bucket may take.
+        limit_s: seconds a sync may take; a bucket may take nine tenths of them.
     """
 
-    def __init__(
-        self, engine: EngineId, expected: Sequence[TensorInfo], device: torch.device, address: str, limit_s: float
-    ) -> None:
-        self._engine, self._expected, self._device = engine, expected, device
-        self._address, self._limit_s = address, limit_s
+    def __init__(self, engine: EngineId, expected: Sequence[TensorInfo], device: torch.device, limit_s: float) -> None:
+        self._engine, self._expected, self._device, self._limit_s = engine, expected, device, SHARE * limit_s
         self._layout = Layout.of(expected)
         self._buffers: list[Tensor] = []
-        self._turn = 0
+        self._filled, self._held = 0, 1  # buffers: of the last offer, and of what was taken last
         self._group: Group | None = None
-        self._joined = ""
+        self._source = ""
         self._lock = threading.Lock()
         self._prepared: Prepared | None = None
 
@@ -154,40 +154,38 @@ class BroadcastReceiver:
 
     def take(self, version: WeightVersion) -> Mapping[str, Tensor]:
         """Raises WeightSyncError when another version was prepared."""
-        return taken(self._prepared, version)
+        tensors_ = taken(self._prepared, version)
+        self._held = self._filled
+        return tensors_
 
     def close(self) -> None:
         self._prepared = self._group = None
         self._buffers.clear()
 
     def _next(self) -> Tensor:
-        """The buffer that the engine does not decode with."""
-        self._turn = (self._turn + 1) % BUFFERS
+        """The buffer that the engine does not decode with, whatever became of earlier offers."""
+        self._filled = (self._held + 1) % BUFFERS
         while len(self._buffers) < BUFFERS:
             self._buffers.append(torch.empty(self._layout.size, dtype=torch.uint8, device=self._device))
-        return self._buffers[self._turn]
+        return self._buffers[self._filled]
 
     def _receive(self, manifest: Manifest, buffer: Tensor, buckets: Sequence[tuple[int, int]]) -> None:
-        step = "before the first bucket"
-        try:
-            for waited_for in self._join(manifest.source).broadcast(buffer, buckets):
-                step = waited_for
-        except (RuntimeError, ValueError) as error:
-            self._group, self._joined = None, ""
-            problem = f"{named(manifest.version)} did not reach {self._engine}, {step}: {_short(error)}"
-            raise WeightSyncError(problem) from error
+        problem = _problem(lambda: self._joined(manifest.source).broadcast(buffer, buckets))
+        if problem:
+            self._group, self._source = None, ""
+            raise WeightSyncError(f"{named(manifest.version)} did not reach {self._engine}, {problem}")
 
-    def _join(self, source: str) -> Group:
-        if self._group is None or self._joined != source:
+    def _joined(self, source: str) -> Group:
+        if self._group is None or self._source != source:
             self._group = None  # the old one is left first
             where, number, names = source.split("/")
             host, _, port = where.rpartition(":")
             members = tuple(names.split(","))
             limit = timedelta(seconds=self._limit_s)
             store = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
-            rank = members.index(self._engine) + 1
-            self._group = Group(store, int(number), members, rank, self._device, self._address, self._limit_s)
-            self._joined = source
+            rank, own = members.index(self._engine) + 1, _own_address(host, int(port))
+            self._group = Group(store, int(number), members, rank, self._device, own, self._limit_s)
+            self._source = source
         return self._group
 
 
@@ -259,6 +257,54 @@ async def _both(copying: Awaitable[None], sending: Awaitable[None]) -> None:
     for outcome in await asyncio.gather(copying, sending, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
+
+
+def _on_thread(call: Callable[..., None], *args: Any) -> asyncio.Future[None]:
+    """Run `call(*args)` on a thread that the process does not wait for when it ends: nobody can interrupt a collective."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        failed: Exception | None = None
+        try:
+            call(*args)
+        except Exception as error:  # noqa: BLE001 (told to whoever waits)
+            failed = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, failed)
+
+    threading.Thread(target=work, name="weights", daemon=True).start()
+    return done
+
+
+def _problem(broadcasting: Callable[[], Iterator[str]]) -> str:
+    """Where a broadcast stopped, and why; empty when it went through.
+
+    Words only: an exception would keep the group alive, and with it the lines by which the others see that we have left.
+    """
+    step = "before the first bucket"
+    try:
+        for waited_for in broadcasting():
+            step = waited_for
+    except (RuntimeError, ValueError, OSError) as error:
+        return f"{step}: {_short(error)}"
+    return ""
+
+
+def _own_address(host: str, port: int) -> str:
+    """Of this machine, as it is seen on the way to `host`. Nothing is sent."""
+    family, kind, _, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as line:
+        line.connect(there)
+        return str(line.getsockname()[0])
 
 
 def _short(error: Exception) -> str:

@@ -5,11 +5,11 @@ A shell around `canary` and `probe`: it moves the trainer's parameters, has vers
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from rollyard.errors import WeightSyncError
+from rollyard.errors import EngineLost, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
@@ -77,8 +77,8 @@ class Prover:
         """
         run, model = self._device.run, self._model
         base = await run(probe.table, model)
-        before = {engine: await self._answers(engine) for engine in engines}
-        self._noise = {engine: probe.distance(before[engine], base) for engine in engines}
+        before = await self._each(engines)
+        self._noise = {engine: probe.distance(answer, base) for engine, answer in before.items()}
         for engine, noise in self._noise.items():
             if noise > MOST_NOISE:
                 problem = f"{noise:.2g} nats from the trainer's logprobs with the same weights, at most {MOST_NOISE:g} is noise"
@@ -91,8 +91,10 @@ class Prover:
                 moved = await run(canary.move, model, kept, left, attempt, limit)
                 coarser = await self._coarser(kept)  # before they are published: it writes parameters
                 await roll(WeightVersion(version.step, -attempt))
-                for engine in engines:
-                    found, after = await self._judged(engine, before[engine], base, moved, coarser, kept)
+                answers = await self._each(before)
+                before = {engine: before[engine] for engine in answers}
+                for engine, after in answers.items():
+                    found = await self._judged(engine, before[engine], base, after, moved, coarser, kept)
                     worst = max(worst, found, key=lambda each: each.gap / each.limit)
                 left = await run(canary.hidden, model, kept, moved, after, SHOWN * worst.limit)
                 if not left:
@@ -100,8 +102,8 @@ class Prover:
         finally:
             await run(canary.restore, model, kept)
         await roll(version)
-        for engine in engines:
-            again = probe.distance(await self._answers(engine), base)
+        for engine, answers_again in (await self._each(before)).items():
+            again = probe.distance(answers_again, base)
             if again > canary.least_limit(self._noise[engine]):
                 raise WeightSyncError(f"engine {engine} did not come back from the moved weights: {again:.2g} nats off")
         return Canary(len(kept), max(self._noise.values()), worst.gap, worst.limit, left)
@@ -125,18 +127,31 @@ class Prover:
         engine: EngineId,
         before: Sequence[Answer],
         base: Tensor,
+        after: Sequence[Answer],
         moved: canary.Moved,
         coarser: float,
         kept: canary.Kept,
-    ) -> tuple[canary.Finding, Sequence[Answer]]:
-        after = await self._answers(engine)
+    ) -> canary.Finding:
         found = canary.compare(before, base, after, moved, coarser)
         if not found.passed:
             names = await self._device.run(canary.left_behind, self._model, kept, after, found.limit)
             which = f"as if {' or '.join(names)} had stayed as it was" if names else "and no single tensor explains it"
             problem = f"engine {engine} does not decode with all the weights that it was sent"
             raise WeightSyncError(f"{problem}: {found.gap:.2g} nats off, at most {found.limit:.2g} would be noise, {which}")
-        return found, after
+        return found
+
+    async def _each(self, engines: Iterable[EngineId]) -> dict[EngineId, Sequence[Answer]]:
+        """What those say that are not lost. Raises EngineLost when none is left."""
+        answers: dict[EngineId, Sequence[Answer]] = {}
+        lost = EngineLost("no engine is left")
+        for engine in engines:
+            try:
+                answers[engine] = await self._answers(engine)
+            except EngineLost as error:
+                lost = error
+        if not answers:
+            raise lost
+        return answers
 
     async def _answers(self, engine: EngineId) -> tuple[Answer, ...]:
         self._attempts += 1  # names of their own

@@ -2,13 +2,18 @@
 
 The tensors come near while the engine still decodes; from the pause on it gets no request until it takes them again. An
 engine that sleeps wakes in a fixed order: weights, load, cache.
+
+No engine is told anything before it has answered what it was told last. A version that failed to reach some of them is
+offered to those again once nothing of the failed offer is under way; those that it reached go on meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 
 from rollyard.events import (
+    Delivered,
     EngineDown,
     EngineHeld,
     EngineId,
@@ -21,6 +26,7 @@ from rollyard.events import (
     EngineUp,
     EngineWoke,
     Event,
+    Forget,
     Instruction,
     Load,
     Pause,
@@ -38,6 +44,23 @@ from rollyard.events import (
 )
 from rollyard.types import WeightVersion
 
+Output = Instruction | Signal
+
+
+class Step(Enum):
+    """What an engine on its way to a version was told last; ASIDE: it waits for an offer."""
+
+    ASIDE = auto()
+    WAKING = auto()
+    PREPARING = auto()
+    PAUSING = auto()
+    LOADING = auto()
+    WARMING = auto()  # the cache wakes
+    RESUMING = auto()
+
+
+UNSETTLED = (Step.WAKING, Step.PREPARING, Step.LOADING)  # what may still take, or miss, what was offered
+
 
 class RolloverMachine:
     """Brings all engines to a version.
@@ -49,92 +72,177 @@ class RolloverMachine:
 
     def __init__(self, rollover: Rollover, retries: int = 0) -> None:
         self._rollover, self._retries = rollover, retries
+        self._asleep: dict[EngineId, bool] = {}  # every engine that is up
+        self._still: set[EngineId] = set()  # paused, or with its weights awake: it may load
+        self._target: WeightVersion | None = None
+        self._steps: dict[EngineId, Step] = {}  # of the engines that have not come to the target
+        self._offered: frozenset[EngineId] = frozenset()
+        self._sending = False  # the trainer still delivers
+        self._causes: list[str] = []  # why the last offer failed; empty while it goes well
+        self._died = False  # an engine, since the last version was brought to all or an offer of it failed
         self._failed: WeightVersion | None = None
         self._failures = 0  # of that version
-        self._asleep: dict[EngineId, bool] = {}  # every engine that is up
-        self._changing: set[EngineId] = set()
-        self._target: WeightVersion | None = None
-        self._handlers: dict[type[Event | Signal], Callable[..., Iterable[Instruction | Signal]]] = {
+        self._handlers: dict[type[Event | Signal], Callable[..., Iterable[Output]]] = {
             EngineUp: self._on_up,
             EngineDown: self._on_down,
             EngineSlept: self._on_slept,
             RolloverWanted: self._on_wanted,
+            Delivered: self._on_delivered,
             EnginePrepared: self._on_prepared,
-            EnginePaused: lambda event: self._load(event.engine),
+            EnginePaused: self._on_paused,
             EngineWoke: self._on_woke,
             EngineLoaded: self._on_loaded,
             EngineResumed: self._on_resumed,
             SyncFailed: self._on_failed,
         }
 
-    def step(self, message: Event | Signal, now: float) -> list[Instruction | Signal]:
+    def step(self, message: Event | Signal, now: float) -> list[Output]:
         """Take one event or signal; return what follows from it."""
         handler = self._handlers.get(type(message))
         return [] if handler is None else list(handler(message))
 
-    def _on_up(self, event: EngineUp) -> Iterable[Instruction | Signal]:
+    # --------------------------------------------------------------------------------------------- engines
+
+    def _on_up(self, event: EngineUp) -> Iterable[Output]:
         self._asleep[event.engine] = False
         return ()
 
-    def _on_down(self, event: EngineDown) -> Iterable[Instruction | Signal]:
-        self._asleep.pop(event.engine, None)
-        yield from self._settled(event.engine)
+    def _on_down(self, event: EngineDown) -> Iterable[Output]:
+        if self._asleep.pop(event.engine, None) is None:
+            return
+        self._still.discard(event.engine)
+        self._died = True
+        yield Forget(event.engine)
+        if event.engine in self._steps:
+            yield from self._settled(event.engine)
 
-    def _on_slept(self, event: EngineSlept) -> Iterable[Instruction | Signal]:
+    def _on_slept(self, event: EngineSlept) -> Iterable[Output]:
         self._asleep[event.engine] = True
         return ()
 
-    def _on_wanted(self, signal: RolloverWanted) -> Iterable[Instruction | Signal]:
-        self._target = signal.version
-        self._changing = set(self._asleep)
-        for engine, asleep in self._asleep.items():
-            if asleep:
+    # -------------------------------------------------------------------------------------- towards a version
+
+    def _on_wanted(self, signal: RolloverWanted) -> Iterable[Output]:
+        if signal.version != self._target or not self._steps:
+            self._target, self._steps = signal.version, dict.fromkeys(self._asleep, Step.ASIDE)
+            self._offered = frozenset(self._steps)
+            self._causes.clear()
+        self._sending = True
+        for engine in [engine for engine, step in self._steps.items() if step is Step.ASIDE and engine in self._offered]:
+            if self._asleep[engine] and engine not in self._still:
+                self._steps[engine] = Step.WAKING
                 yield EngineHeld(engine)
                 yield Wake(engine, WakePart.WEIGHTS)
             else:
-                yield Prepare(engine, signal.version)
+                yield self._prepare(engine)
 
-    def _on_prepared(self, event: EnginePrepared) -> Iterable[Instruction | Signal]:
-        if event.engine not in self._changing or event.version != self._target:
+    def _on_prepared(self, event: EnginePrepared) -> Iterable[Output]:
+        engine = event.engine
+        if self._steps.get(engine) is not Step.PREPARING or event.version != self._target:
             return
-        if self._asleep[event.engine]:
-            yield Load(event.engine, event.version)
+        if engine in self._still:
+            yield self._load(engine)
         else:
-            yield EngineHeld(event.engine)
-            yield Pause(event.engine, self._rollover)
+            self._steps[engine] = Step.PAUSING
+            yield EngineHeld(engine)
+            yield Pause(engine, self._rollover)
+        yield from self._offer_again()
 
-    def _on_woke(self, event: EngineWoke) -> Iterable[Instruction | Signal]:
-        if event.part is WakePart.WEIGHTS:
-            if event.engine in self._changing and self._target is not None:
-                yield Prepare(event.engine, self._target)
+    def _on_paused(self, event: EnginePaused) -> Iterable[Output]:
+        if self._steps.get(event.engine) is Step.PAUSING:
+            self._still.add(event.engine)
+            yield self._load(event.engine)
+
+    def _on_woke(self, event: EngineWoke) -> Iterable[Output]:
+        engine, step = event.engine, self._steps.get(event.engine)
+        if event.part is WakePart.WEIGHTS and step is Step.WAKING:
+            self._still.add(engine)
+            if self._causes:  # what was offered is not there any more
+                self._steps[engine] = Step.ASIDE
+                yield from self._offer_again()
+            else:
+                yield self._prepare(engine)
+        elif event.part is WakePart.CACHE and step is Step.WARMING:
+            self._asleep[engine] = False
+            yield self._resume(engine)
+
+    def _on_loaded(self, event: EngineLoaded) -> Iterable[Output]:
+        engine = event.engine
+        if self._steps.get(engine) is not Step.LOADING or event.version != self._target:
+            return
+        self._still.discard(engine)
+        if self._asleep[engine]:
+            self._steps[engine] = Step.WARMING
+            yield Wake(engine, WakePart.CACHE)
         else:
-            self._asleep[event.engine] = False
-            yield Resume(event.engine)
+            yield self._resume(engine)
+        yield from self._offer_again()
 
-    def _load(self, engine: EngineId) -> Iterable[Instruction | Signal]:
-        if engine in self._changing and self._target is not None:
-            yield Load(engine, self._target)
+    def _on_resumed(self, event: EngineResumed) -> Iterable[Output]:
+        if self._steps.get(event.engine) is Step.RESUMING:
+            yield EngineReleased(event.engine)
+            yield from self._settled(event.engine)
 
-    def _on_loaded(self, event: EngineLoaded) -> Iterable[Instruction | Signal]:
-        if event.engine in self._changing:
-            yield Wake(event.engine, WakePart.CACHE) if self._asleep[event.engine] else Resume(event.engine)
+    def _prepare(self, engine: EngineId) -> Instruction:
+        assert self._target is not None
+        self._steps[engine] = Step.PREPARING
+        return Prepare(engine, self._target)
 
-    def _on_resumed(self, event: EngineResumed) -> Iterable[Instruction | Signal]:
-        yield EngineReleased(event.engine)
-        yield from self._settled(event.engine)
+    def _load(self, engine: EngineId) -> Instruction:
+        assert self._target is not None
+        self._steps[engine] = Step.LOADING
+        return Load(engine, self._target)
 
-    def _on_failed(self, event: SyncFailed) -> Iterable[Instruction | Signal]:
-        if event.version != self._failed:
-            self._failed, self._failures = event.version, 0
+    def _resume(self, engine: EngineId) -> Instruction:
+        self._steps[engine] = Step.RESUMING
+        return Resume(engine)
+
+    def _settled(self, engine: EngineId) -> Iterable[Output]:
+        """It has the target, or is gone."""
+        del self._steps[engine]
+        if not self._steps and self._asleep and self._target is not None:
+            self._died = False
+            yield RolloverDone(self._target)
+        yield from self._offer_again()
+
+    # -------------------------------------------------------------------------------------------- failures
+
+    def _on_delivered(self, event: Delivered) -> Iterable[Output]:
+        if event.version == self._target:
+            self._sending = False
+            yield from self._offer_again()
+
+    def _on_failed(self, event: SyncFailed) -> Iterable[Output]:
+        if event.engine is None and event.version != self._target:  # it was never offered
+            yield from self._retry(event.version, (), event.cause)
+            return
+        if event.engine is None:
+            self._sending = False
+        elif self._steps.get(event.engine) in UNSETTLED:
+            self._steps[event.engine] = Step.ASIDE
+        self._causes.append(event.cause)
+        yield from self._offer_again()
+
+    def _offer_again(self) -> Iterable[Output]:
+        """Once nothing of an offer that failed is under way: to those that it did not reach."""
+        if not self._causes or self._sending or any(step in UNSETTLED for step in self._steps.values()):
+            return
+        cause = "; ".join(dict.fromkeys(self._causes))
+        self._causes.clear()
+        missed = tuple(sorted(engine for engine, step in self._steps.items() if step is Step.ASIDE))
+        died, self._died = self._died, False
+        if missed and self._target is not None:
+            self._offered, self._sending = frozenset(missed), True
+            if died:  # the others were its victims, which happens once an engine
+                yield Publish(self._target, missed)
+            else:
+                yield from self._retry(self._target, missed, cause)
+
+    def _retry(self, version: WeightVersion, engines: tuple[EngineId, ...], cause: str) -> Iterable[Output]:
+        if version != self._failed:
+            self._failed, self._failures = version, 0
         self._failures += 1
         if self._failures > self._retries:
-            yield RolloverFailed(event.cause)
+            yield RolloverFailed(f"version {version.step} did not reach every engine: {cause}")
         else:
-            yield Publish(event.version)
-
-    def _settled(self, engine: EngineId) -> Iterable[Instruction | Signal]:
-        if engine not in self._changing:
-            return
-        self._changing.discard(engine)
-        if not self._changing and self._asleep and self._target is not None:
-            yield RolloverDone(self._target)
+            yield Publish(version, engines)

@@ -1,20 +1,20 @@
 """The asyncio shell around the rollover: carries out what it says to publisher and engines, and reports what came of it.
 
-One time limit covers a version from its publication to the last engine that takes it. What fails is told once for each
-offer; the rollover decides whether the version is offered again. An engine that is lost meanwhile is heard of elsewhere.
+One time limit covers a version from its publication to the last engine that takes it. Each part that fails is told; the
+rollover decides whether the version is offered again. That an engine is lost is heard of elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rollyard import events as ev
 from rollyard.config import WeightsConfig
-from rollyard.errors import EngineLost, WeightSyncError
+from rollyard.errors import EngineError, EngineLost, WeightSyncError
 from rollyard.protocols import Engine, Publisher
 from rollyard.types import Manifest, WeightVersion
 from rollyard.watch.recorder import Recorder
@@ -23,6 +23,8 @@ from rollyard.weights.flat import named
 from rollyard.weights.prover import Prover
 
 Action = Callable[[Any], Coroutine[Any, Any, None]]
+
+LOSS_S = 2.0  # seconds between a failure and the news that the loss of an engine was its cause
 
 
 class Sync:
@@ -51,12 +53,13 @@ class Sync:
         self._publisher, self._prover, self._engines, self._config = publisher, prover, engines, config
         self._post, self._timeline, self._recorder = post, timeline, recorder
         self._manifest: Manifest | None = None
+        self._living = set(engines)
         self._until = math.inf  # seconds on the event loop's clock
-        self._failures = 0  # offers that failed
         self.actions: dict[type[ev.Instruction], Action] = {
             ev.Publish: self._publish,
             ev.Prepare: self._prepare,
             ev.Prove: self._prove,
+            ev.Forget: self._forget,
             ev.Pause: self._pause,
             ev.Load: self._load,
             ev.Resume: self._resume,
@@ -64,26 +67,24 @@ class Sync:
             ev.Wake: self._wake,
         }
 
-    def close(self) -> None:
-        self._publisher.close()
-
     # --------------------------------------------------------------------------------- the instructions
 
     async def _publish(self, instruction: ev.Publish) -> None:
         version = instruction.version
-        with self._part(version, "the trainer"):
+        with self._part(version):
             self._until = asyncio.get_running_loop().time() + self._config.limit_s
             async with asyncio.timeout_at(self._until):
-                await self._offer(version)
+                await self._offer(version, instruction.engines)
                 if self._config.probe:
                     await self._prover.published(version)
                 self._post(ev.Published(version))
                 await self._publisher.deliver()
+            self._post(ev.Delivered(version))
 
     async def _prepare(self, instruction: ev.Prepare) -> None:
         engine, version = self._engines[instruction.engine], instruction.version
         assert self._manifest is not None, "nothing was published"
-        with self._part(version, f"engine {engine.id}"):
+        with self._part(version, engine.id):
             async with asyncio.timeout_at(self._until):
                 await engine.prepare(self._manifest)
             self._post(ev.EnginePrepared(engine.id, version))
@@ -95,10 +96,10 @@ class Sync:
 
     async def _load(self, instruction: ev.Load) -> None:
         engine, version = self._engines[instruction.engine], instruction.version
-        with self._part(version, f"engine {engine.id}"):
+        with self._part(version, engine.id):
             async with asyncio.timeout_at(self._until):
                 await engine.load(version)
-            self._publisher.taken(engine.id, version)
+            self._took(engine, version)
             self._post(ev.EngineLoaded(engine.id, version))
 
     async def _resume(self, instruction: ev.Resume) -> None:
@@ -122,33 +123,72 @@ class Sync:
 
     async def _prove(self, instruction: ev.Prove) -> None:
         with self._timeline.phase(Phase.SYNC):
-            found = await self._prover.prove(sorted(self._engines), instruction.version, self._roll)
+            found = await self._prover.prove(sorted(self._living), instruction.version, self._roll)
         self._recorder.proved(found)
         self._post(ev.Proved(instruction.version))
 
+    async def _forget(self, instruction: ev.Forget) -> None:
+        self._lose(instruction.engine)
+
     # ------------------------------------------------------------------------------------------ the parts
 
-    async def _offer(self, version: WeightVersion) -> None:
-        self._manifest = await self._publisher.publish(version, sorted(self._engines))
+    async def _offer(self, version: WeightVersion, engines: Sequence[ev.EngineId] = ()) -> None:
+        offered = sorted(self._living.intersection(engines) if engines else self._living)
+        self._manifest = await self._publisher.publish(version, offered)
         self._recorder.copied(self._manifest.bytes_copied)
 
     async def _roll(self, version: WeightVersion) -> None:
-        """Bring the parameters as they are now to all engines, which are idle. Raises WeightSyncError."""
+        """Bring the parameters as they are now to all engines, which are idle; to those that are left when one is lost.
+
+        Raises WeightSyncError, and EngineLost when none is left.
+        """
         try:
             async with asyncio.timeout(self._config.limit_s):
-                await self._offer(version)
-                taking = [self._take(engine, version) for engine in self._engines.values()]
-                await asyncio.gather(self._publisher.deliver(), *taking)
+                while not await self._rolled(version):
+                    pass
         except TimeoutError:
             raise WeightSyncError(f"not every engine took {named(version)} within {self._config.limit_s:g} s") from None
 
+    async def _rolled(self, version: WeightVersion) -> bool:
+        """False when an engine was lost meanwhile: the others may not have got it all."""
+        await self._offer(version)
+        parts = [self._publisher.deliver(), *(self._take(self._engines[engine], version) for engine in sorted(self._living))]
+        tasks = [asyncio.ensure_future(part) for part in parts]
+        try:
+            _, late = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if late:
+                await asyncio.wait(late, timeout=LOSS_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        lost = any(isinstance(error, EngineLost) for error in errors)
+        for error in errors:
+            if not lost or not self._living:
+                raise error
+        return not lost
+
     async def _take(self, engine: Engine, version: WeightVersion) -> None:
         assert self._manifest is not None
-        await engine.prepare(self._manifest)
-        await engine.pause(ev.Rollover.DRAIN)
-        await engine.load(version)
-        self._publisher.taken(engine.id, version)
-        await engine.resume()
+        try:
+            await engine.prepare(self._manifest)
+            await engine.pause(ev.Rollover.DRAIN)
+            await engine.load(version)
+            self._took(engine, version)
+            await engine.resume()
+        except EngineLost:
+            self._lose(engine.id)
+            raise
+
+    def _took(self, engine: Engine, version: WeightVersion) -> None:
+        if engine.id in self._living:
+            self._publisher.taken(engine.id, version)
+
+    def _lose(self, engine: ev.EngineId) -> None:
+        if engine in self._living:
+            self._living.discard(engine)
+            self._publisher.lost(engine)
 
     @contextmanager
     def _of(self, engine: ev.EngineId) -> Iterator[Engine]:
@@ -157,21 +197,18 @@ class Sync:
             try:
                 yield self._engines[engine]
             except EngineLost:
-                self._publisher.lost(engine)
+                self._lose(engine)
 
     @contextmanager
-    def _part(self, version: WeightVersion, who: str) -> Iterator[None]:
-        """A part of bringing `version` to the engines."""
-        failures = self._failures
+    def _part(self, version: WeightVersion, engine: ev.EngineId | None = None) -> Iterator[None]:
+        """A part of bringing `version` to the engines: of one of them, or of the trainer."""
         with self._timeline.phase(Phase.SYNC):
             try:
                 yield
             except EngineLost:
-                return
-            except (WeightSyncError, TimeoutError) as error:
-                if failures != self._failures:
-                    return  # another part of this offer failed before
-                self._failures += 1
+                assert engine is not None, "the trainer is no engine"
+                self._lose(engine)
+            except (WeightSyncError, EngineError, TimeoutError) as error:
+                who = "the trainer" if engine is None else f"engine {engine}"
                 late = f"{who} was not done within {self._config.limit_s:g} s"
-                cause = late if isinstance(error, TimeoutError) else str(error)
-                self._post(ev.SyncFailed(version, f"{named(version)} did not reach every engine: {cause}"))
+                self._post(ev.SyncFailed(version, late if isinstance(error, TimeoutError) else str(error), engine))

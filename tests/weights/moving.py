@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from rollyard.errors import WeightSyncError
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Publisher, Receiver
@@ -39,6 +40,16 @@ class Sides:
                 raise outcome
         return manifest
 
+    async def try_(self, step: int, spoilt: bool) -> bool:
+        """The same; `spoilt`: what arrives is not what was sent. Whether it was prepared."""
+        manifest = await self.publisher.publish(WeightVersion(step), sorted(self.receivers))
+        if spoilt:
+            manifest = replace(manifest, fingerprints=tuple(number + 1 for number in manifest.fingerprints))
+        preparing = [asyncio.to_thread(receiver.prepare, manifest) for receiver in self.receivers.values()]
+        outcomes = await asyncio.gather(self.publisher.deliver(), *preparing, return_exceptions=True)
+        assert spoilt == any(isinstance(outcome, WeightSyncError) for outcome in outcomes)
+        return not spoilt
+
     def taken(self, step: int) -> None:
         for engine in self.receivers:
             self.publisher.taken(engine, WeightVersion(step))
@@ -49,7 +60,7 @@ def receiver(kind: str, model: CausalLM, engine: str, limit_s: float = 20.0) -> 
         return CheckpointReceiver(model_infos(model), CPU)
     if kind == "shared_memory":
         return SharedMemoryReceiver(model_infos(model), CPU)
-    return BroadcastReceiver(engine, model_infos(model), CPU, LOCAL, limit_s)
+    return BroadcastReceiver(engine, model_infos(model), CPU, limit_s)
 
 
 @asynccontextmanager

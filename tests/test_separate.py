@@ -1,0 +1,75 @@
+"""Whole runs with engines in processes of their own: every transport, and an engine that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rollyard
+from rollyard.config import Config
+from tests.weights.moving import MOVING
+
+SMALL = {"steps": 3, "batch": 8, "width": 32, "feed_forward": 64, "heads": 2, "layers": 1}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Config]:
+    """Config of a small run of a built-in task, whose base policy is made once; `changes` are dotted options."""
+
+    def make_(**changes: object) -> Config:
+        values = {
+            "run.out": str(tmp_path / "run"),
+            "run.steps": 2,
+            "place.placement": "separate",
+            "prompts.held_out": 4,
+            "rollout.group_size": 2,
+            "rollout.groups_per_step": 2,
+            "engine.slots": 16,
+            "engine.kernels": "plain",
+        }
+        small = {f"warmup.{name}": value for name, value in SMALL.items()}
+        given = values | small | {name.replace("__", "."): value for name, value in changes.items()}
+        return rollyard.resolve(preset="sort", environment={}, overrides=given).config
+
+    return make_
+
+
+@pytest.mark.parametrize("transport", MOVING)
+def test_a_run_over_each_transport(make: Callable[..., Config], transport: str) -> None:
+    run = rollyard.Run(make(weights__transport=transport))
+    for step in run:
+        spans = [span for group in step.groups for rollout in group.rollouts for span in rollout.completion.spans]
+        assert {span.version.step for span in spans} == {step.step - 1}
+        assert step.train.logprob_gap_max < 1e-4  # the engine's logprobs are the trainer's
+    report = run.report
+    assert report is not None and not report.finished.failed and report.steps == 2
+    assert report.weights.transport == transport and report.eval.last is not None
+    assert report.weights.canary is not None and report.weights.canary.unseen == ()
+    assert not engines()
+
+
+def test_a_run_whose_engine_is_killed_goes_on_with_the_other(make: Callable[..., Config]) -> None:
+    run = rollyard.Run(make(weights__transport="broadcast", weights__limit_s=60, run__steps=4, place__generate=2))
+    for step in run:
+        if step.step == 1:
+            os.kill(engines()[0], signal.SIGKILL)
+    report = run.report
+    assert report is not None and not report.finished.failed and report.steps == 4 and report.eval.last is not None
+    assert report.wall_s < 60  # nobody waited for the dead one until the limit
+
+
+def engines() -> list[int]:
+    """The engines of this process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"rollyard.place.child" in (stat.parent / "cmdline").read_bytes():
+                found.append(int(stat.parent.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return sorted(found)

@@ -1,0 +1,188 @@
+"""What goes wrong between processes: a frozen tensor, a death, an engine that never answers, a neighbour on the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from rollyard import worker
+from rollyard.engine.capabilities import CAPABILITIES
+from rollyard.engine.remote import RemoteEngine
+from rollyard.errors import WeightSyncError
+from rollyard.events import EngineId, Rollover
+from rollyard.model.folder import load
+from rollyard.place.child import launch
+from rollyard.place.inline import DeviceThread
+from rollyard.types import Completion, FinishReason, Request, WeightVersion
+from rollyard.weights import broadcast
+from rollyard.weights.prover import Prover
+from rollyard.weights.shared_memory import SharedMemoryPublisher
+from tests.engine.embedded.serving import collect
+from tests.tiny import tiny_folder
+from tests.weights.hosts import config
+from tests.weights.moving import MOVING, sides, step
+from tests.weights.syncing import driven
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+V0 = WeightVersion(0)
+
+
+async def test_each_tensor_that_stays_behind_in_another_process_is_caught_and_named(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path, layers=1, tied=False)
+    order = worker.EngineOrder(config(transport="shared_memory"), "e0", folder)
+    target, content = "tests.weights.hosts:freezing", TypeAdapter(worker.EngineOrder).dump_json(order)
+    child = await launch(target, content, name="engine e0", environment=ENVIRONMENT)
+    engine = RemoteEngine("e0", child, CAPABILITIES["embedded"], start_s=60.0, sync_s=60.0, drain_s=60.0)
+    model, device = load(folder), DeviceThread(lambda: torch.set_num_threads(1))
+    publisher = SharedMemoryPublisher(model, device)
+
+    async def ask(_: EngineId, requests: Sequence[Request]) -> list[Completion]:
+        engine.generate(requests)
+        written = await collect(engine, len(requests))
+        said = [(request.id.group, written[request.id]) for request in requests]
+        return [
+            Completion(group, 0, tuple(each.token_ids), tuple(each.logprobs), (), FinishReason.LENGTH, "") for group, each in said
+        ]
+
+    async def roll(version: WeightVersion) -> None:
+        await engine.prepare(await publisher.publish(version, ("e0",)))
+        await engine.pause(Rollover.DRAIN)
+        await engine.load(version)
+        publisher.taken("e0", version)
+        await engine.resume()
+
+    try:
+        await engine.start()
+        await roll(V0)
+        prover = Prover(model, device, ask)
+        assert (await prover.prove(["e0"], V0, roll)).unseen == ()
+        for name, _ in model.named_parameters():
+            await child.call("freeze", name.encode(), limit_s=10.0)
+            with pytest.raises(WeightSyncError, match="e0 does not decode with all the weights that it was sent") as told:
+                await prover.prove(["e0"], V0, roll)
+            assert name in str(told.value)
+            await child.call("freeze", limit_s=10.0)
+            await roll(V0)
+    finally:
+        await engine.close()
+        publisher.close()
+        device.close()
+
+
+# ------------------------------------------------------------------------------------- through the whole sync
+
+
+async def test_an_engine_that_fails_at_bucket_2_of_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_folder(tmp_path, tied=False)
+    size = sum(parameter.numel() * 4 for parameter in load(folder).parameters())
+    monkeypatch.setattr(broadcast, "BUCKET", -(-size // 3 // 64) * 64 + 64)
+    fails: list[int] = []  # buckets at which the engine of rank 2 breaks, counted from its next one
+
+    class Breaking(broadcast.Group):
+        def __init__(self, store: object, number: int, members: tuple[str, ...], rank: int, *rest: object) -> None:
+            self.rank = rank
+            super().__init__(store, number, members, rank, *rest)  # type: ignore[arg-type]
+
+        def _start(self, bucket: torch.Tensor) -> object:
+            if self.rank == 2 and fails:
+                fails[0] -= 1
+                if not fails[0]:
+                    fails.clear()
+                    raise RuntimeError("out of memory")
+            return super()._start(bucket)
+
+    monkeypatch.setattr(broadcast, "Group", Breaking)
+    async with driven("broadcast", folder, retries=0) as run:
+        assert await run.bring(0) == ""
+        fails.append(2)
+        told = await run.bring(1)
+        assert told.startswith("version 1 did not reach every engine: ") and "version 1 did not reach e0, e1, at bucket" in told
+        assert "did not reach e1, " in told and "out of memory" in told and "of 3" in told
+        assert run.engines["e1"].version == V0  # the other one may have got it all, and goes on
+        assert await run.bring(2) == "" and run.has("e0") and run.has("e1")
+    async with driven("broadcast", folder, retries=1) as run:
+        assert await run.bring(0) == ""
+        fails.append(2)
+        assert await run.bring(1) == "" and run.has("e0") and run.has("e1")
+
+
+async def test_an_engine_that_never_answers(tmp_path: Path) -> None:
+    async with driven("broadcast", tiny_folder(tmp_path), limit_s=4.0, retries=0) as run:
+        assert await run.bring(0) == ""
+        run.engines["e1"].answers = False
+        began = time.monotonic()
+        told = await run.bring(1)
+        assert time.monotonic() - began < 8
+        assert "version 1 did not reach e0, e1, at bucket 1 of 1" in told and "engine e1 was not done within 4 s" in told
+        assert run.engines["e1"].version == V0  # the other one may have got it all, and goes on
+        run.engines["e1"].answers = True
+        assert await run.bring(2) == "" and run.has("e0") and run.has("e1")
+
+
+# ----------------------------------------------------------------------------------------------- the machine
+
+
+@pytest.mark.parametrize("kind", MOVING)
+async def test_two_runs_on_one_machine_do_not_meet(tmp_path: Path, kind: str) -> None:
+    folders = [tiny_folder(tmp_path / str(seed), seed=seed) for seed in range(2)]
+    models = [load(folder) for folder in folders]
+    async with sides(kind, models[0], folders[0], engines=2) as one, sides(kind, models[1], folders[1], engines=2) as other:
+        for number in range(3):
+            sent = [step(model, 10 * number + run) for run, model in enumerate(models)]
+            await asyncio.gather(one.send(number), other.send(number))
+            for run, both in enumerate((one, other)):
+                for receiver in both.receivers.values():
+                    arrived = receiver.take(WeightVersion(number))
+                    assert arrived is not None and all(torch.equal(arrived[name], sent[run][name]) for name in sent[run])
+                both.taken(number)
+
+
+def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
+    """The memory belongs to processes, not to a folder, and the processes end too: nobody has to clean up after a crash."""
+    mark = f"ROLLYARD_TEST_MARK={uuid.uuid4().hex}"
+    folder, before = tiny_folder(tmp_path), set(os.listdir("/dev/shm"))
+    code = "import sys; from pathlib import Path; from tests.weights.hosts import killed; killed(*map(Path, sys.argv[1:]))"
+    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "scratch")]
+    name, _, value = mark.partition("=")
+    ended = subprocess.run(command, check=False, timeout=120, env=ENVIRONMENT | {name: value}, capture_output=True, text=True)
+    assert ended.returncode == -9, ended.stderr
+    until = time.monotonic() + 10
+    while processes(mark) and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)  # a process that is ending has no variables any more, and still its files
+    assert not (*processes(mark), *nobodys(set(os.listdir("/dev/shm")) - before))
+
+
+def processes(mark: str) -> tuple[str, ...]:
+    """Those with `mark` among their variables, and what they have of our memory."""
+    found: list[str] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() in (process / "environ").read_bytes():
+                links = [os.readlink(path) for path in (process / "fd").iterdir()]
+                found += [f"process {process.name}", *(link for link in links if link.startswith("/memfd:rollyard-weights"))]
+    return tuple(found)
+
+
+def nobodys(names: set[str]) -> tuple[str, ...]:
+    """Those in /dev/shm that no living process has: what others put there meanwhile, they use."""
+    if not names:
+        return ()
+    used: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            used.update(os.readlink(path) for path in (process / "fd").iterdir())
+            used.update(line.split()[-1] for line in (process / "maps").read_text().splitlines())
+    return tuple(sorted(name for name in names if f"/dev/shm/{name}" not in used))
