@@ -21,6 +21,7 @@ OTHER: dict[str, object] = {  # than the default
     "page_tokens": 32,
     "pages": 100,
     "step_tokens": 512,
+    "prefill_tokens": 64,
     "dtype": "bfloat16",
     "share_prompts": False,
     "batching": "static",
@@ -32,8 +33,8 @@ OTHER: dict[str, object] = {  # than the default
     "extra": '{"block_size": 32}',
 }
 HEEDS = {
-    "here": ({}, "page_tokens pages step_tokens dtype share_prompts batching kernels"),
-    "child": (SEPARATE, "page_tokens pages step_tokens dtype share_prompts batching kernels python start_s"),
+    "here": ({}, "page_tokens pages step_tokens prefill_tokens dtype share_prompts batching kernels"),
+    "child": (SEPARATE, "page_tokens pages step_tokens prefill_tokens dtype share_prompts batching kernels python start_s"),
     "vllm": (
         VLLM,
         "page_tokens pages step_tokens dtype share_prompts python start_s tensor_parallel_size gpu_memory_utilization extra",
