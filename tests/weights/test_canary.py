@@ -97,6 +97,7 @@ async def pair(folder: Path, dtype: torch.dtype, kernels: str) -> AsyncIterator[
         other.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "tied", "kernels"),
     [
