@@ -10,6 +10,13 @@ from rich.text import Text
 
 from rollyard.bench.result import Agreement, Result, Side
 
+APPROACHES = {  # transport: what it asks for, and when to use it
+    "in_place": ("nothing: one process", "placement colocated"),
+    "shared_memory": ("nothing: memory without a name", "engines on the trainer's machine"),
+    "broadcast": ("a port of the trainer's machine, a group for each set of engines", "engines on other machines"),
+    "checkpoint": ("a disk that both see", "anything that reads a folder"),
+}
+
 
 def table(result: Result) -> RenderableType:
     """The sides, their figures, the ratio, and on what it was measured."""
@@ -24,7 +31,20 @@ def table(result: Result) -> RenderableType:
     first, second = (side.name for side in result.sides[:2])
     verdict = f"{first} is {ratio.median:.2f} times as fast as {second}"
     ends = f"({ratio.least:.2f} to {ratio.most:.2f}, {len(result.ratios)} rounds)"
-    return Group(Text(title, style="bold"), sides, Text(f"{verdict} {ends}", style="bold"), *_details(result))
+    approaches = [_approaches(result)] if result.bench == "sync" else []
+    return Group(Text(title, style="bold"), sides, Text(f"{verdict} {ends}", style="bold"), *approaches, *_details(result))
+
+
+def _approaches(result: Result) -> Table:
+    """The transports as one chooses among them."""
+    shown = Table(box=None, pad_edge=False)
+    for column in ("approach", "latency, ms", "bytes moved", "complexity", "when to use"):
+        shown.add_column(column, justify="right" if column in ("latency, ms", "bytes moved") else "left")
+    for side in result.sides:
+        if side.name in APPROACHES:
+            moved = next(figure.value for figure in side.figures if figure.name == "bytes")
+            shown.add_row(side.name, f"{side.spread.median:.0f}", f"{moved:,.0f}", *APPROACHES[side.name])
+    return shown
 
 
 def _details(result: Result) -> list[Text]:

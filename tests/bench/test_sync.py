@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from rollyard.bench.report import table
 from rollyard.bench.setting import Setting
 from rollyard.bench.sync import BOUNDS, MOVING, bench
 from tests.tiny import tiny_folder
@@ -23,6 +26,11 @@ async def test_every_transport_beside_its_bound(tmp_path: Path) -> None:
         parts = sum(known[part] for part in ("publish", "prepare", "load"))
         assert parts == sides[name].values[0] and known["times its bound"] > 0
         assert (known["bytes"] > 0) == (name != "in_place")
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(table(result))
+    printed = console.export_text()
+    for words in ("when to use", "engines on other machines", "anything that reads a folder", "placement colocated"):
+        assert words in printed
     for name in MOVING:
         known = {figure.name: figure.value for figure in sides[name].figures}
         assert known["stall under keep"] > 0 and known["steps"] > 0
