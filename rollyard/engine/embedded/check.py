@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rollyard.engine.embedded.compile import KernelsUnavailable, kernels
-from rollyard.engine.embedded.decoder import Decoder
 from rollyard.engine.embedded.native import STORE, SWIGLU, NativeDecoder, Packed, apply, choose, pack
 from rollyard.engine.embedded.pages import PagePool, PageTable
 from rollyard.engine.embedded.plain import PlainDecoder
@@ -115,7 +114,7 @@ def _plan(pool: PagePool) -> Plan:
     return Plan(chunks=chunks, chunk_tokens=long.tokens + short.tokens)
 
 
-def _passed(decoder: Decoder, plan: Plan) -> Tensor:
+def _passed(decoder: PlainDecoder | NativeDecoder, plan: Plan) -> Tensor:
     """Hidden states and logits of each token."""
     decoder.refresh()
     decoder.memory.reserve(3)

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from rollyard.config import EngineConfig
 from rollyard.engine.embedded.cache import PagedMemory
+from rollyard.engine.embedded.check import checked
 from rollyard.engine.embedded.compile import KernelsUnavailable
+from rollyard.engine.embedded.native import NativeDecoder
 from rollyard.engine.embedded.pages import PagePool
+from rollyard.engine.embedded.plain import PlainDecoder
 from rollyard.engine.embedded.scheduler import Plan
 from rollyard.errors import ConfigError
 from rollyard.model.transformer import CausalLM
@@ -51,10 +54,6 @@ def build(model: CausalLM, pool: PagePool, config: EngineConfig, sole: bool = Fa
 
     Raises ConfigError when the kernels are asked for by name and cannot be had.
     """
-    from rollyard.engine.embedded.check import checked
-    from rollyard.engine.embedded.native import NativeDecoder
-    from rollyard.engine.embedded.plain import PlainDecoder
-
     dtype = model.head_weight.dtype if config.dtype == "model" else getattr(torch, config.dtype)
     if config.kernels == "plain":
         return PlainDecoder(model, pool, dtype)
