@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,24 @@ class Output:
     reason: str = ""
     cached: int = 0  # tokens of the prompt that were in the cache, where vLLM says so
     labels: Counter[str] | None = None  # once it ended, where vLLM says so: tokens by the weights that wrote them
+
+
+class Span(Protocol):
+    """vLLM's word for which weights wrote the tokens `[start, end)` of a request."""
+
+    version: str
+    start: int
+    end: int
+
+
+def labels_of(spans: Iterable[Span] | None) -> Counter[str] | None:
+    """Tokens by the weights that wrote them, in their order."""
+    if spans is None:
+        return None
+    labels: Counter[str] = Counter()
+    for span in spans:
+        labels[span.version] += span.end - span.start
+    return labels
 
 
 @dataclass(frozen=True, slots=True)

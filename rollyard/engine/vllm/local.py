@@ -6,11 +6,10 @@ AsyncLLM ──(vLLM's line)── EngineCore, its worker, and there worker.Tran
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rollyard.engine.vllm.core import Asked, Output
+from rollyard.engine.vllm.core import Asked, Output, labels_of
 from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded
 from rollyard.types import WeightVersion
 
@@ -141,10 +140,7 @@ class LocalCore:
 def _read(output: Any) -> Output:
     done = output.outputs[0]
     logprobs = [of[token_id].logprob for token_id, of in zip(done.token_ids, done.logprobs or (), strict=True)]
-    labels: Counter[str] | None = None
-    if done.weight_versions is not None:
-        labels = Counter()
-        for span in done.weight_versions:
-            labels[span.version] += span.end - span.start
     reason = "" if done.stop_reason is None else str(done.stop_reason)
-    return Output(done.token_ids, logprobs, done.finish_reason or "", reason, output.num_cached_tokens or 0, labels)
+    return Output(
+        done.token_ids, logprobs, done.finish_reason or "", reason, output.num_cached_tokens or 0, labels_of(done.weight_versions)
+    )

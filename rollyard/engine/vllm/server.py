@@ -9,7 +9,6 @@ import asyncio
 import json
 import shutil
 import sys
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rollyard.engine.closing import attempt
 from rollyard.engine.http import Client, ServerRefused
-from rollyard.engine.vllm.core import Asked, Output
+from rollyard.engine.vllm.core import Asked, Output, labels_of
 from rollyard.engine.vllm.sockets import make_folder
 from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
 from rollyard.types import WeightVersion
@@ -390,10 +389,5 @@ def _read(data: bytes) -> Output:
     logprobs = [entry.logprob for entry in choice.logprobs.content] if choice.logprobs is not None else []
     if len(logprobs) != len(choice.token_ids):
         raise EngineError(f"the server gave {len(choice.token_ids)} tokens with {len(logprobs)} logprobs")
-    labels: Counter[str] | None = None
-    if choice.weight_versions is not None:
-        labels = Counter()
-        for span in choice.weight_versions:
-            labels[span.version] += span.end - span.start
     reason = "" if choice.stop_reason is None else str(choice.stop_reason)
-    return Output(choice.token_ids, logprobs, choice.finish_reason or "", reason, cached, labels)
+    return Output(choice.token_ids, logprobs, choice.finish_reason or "", reason, cached, labels_of(choice.weight_versions))
