@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from rollyard import worker
 from rollyard.config import Config, EngineConfig, resolve
+from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.remote import RemoteEngine
+from rollyard.engine.vllm.arguments import environment
 from rollyard.environment import process_environment
 from rollyard.events import Rollover
+from rollyard.place.child import launch
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Publisher
 from rollyard.types import Completion, FinishReason, Manifest, Request, Segment, VersionSpan, WeightVersion
@@ -36,7 +40,7 @@ def model_folder(parent: Path, **shape: Any) -> Path:
 
 
 def configured(folder: Path, transport: str = "shared_memory", **options: object) -> Config:
-    """`options` are of the engine section. Pages of 32 tokens, so that prompts of a test fill some."""
+    """`options` are of the engine section unless there is a dot in them. Pages of 32 tokens: prompts of a test fill some."""
     given = {
         "prompts.path": "prompts.jsonl",
         "model.path": str(folder),
@@ -48,7 +52,9 @@ def configured(folder: Path, transport: str = "shared_memory", **options: object
         "rollout.max_tokens": 32,
     }
     engine = {"kind": "vllm", "slots": 8, "extra": '{"block_size": 32}', **options}
-    return resolve(environment={}, overrides=given | {f"engine.{name}": value for name, value in engine.items()}).config
+    return resolve(
+        environment={}, overrides=given | {name if "." in name else f"engine.{name}": value for name, value in engine.items()}
+    ).config
 
 
 @dataclass
@@ -97,6 +103,15 @@ def _completion(request: Request, written: Written) -> Completion:
     span = VersionSpan(last.version, last.oldest_kv, len(written.token_ids))
     ids, logprobs = tuple(written.token_ids), tuple(written.logprobs)
     return Completion(request.id.group, request.id.member, ids, logprobs, (span,), written.finish or FinishReason.ERROR, "")
+
+
+async def launched(serve: str, config: Config, name: str, folder: Path) -> RemoteEngine:
+    """An engine in a child that runs `serve`, one of `receivers`."""
+    order = TypeAdapter(worker.EngineOrder).dump_json(worker.EngineOrder(config, name, folder))
+    variables = process_environment() | environment(config.engine, 1, cpu=True) | {"PYTHONPATH": root()}
+    target, python = f"tests.engine.vllm.receivers:{serve}", interpreter(config.engine)
+    child = await launch(target, order, name=name, python=python, environment=variables)
+    return RemoteEngine(name, child, CAPABILITIES["vllm"], start_s=200.0, sync_s=20.0, drain_s=60.0)
 
 
 Launch = Callable[[Config, str, Path], Awaitable[RemoteEngine]]

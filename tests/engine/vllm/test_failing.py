@@ -8,25 +8,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from pydantic import TypeAdapter
 
 from rollyard import worker
-from rollyard.config import Config
-from rollyard.engine.capabilities import CAPABILITIES
-from rollyard.engine.remote import RemoteEngine
-from rollyard.engine.vllm.arguments import environment
-from rollyard.environment import process_environment
 from rollyard.errors import EngineError, EngineLost, WeightSyncError
-from rollyard.place.child import launch
 from rollyard.types import RequestId, WeightVersion
-from rollyard.worker import interpreter
 from tests.engine.embedded.serving import answers, ask
-from tests.engine.vllm.breaking import BAD
-from tests.engine.vllm.driving import Driven, configured, driving, gone, group_of, model_folder, root
+from tests.engine.vllm.driving import Driven, configured, driving, gone, group_of, launched, model_folder, root
+from tests.engine.vllm.receivers import BAD
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
@@ -36,17 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"))
 
 
-async def launch_breaking(config: Config, name: str, folder: Path) -> RemoteEngine:
-    order = TypeAdapter(worker.EngineOrder).dump_json(worker.EngineOrder(config, name, folder))
-    variables = process_environment() | environment(config.engine, 1, cpu=True) | {"PYTHONPATH": root()}
-    target = "tests.engine.vllm.breaking:serve"
-    child = await launch(target, order, name=name, python=interpreter(config.engine), environment=variables)
-    return RemoteEngine(name, child, CAPABILITIES["vllm"], start_s=200.0, sync_s=20.0, drain_s=60.0)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def driven(folder: Path) -> AsyncIterator[Driven]:
-    async with driving(configured(folder), launch=launch_breaking) as driven:
+    async with driving(configured(folder), launch=partial(launched, "serve_breaking")) as driven:
         yield driven
 
 

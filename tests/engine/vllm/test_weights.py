@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,8 @@ from rollyard.model.folder import save
 from rollyard.types import WeightVersion
 from rollyard.weights.prover import Prover
 from tests.engine.embedded.serving import Reference, answers, ask
-from tests.engine.vllm.driving import Driven, configured, driving, freshly_started, model_folder
+from tests.engine.vllm.driving import Driven, configured, driving, freshly_started, launched, model_folder
+from tests.engine.vllm.receivers import told
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 PROMPTS = [[Random(number).randrange(2, 40) for _ in range(length)] for number, length in enumerate((3, 17, 40, 70, 70))]
@@ -101,6 +103,24 @@ async def test_the_canary_sees_the_stale_head_of_a_tied_model(tied: tuple[Path, 
     async with driving(configured(tied[0], extra=extra)) as driven:
         with pytest.raises(WeightSyncError, match="does not decode with all the weights"):
             await Prover(driven.policy.model, driven.device, driven.ask).prove(["engine-0"], WeightVersion(0), driven.sync)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen3", True)])
+async def test_each_tensor_that_stays_behind_is_caught_and_named(tmp_path: Path, family: str, tied: bool) -> None:
+    """In bfloat16, where a step at a learning rate of 1e-6 would not show: the canary's moves do."""
+    folder = model_folder(tmp_path, family=family, tied=tied, layers=1)
+    config = configured(folder, **{"model.dtype": "bfloat16"})
+    async with driving(config, launch=partial(launched, "serve_freezing")) as driven:
+        prover = Prover(driven.policy.model, driven.device, driven.ask)
+        assert (await prover.prove(["engine-0"], WeightVersion(0), driven.sync)).unseen == ()
+        for name, _ in driven.policy.model.named_parameters():
+            told(folder).write_text(name)
+            with pytest.raises(WeightSyncError, match="engine-0 does not decode with all the weights that it was sent") as caught:
+                await prover.prove(["engine-0"], WeightVersion(0), driven.sync)
+            assert name in str(caught.value)
+            told(folder).unlink()
+            await driven.sync(WeightVersion(0))
 
 
 async def test_an_untied_model(tmp_path: Path) -> None:
