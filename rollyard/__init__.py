@@ -23,8 +23,9 @@ The map, in the order data flows:
         print(step.step, step.reward_mean, len(step.groups))
 """
 
-from rollyard.config import Config, resolve
+from rollyard.config import Config
 from rollyard.errors import ConfigError, RollyardError, RunFailed
+from rollyard.layers import resolve
 from rollyard.loop import Run
 from rollyard.watch.step import Step
 

@@ -19,9 +19,9 @@ from rich.table import Table
 from rollyard.bench import report
 from rollyard.bench.choice import BENCHES, MODEL, SECTIONS, measure
 from rollyard.bench.setting import Setting
-from rollyard.config import Resolved, nearest, options, presets, resolve
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
+from rollyard.layers import Resolved, nearest, options, presets, resolve
 
 SHORT = {  # short names of common options
     "--model": "model.path",

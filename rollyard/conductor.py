@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 
 from rollyard.events import Event, Instruction, Rollover, Signal
-from rollyard.place.modes import MODES, Schedule
+from rollyard.place.mode import Schedule
+from rollyard.place.modes import MODES
 from rollyard.rollout.core import RolloutCore, RolloutPolicy
 from rollyard.rollout.state import Counts
 from rollyard.types import WeightVersion

@@ -1,23 +1,11 @@
-"""One frozen tree of options. The only reader of the environment.
-
-Values come in layers, later ones win: default < preset < file < environment < command line. `resolve` joins the
-layers, remembers where each value came from, and checks the whole. Validators reject; they never rewrite.
-"""
+"""One frozen tree of options, and what they must satisfy together. Validators reject; they never rewrite."""
 
 from __future__ import annotations
 
-import difflib
 import json
-import os
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field
 
 from rollyard.errors import ConfigError
 from rollyard.events import Rollover
@@ -169,13 +157,24 @@ class EngineConfig(Section):
 
 
 class PlaceConfig(Section):
-    placement: Literal["colocated", "separate"] = Field(
-        "colocated", description="who generates and who trains when: the same devices in turn, or each its own"
+    placement: Literal["colocated", "separate", "async", "swap"] = Field(
+        "colocated",
+        description="who generates and who trains when: the same devices in turn; each its own, in turn or at once; "
+        "or two halves that trade roles",
     )
-    generate: Count = Field(1, description="engines, with placement separate")
-    runtime: Literal["inline"] = Field("inline", description="where the stations run")
+    generate: Count = Field(1, description="engines, with placement separate or async")
+    train: Count = Field(1, description="data-parallel trainers; with placement colocated each has an engine too")
+    runtime: Literal["inline", "ray"] = Field(
+        "inline", description="where the stations run: this process and its children, or actors of a Ray cluster"
+    )
+    ray_address: str = Field("", description="of a running Ray cluster, such as auto or HOST:PORT (empty: one of its own)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="what computes (auto: a GPU where torch sees one)")
     threads: Natural = Field(0, description="CPU threads of torch (0: chosen by model size)")
+
+    @property
+    def apart(self) -> bool:
+        """Engines have processes and weights of their own."""
+        return self.placement in ("separate", "async")
 
 
 class EvalConfig(Section):
@@ -223,6 +222,7 @@ def check(config: Config) -> None:
     _check_rollout(config.rollout)
     _check_group_size(config)
     _check_warmup(config.warmup)
+    _check_staleness(config)
     _check_place(config)
     _check_engine(config.engine)
 
@@ -245,33 +245,64 @@ def _check_rollout(rollout: RolloutConfig) -> None:
     if rollout.temperature == 0:
         problem = "greedy completions of a prompt are all alike and have no importance ratio"
         raise ConfigError(problem, where="rollout.temperature", remedy="use a temperature above 0, usually 1")
-    if rollout.max_staleness:
-        problem = f"a run that trains and generates in turn has nothing that is {rollout.max_staleness} versions old"
-        raise ConfigError(problem, where="rollout.max_staleness", remedy="use 0 with placement colocated or separate")
     if 0 < rollout.max_live_groups < rollout.groups_per_step:
         problem = f"with at most {rollout.max_live_groups} live prompts a batch of {rollout.groups_per_step} never fills"
         raise ConfigError(problem, where="rollout.max_live_groups", remedy=f"use 0 or at least {rollout.groups_per_step}")
 
 
+def _check_staleness(config: Config) -> None:
+    limit, placement = config.rollout.max_staleness, config.place.placement
+    if limit and placement in ("colocated", "separate"):
+        problem = f"a run that trains and generates in turn has nothing that is {limit} versions old"
+        raise ConfigError(problem, where="rollout.max_staleness", remedy=f"use 0 with placement {placement}, or placement async")
+    if limit != 1 and placement == "swap":
+        problem = f"one half generates the next batch while the other trains: a rollout lags by 1 version, not {limit}"
+        raise ConfigError(problem, where="rollout.max_staleness", remedy="use 1 with placement swap")
+
+
 def _check_place(config: Config) -> None:
-    place, kind, transport = config.place, config.engine.kind, config.weights.transport
+    place, kind = config.place, config.engine.kind
     if kind == "openai":
         problem = "an OpenAI-compatible server takes no new weights: it is for judges, teachers and evaluation"
         raise ConfigError(problem, where="engine.kind", remedy="train with embedded, vllm or sglang")
-    if place.placement == "colocated":
-        if kind != "embedded":
-            problem = f"engine {kind} has a process and memory of its own"
-            raise ConfigError(problem, where="engine.kind", remedy="use --place.placement separate, or engine embedded")
-        if transport not in ("auto", "in_place"):
-            problem = f"a colocated engine decodes with the trainer's own parameters: nothing travels by {transport}"
-            raise ConfigError(problem, where="weights.transport", remedy="use in_place, or --place.placement separate")
-        if place.generate > 1:
-            problem = f"a colocated run has one engine, not {place.generate}"
-            raise ConfigError(problem, where="place.generate", remedy="use 1, or --place.placement separate")
-    elif (kind == "sglang" or config.engine.url) and len(config.engine.url) != place.generate:
+    if place.ray_address and place.runtime != "ray":
+        problem = "a Ray cluster is named, and the run does not use Ray"
+        raise ConfigError(problem, where="place.ray_address", remedy="add --place.runtime ray")
+    if place.apart:
+        _check_apart(config)
+    else:
+        _check_shared(config)
+
+
+def _check_shared(config: Config) -> None:
+    """Every device has an engine and a trainer with one set of parameters."""
+    place, kind, transport = config.place, config.engine.kind, config.weights.transport
+    if kind != "embedded":
+        problem = f"engine {kind} has a process and memory of its own"
+        raise ConfigError(problem, where="engine.kind", remedy="use --place.placement separate or async, or engine embedded")
+    if place.generate > 1:
+        problem = f"with placement {place.placement} every trainer has one engine, and {place.generate} more are asked for"
+        raise ConfigError(
+            problem, where="place.generate", remedy="leave it out and use place.train, or placement separate or async"
+        )
+    if place.placement == "colocated" and transport not in ("auto", "in_place"):
+        problem = f"a colocated engine decodes with the trainer's own parameters: nothing travels by {transport}"
+        raise ConfigError(problem, where="weights.transport", remedy="use in_place, or --place.placement separate")
+    if place.placement == "swap" and place.train > 1:
+        problem = f"each of two halves trains by itself, and {place.train} trainers are asked for"
+        raise ConfigError(problem, where="place.train", remedy="use 1 with placement swap")
+    if place.placement == "swap" and transport not in ("auto", "shared_memory", "broadcast"):
+        problem = f"the training state does not travel by {transport}"
+        raise ConfigError(problem, where="weights.transport", remedy="use shared_memory or broadcast with placement swap")
+
+
+def _check_apart(config: Config) -> None:
+    """Engines have devices of their own."""
+    place, kind, transport = config.place, config.engine.kind, config.weights.transport
+    if (kind == "sglang" or config.engine.url) and len(config.engine.url) != place.generate:
         problem = f"{place.generate} engines need as many running servers, and {len(config.engine.url)} are named"
         raise ConfigError(problem, where="engine.url", remedy="give such as --engine.url http://127.0.0.1:30000")
-    elif transport == "in_place":
+    if transport == "in_place":
         problem = "an engine in its own process cannot decode with the trainer's own parameters"
         raise ConfigError(problem, where="weights.transport", remedy="use shared_memory, broadcast or checkpoint")
 
@@ -309,164 +340,3 @@ def _check_group_size(config: Config) -> None:
     if config.rollout.min_scored > size:
         problem = f"a group of {size} can never have {config.rollout.min_scored} scored members"
         raise ConfigError(problem, where="rollout.min_scored", remedy=f"use at most {size}")
-
-
-# --------------------------------------------------------------------------------------------- the layers
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One leaf of the tree, for help texts. `values` says what it takes."""
-
-    name: str  # dotted, such as rollout.group_size
-    values: str
-    default: Any
-    description: str
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A config and where each value came from: `origins["train.lr"]` is such as "default" or "preset sort"."""
-
-    config: Config
-    origins: Mapping[str, str]
-
-
-def options() -> Iterator[Option]:
-    """Every option, in the order of the tree."""
-    for section, field in Config.model_fields.items():
-        for name, leaf in _section_type(field).model_fields.items():
-            yield Option(f"{section}.{name}", _values(leaf.annotation), leaf.default, leaf.description or "")
-
-
-def presets() -> tuple[str, ...]:
-    """Names of the presets that ship with the package."""
-    found = resources.files("rollyard").joinpath("presets").iterdir()
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml")))
-
-
-def resolve(
-    *,
-    preset: str = "",
-    file: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> Resolved:
-    """Join the layers and check the whole.
-
-    Args:
-        preset: name of a preset in the package.
-        file: a TOML file of the same tree.
-        environment: variables such as ROLLYARD_TRAIN__LR; the process's own when None.
-        overrides: dotted names and values; values that are text are converted.
-
-    Raises:
-        ConfigError: naming the option, where it was set, and what would be right.
-    """
-    layers: list[tuple[str, Mapping[str, Any]]] = []
-    if preset:
-        layers.append((f"preset {preset}", _flatten(_read_preset(preset), f"preset {preset}")))
-    if file is not None:
-        layers.append((f"file {file}", _flatten(_read_toml(file), str(file))))
-    layers.append(("environment", _from_environment(os.environ if environment is None else environment)))
-    layers.append(("command line", overrides or {}))
-    known = {option.name for option in options()}
-    values: dict[str, Any] = {}
-    origins = dict.fromkeys(known, "default")
-    for origin, layer in layers:
-        for name, value in layer.items():
-            if name not in known:
-                raise ConfigError(f"there is no option {name!r}", where=origin, remedy=nearest(name, known))
-            values[name] = value
-            origins[name] = origin
-    config = _build(values, origins)
-    check(config)
-    return Resolved(config, origins)
-
-
-def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
-    tree: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        section, leaf = name.split(".")
-        tree.setdefault(section, {})[leaf] = _converted(name, value, origins[name])
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][:2])
-        where = f"{name} ({origins.get(name, 'default')})"
-        raise ConfigError(f"{first['input']!r} does not fit", where=where, remedy=_remedy(first["msg"])) from None
-
-
-def _converted(name: str, value: Any, origin: str) -> Any:
-    """Lists may be given as text with commas; a truth value is never taken for a number."""
-    section, leaf = name.split(".")
-    annotation = _section_type(Config.model_fields[section]).model_fields[leaf].annotation
-    if get_origin(annotation) is tuple and isinstance(value, str):
-        return tuple(part for part in value.split(",") if part)
-    if isinstance(value, bool) and annotation is not bool:
-        raise ConfigError(f"{value!r} does not fit", where=f"{name} ({origin})", remedy=f"give {_values(annotation)}")
-    return value
-
-
-def _remedy(message: str) -> str:
-    return message[0].lower() + message[1:]
-
-
-def _read_preset(name: str) -> dict[str, Any]:
-    if name not in presets():
-        raise ConfigError(f"there is no preset {name!r}", where="--preset", remedy=f"one of: {', '.join(presets())}")
-    return tomllib.loads(resources.files("rollyard").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError("no such file", where=str(path), remedy="give the path of a TOML file, or --preset NAME") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path), remedy="give the path of a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not valid TOML: {error}", where=str(path), remedy="see toml.io for the format") from None
-
-
-def _flatten(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for section, values in tree.items():
-        if not isinstance(values, dict):
-            remedy = f"{section} is a section: [{section}]" if section in Config.model_fields else "sections are such as [train]"
-            raise ConfigError(f"{section!r} stands outside any section", where=origin, remedy=remedy)
-        flat.update({f"{section}.{name}": value for name, value in values.items()})
-    return flat
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """ROLLYARD_TRAIN__LR=1e-5 sets train.lr."""
-    found = {}
-    for variable, value in environment.items():
-        if variable.startswith("ROLLYARD_") and "__" in variable:
-            section, _, leaf = variable.removeprefix("ROLLYARD_").lower().partition("__")
-            found[f"{section}.{leaf}"] = value
-    return found
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What an unknown option was probably meant to be, as the remedy of an error."""
-    leaf = name.rpartition(".")[2]
-    close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(leaf, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else "`rollyard explain` lists all options"
-
-
-def _section_type(field: FieldInfo) -> type[BaseModel]:
-    assert isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    return field.annotation
-
-
-def _values(annotation: Any) -> str:
-    if get_origin(annotation) is Literal:
-        return "|".join(str(value) or '""' for value in get_args(annotation))
-    if isinstance(annotation, type) and issubclass(annotation, Rollover):
-        return "|".join(annotation)
-    if get_origin(annotation) is tuple:
-        return "LIST"
-    return {bool: "BOOL", int: "INT", float: "FLOAT", str: "TEXT"}.get(annotation, "VALUE")

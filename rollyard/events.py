@@ -89,6 +89,13 @@ class BatchTrained(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class HandedOver(Event):
+    """The half that trains next has the whole training state."""
+
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
 class Published(Event):
     version: WeightVersion
 
@@ -236,12 +243,15 @@ class EngineReleased(Signal):
 
 @dataclass(frozen=True, slots=True)
 class RolloverWanted(Signal):
+    """Bring a version to all engines, or to those that are named."""
+
     version: WeightVersion
+    engines: tuple[EngineId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RolloverDone(Signal):
-    """Every engine acknowledged the version and takes requests again."""
+    """Every engine that it was for acknowledged the version and takes requests again."""
 
     version: WeightVersion
 
@@ -303,8 +313,20 @@ class Drop(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Train(Instruction):
+    """One optimizer step, by the trainer or by one of two halves."""
+
     step: int
     groups: tuple[Group, ...]
+    half: EngineId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver(Instruction):
+    """Bring the whole training state (parameters, moments, random state) from one half to the other."""
+
+    version: WeightVersion
+    source: EngineId
+    target: EngineId
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +389,10 @@ class Wake(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Instruction):
+    """Score held-out prompts with the engines that are named, or with all."""
+
     version: WeightVersion
+    engines: tuple[EngineId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

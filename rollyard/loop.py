@@ -45,7 +45,7 @@ from rollyard.journal.folder import RunFolder, folder_of, keep_newest, make_fold
 from rollyard.journal.journal import Journal, RunRecord
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
-from rollyard.place.modes import Schedule
+from rollyard.place.mode import Schedule
 from rollyard.protocols import Engine, Receiver
 from rollyard.reward.function import RewardFunction
 from rollyard.rollout.controller import Controller
@@ -288,6 +288,7 @@ class Ring:
             min_scored=rollout.min_scored,
             give_up_after=rollout.give_up_after,
             seed=config.run.seed,
+            exact=config.place.placement == "swap",
         )
         weights = config.weights
         schedule = Schedule(

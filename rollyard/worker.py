@@ -73,7 +73,7 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     columns = check_prompts(config)
     check_columns(reward_of(config, reward), columns)
     check_window(config, architecture)
-    if config.place.placement == "separate" and not config.engine.url:
+    if config.place.apart and not config.engine.url:
         interpreter(config.engine)
     if config.engine.kind == "vllm":
         vllm.check(config.engine, transport_of(config), config.rollout.temperature)
@@ -203,7 +203,7 @@ def transport_of(config: Config) -> str:
     """The transport that `auto` stands for, or the one that is named."""
     if config.weights.transport != "auto":
         return config.weights.transport
-    if config.place.placement == "colocated":
+    if not config.place.apart:
         return "in_place"
     return "shared_memory" if "shared_memory" in CAPABILITIES[config.engine.kind].transports else "checkpoint"
 

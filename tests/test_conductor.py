@@ -1,9 +1,10 @@
-"""The whole conductor over plain lists of events: one colocated run, every engine synced before it is asked."""
+"""The whole conductor over plain lists of events: runs under every placement, every engine synced before it is asked."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -11,40 +12,87 @@ from hypothesis import strategies as st
 
 from rollyard import events as ev
 from rollyard.conductor import Conductor
-from rollyard.place.modes import Schedule
+from rollyard.place.mode import Schedule
 from rollyard.rollout.core import RolloutPolicy
-from rollyard.types import FinishReason, Prompt, Reward, Sampling, Segment, WeightVersion
+from rollyard.types import FinishReason, Prompt, Request, Reward, Sampling, Segment, WeightVersion
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request that an engine holds."""
+
+    engine: str
+    request: Request
 
 
 class Answers:
-    """The simplest world: does each instruction and reports it, in a random order."""
+    """The simplest world: does each instruction and reports it, in a random order, and holds everybody to the rules."""
 
     def __init__(self, conductor: Conductor, engines: int, prompts: int, seed: int, broken: frozenset[int] = frozenset()):
         self.conductor, self.random, self.prompts, self.broken = conductor, random.Random(seed), prompts, broken
         self.cursor = 0
         self.said: list[ev.Instruction] = []
-        self.todo: list[ev.Event] = [ev.EngineUp(f"e{i}", 3, None) for i in range(engines)]
+        self.todo: list[ev.Event | Work] = [ev.EngineUp(f"e{i}", 3, None) for i in range(engines)]
         self.loaded: dict[str, int] = {}
+        self.closed: dict[str, ev.Rollover] = {}  # engines between a pause and a resume
         self.asleep: set[str] = set()
-        self.version = 0
+        self.loading: set[str] = set()  # engines that woke and have not loaded
+        self.versions: dict[str | None, int] = {None: 0, **{f"e{i}": 0 for i in range(engines)}}  # of the trainer, or of halves
+        self.busy: set[str | None] = set()  # trainers whose parameters must not be touched
+        self.batches: list[list[int]] = []
+        self.writers: dict[int, set[int]] = {}  # versions that wrote, by group
+
+    @property
+    def version(self) -> int:
+        return max(self.versions.values())
 
     def run(self) -> None:
-        for _ in range(20_000):
+        for _ in range(50_000):
             if not self.todo or any(isinstance(i, ev.Finish) for i in self.said):
                 return
             self.take(self.random.randrange(len(self.todo)))
         raise AssertionError("no end in sight")
 
+    def running(self, engine: str) -> bool:
+        return any(isinstance(each, Work) and each.engine == engine for each in self.todo)
+
     def take(self, index: int) -> None:
-        """One of the events that are due happens."""
+        """One of the things that are due happens."""
         event = self.todo.pop(index)
-        if isinstance(event, ev.EngineLoaded):
-            self.loaded[event.engine] = event.version.step
+        match event:
+            case Work(engine, request):
+                if self.closed.get(engine) is ev.Rollover.KEEP:
+                    self.todo.append(event)
+                    return
+                event = self.segment(engine, request, FinishReason.STOP)
+            case ev.EnginePaused(engine):
+                if self.running(engine) and self.closed[engine] is ev.Rollover.DRAIN:
+                    self.todo.append(event)
+                    return
+            case ev.EngineLoaded(engine, version):
+                self.loaded[engine] = version.step
+                self.loading.discard(engine)
+            case ev.BatchTrained(version):
+                (half,) = self.busy
+                self.busy.discard(half)
+                self.versions[half] = version.step
+            case ev.Published() | ev.Proved() | ev.Checkpointed() | ev.HandedOver():
+                self.busy.clear()
         for instruction in self.conductor.step(event, 0.0):
             self.said.append(instruction)
             self.todo += self.answer(instruction)
 
-    def answer(self, instruction: ev.Instruction) -> list[ev.Event]:
+    def segment(self, engine: str, request: Request, finish: FinishReason) -> ev.SegmentArrived:
+        version = WeightVersion(self.loaded[engine])
+        self.writers.setdefault(request.id.group, set()).add(version.step)
+        return ev.SegmentArrived(engine, Segment(request.id, (5,), (-1.0,), version, version, finish), "x")
+
+    def own(self, half: str | None) -> None:
+        """A trainer does one thing at a time."""
+        assert not self.busy, f"the trainer is busy: {self.said[-6:]}"
+        self.busy.add(half)
+
+    def answer(self, instruction: ev.Instruction) -> list[ev.Event | Work]:
         match instruction:
             case ev.FetchPrompts(count):
                 ids = range(self.cursor, min(self.cursor + count, self.prompts))
@@ -52,49 +100,88 @@ class Answers:
                 found = tuple(Prompt(i, i, (1, 2), f"p{i}") for i in ids)
                 return [ev.PromptsOffered(found, self.cursor == self.prompts)]
             case ev.Generate(engine, request):
-                assert self.loaded[engine] == self.version and engine not in self.asleep
-                version = WeightVersion(self.version)
-                return [ev.SegmentArrived(engine, Segment(request.id, (5,), (-1.0,), version, version, FinishReason.STOP), "x")]
+                assert engine in self.loaded and engine not in self.asleep and engine not in self.closed
+                return [Work(engine, request)]
             case ev.Score(prompt, completion):
                 value = None if prompt.id in self.broken else float(completion.member)
                 return [ev.Scored(prompt.id, completion.member, Reward(value))]
             case ev.Sleep(engine):
+                assert not self.running(engine)
                 self.asleep.add(engine)
                 return [ev.EngineSlept(engine)]
             case ev.Wake(engine, part):
-                if part is ev.WakePart.CACHE:
-                    assert self.loaded[engine] == self.version, "the cache wakes after the load"
+                if part is ev.WakePart.WEIGHTS:
+                    self.loading.add(engine)
+                else:
+                    assert engine not in self.loading, "the cache wakes after the load"
                     self.asleep.discard(engine)
                 return [ev.EngineWoke(engine, part)]
-            case ev.Train(step, _):
-                assert step == self.version and self.asleep == set(self.loaded)
-                self.version += 1
-                return [ev.BatchTrained(WeightVersion(self.version))]
+            case ev.Train(step, groups, half):
+                assert step == self.version == self.versions[half]
+                self.own(half)
+                self.batches.append([group.id for group in groups])
+                return [ev.BatchTrained(WeightVersion(step + 1))]
+            case ev.HandOver(version, source, target):
+                assert version.step == self.version == self.versions[source] and target in self.asleep and source != target
+                self.own(target)
+                self.versions[target] = version.step
+                return [ev.HandedOver(version)]
             case ev.Publish(version):
+                assert version.step == self.version
+                self.own(None)
                 return [ev.Published(version), ev.Delivered(version)]
             case ev.Prepare(engine, version):
                 return [ev.EnginePrepared(engine, version)]
             case ev.Prove(version):
+                assert version.step == self.version and not any(self.running(engine) for engine in self.loaded)
+                self.own(None)
                 return [ev.Proved(version)]
-            case ev.Pause(engine, _):
-                return [ev.EnginePaused(engine)]
+            case ev.Pause(engine, rollover):
+                self.closed[engine] = rollover
+                cut = [each for each in self.todo if isinstance(each, Work) and each.engine == engine]
+                if rollover is not ev.Rollover.ABORT:
+                    return [ev.EnginePaused(engine)]
+                self.todo = [each for each in self.todo if each not in cut]
+                return [*(self.segment(engine, each.request, FinishReason.ABORT) for each in cut), ev.EnginePaused(engine)]
             case ev.Load(engine, version):
+                assert engine in self.closed or engine in self.asleep
                 return [ev.EngineLoaded(engine, version)]
             case ev.Resume(engine):
+                self.closed.pop(engine, None)
                 return [ev.EngineResumed(engine)]
-            case ev.Evaluate(version):
-                assert set(self.loaded.values()) == {version.step}
+            case ev.Evaluate(version, engines):
+                assert {self.loaded[engine] for engine in engines or self.loaded} == {version.step}
+                assert not self.asleep.intersection(engines)
                 return [ev.Evaluated(version)]
             case ev.Checkpoint(version):
+                assert version.step == self.version
+                self.own(None)
                 return [ev.Checkpointed(version)]
         return []
 
 
 def conductor(
-    steps: int = 3, engines: int = 1, batch: int = 2, evaluate: bool = True, every: int = 0, save: int = 0
+    steps: int = 3,
+    engines: int = 1,
+    batch: int = 2,
+    evaluate: bool = True,
+    every: int = 0,
+    save: int = 0,
+    placement: str = "colocated",
+    limit: int = 0,
+    rollover: ev.Rollover = ev.Rollover.DRAIN,
+    prove: bool = False,
 ) -> Conductor:
-    policy = RolloutPolicy(group_size=2, groups_per_batch=batch, batches=steps, sampling=Sampling(4), window=50)
-    return Conductor(policy, Schedule(steps, engines, evaluate, every, save), ev.Rollover.DRAIN, WeightVersion(0))
+    policy = RolloutPolicy(
+        group_size=2,
+        groups_per_batch=batch,
+        batches=steps,
+        sampling=Sampling(4),
+        window=50,
+        max_staleness=limit,
+        exact=placement == "swap",
+    )
+    return Conductor(policy, Schedule(steps, engines, evaluate, every, save, prove), rollover, WeightVersion(0), placement)
 
 
 def names(world: Answers, *kinds: type) -> list[str]:
@@ -114,8 +201,9 @@ def test_a_run_in_its_order():
     assert world.conductor.counts.trained == 4 and world.conductor.live == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
+    placement=st.sampled_from(("colocated", "separate", "async", "swap")),
     steps=st.integers(1, 5),
     engines=st.integers(1, 3),
     batch=st.integers(1, 4),
@@ -123,26 +211,64 @@ def test_a_run_in_its_order():
     evaluate=st.booleans(),
     every=st.integers(0, 2),
     save=st.integers(0, 2),
+    limit=st.integers(0, 2),
+    rollover=st.sampled_from(list(ev.Rollover)),
+    prove=st.booleans(),
     broken=st.frozensets(st.integers(0, 11)),
     seed=st.integers(0, 2**32),
 )
-def test_every_run_ends_with_its_books_in_order(steps, engines, batch, prompts, evaluate, every, save, broken, seed):
-    world = Answers(conductor(steps, engines, batch, evaluate, every, save), engines, prompts, seed, broken)
+def test_every_run_ends_with_its_books_in_order(
+    placement, steps, engines, batch, prompts, evaluate, every, save, limit, rollover, prove, broken, seed
+):
+    engines = {"swap": 2}.get(placement, engines)
+    limit = {"async": limit, "swap": 1}.get(placement, 0)
+    run = conductor(steps, engines, batch, evaluate, every, save, placement, limit, rollover, prove)
+    world = Answers(run, engines, prompts, seed, broken)
     world.run()
     assert sum(isinstance(i, ev.Finish) for i in world.said) == 1 and isinstance(world.said[-1], ev.Finish)
     counts = world.conductor.counts
     admitted = [i.prompt.id for i in world.said if isinstance(i, ev.Admit)]
     dropped = [i.group for i in world.said if isinstance(i, ev.Drop) and i.member is None]
-    trained = [g.id for i in world.said if isinstance(i, ev.Train) for g in i.groups]
+    trained = [group for batch_ in world.batches for group in batch_]
     assert sorted(dropped + trained) == sorted(admitted) and len(set(admitted)) == len(admitted)
     assert (counts.admitted, counts.trained, sum(counts.dropped.values())) == (len(admitted), len(trained), len(dropped))
     whole = len(set(range(prompts)) - broken)
     assert world.version == min(steps, -(-whole // batch))
+    for step, taken in enumerate(world.batches):
+        written = set.union(*(world.writers[group] for group in taken))
+        assert min(written) >= step - limit, "trained on what is too old"
+        if placement == "swap" and not dropped:  # what takes the place of a dropped group may be newer
+            assert written == {max(step - 1, 0)}, "a batch is written by the version before"
     if world.version:
         saved = [i.version.step for i in world.said if isinstance(i, ev.Checkpoint)]
         assert saved[-1] == world.version and Counter(saved).most_common(1)[0][1] == 1
         if evaluate:
             assert [i.version.step for i in world.said if isinstance(i, ev.Evaluate)][-1] == world.version
+
+
+def test_halves_trade_roles():
+    world = Answers(conductor(steps=4, engines=2, placement="swap", limit=1, evaluate=False), 2, prompts=100, seed=0)
+    world.run()
+    assert [i.half for i in world.said if isinstance(i, ev.Train)] == ["e1", "e0", "e1", "e0"]
+    handed = [i for i in world.said if isinstance(i, ev.HandOver)]
+    assert handed == [ev.HandOver(WeightVersion(1 + n), f"e{1 - n % 2}", f"e{n % 2}") for n in range(3)]
+    writers = {i.request.id.group // 2: i.engine for i in world.said if isinstance(i, ev.Generate)}
+    assert [writers[batch] for batch in range(4)] == ["e0", "e0", "e1", "e0"]
+    assert sorted(world.batches[0] + world.batches[1]) == [0, 1, 2, 3] and world.batches[2:] == [[4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize("rollover", list(ev.Rollover))
+def test_async_generates_while_it_trains(rollover):
+    overlapped = 0
+    for seed in range(20):
+        run = conductor(steps=4, engines=2, placement="async", limit=1, rollover=rollover, evaluate=False)
+        world = Answers(run, 2, prompts=100, seed=seed)
+        while world.todo and not isinstance(world.said[-1] if world.said else None, ev.Finish):
+            before = len(world.said)
+            training = bool(world.busy) and any(isinstance(each, ev.BatchTrained) for each in world.todo)
+            world.take(world.random.randrange(len(world.todo)))
+            overlapped += training and any(isinstance(i, ev.Generate) for i in world.said[before:])
+    assert overlapped > 5
 
 
 @pytest.mark.parametrize("moment", range(0, 60, 3))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rollyard.config import Config, options, presets, resolve
+from rollyard.config import Config
 from rollyard.errors import ConfigError
+from rollyard.layers import options, presets, resolve
 
 TASK = {"prompts.task": "sort"}
 

@@ -146,7 +146,7 @@ def reads_environment(module: ast.Module) -> bool:
 
 def test_two_modules_read_the_environment() -> None:
     reading = {name_of(path) for path in modules() if reads_environment(tree(path))}
-    assert reading == {"rollyard.config", "rollyard.environment"}
+    assert reading == {"rollyard.layers", "rollyard.environment"}
 
 
 # ------------------------------------------------------------------------------------ the files around the code

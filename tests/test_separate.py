@@ -52,6 +52,29 @@ def test_a_run_over_each_transport(make: Callable[..., Config], transport: str) 
     assert not engines()
 
 
+@pytest.mark.parametrize("rollover", ["drain", "abort", "keep"])
+def test_generation_goes_on_while_the_trainer_trains(make: Callable[..., Config], rollover: str) -> None:
+    changes = {"rollout.max_staleness": 1, "weights.rollover": rollover, "run.steps": 4, "place.placement": "async"}
+    lags, run = set(), rollyard.Run(make(**changes))
+    for step in run:
+        spans = [span for group in step.groups for rollout in group.rollouts for span in rollout.completion.spans]
+        lags |= {step.step - 1 - span.version.step for span in spans}
+    report = run.report
+    assert report is not None and not report.finished.failed and report.steps == 4
+    assert lags == {0, 1}
+    assert not engines()
+
+
+@pytest.mark.slow
+def test_without_staleness_async_is_separate(make: Callable[..., Config], tmp_path: Path) -> None:
+    found = []
+    for placement in ("separate", "async"):
+        run = rollyard.Run(make(place__placement=placement, run__out=str(tmp_path / placement), run__steps=3))
+        done = [(step.step, group.id, rollout.completion) for step in run for group in step.groups for rollout in group.rollouts]
+        found.append([(step, group, each.member, each.spans, each.token_ids) for step, group, each in done])
+    assert found[0] == found[1]
+
+
 @pytest.mark.slow
 def test_a_run_whose_engine_is_killed_goes_on_with_the_other(make: Callable[..., Config]) -> None:
     run = rollyard.Run(make(weights__transport="broadcast", weights__limit_s=60, run__steps=4, place__generate=2))

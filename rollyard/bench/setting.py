@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rollyard.bench.result import Agreement, Result, Side, Spread, machine, ratios, versions
 from rollyard.bench.turns import Rounds
-from rollyard.config import Config, resolve
+from rollyard.config import Config
+from rollyard.layers import resolve
 
 
 @dataclass(frozen=True, slots=True)

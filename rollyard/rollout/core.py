@@ -64,6 +64,7 @@ class RolloutPolicy:
     sampling: Sampling
     window: int  # tokens of prompt and completion at most
     max_staleness: int = 0
+    exact: bool = False  # a group is written by the oldest version that the limit allows, and by no other
     max_live_groups: int = 0  # 0: no other cap than the staleness rule
     overtaking: Literal["allow", "never"] = "allow"
     on_stale: Literal["wait", "drop"] = "wait"
@@ -83,8 +84,7 @@ class RolloutCore:
 
     def __init__(self, policy: RolloutPolicy, version: int = 0) -> None:
         self._policy = policy
-        self._version = version
-        self._next_batch = version
+        self._first = self._version = self._next_batch = version
         self._groups: dict[int, GroupState] = {}
         self._ranks: SortedList[int] = SortedList()  # live group ids, in order of admission
         self._ready: SortedList[int] = SortedList()  # live groups that could be trained
@@ -178,6 +178,7 @@ class RolloutCore:
 
     def _dispatch(self, out: list[Output]) -> None:
         """Oldest groups first. They are due first, so an engine too old for the first is too old for all."""
+        passed: list[tuple[int, int]] = []
         while self._waiting:
             group_id, index = self._waiting[0]
             group = self._groups.get(group_id)
@@ -185,12 +186,20 @@ class RolloutCore:
             if group is None or member is None or member.phase is not Phase.WAITING:
                 heapq.heappop(self._waiting)
                 continue
-            oldest_allowed = self._due(group_id) - self._policy.max_staleness
-            engine = self._router.choose(oldest_allowed, len(group.prompt.token_ids), group.home, member.avoid)
-            if engine is None:
+            engine = self._router.choose(*self._allowed(group_id), len(group.prompt.token_ids), group.home, member.avoid)
+            if engine is None and not self._policy.exact:
                 return
             heapq.heappop(self._waiting)
-            out.append(self._generate(engine, group, member))
+            if engine is None:
+                passed.append((group_id, index))  # where versions are exact, a younger group may have an engine free
+            else:
+                out.append(self._generate(engine, group, member))
+        self._waiting = passed
+
+    def _allowed(self, group_id: int) -> tuple[int, int | None]:
+        """The oldest and the newest version that may work for a group; None: however new."""
+        oldest = self._due(group_id) - self._policy.max_staleness
+        return oldest, max(oldest, self._first) if self._policy.exact else None
 
     def _generate(self, engine: EngineId, group: GroupState, member: Member) -> Generate:
         request = Request(

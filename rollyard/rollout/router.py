@@ -75,17 +75,19 @@ class Router:
         load.tokens += tokens
         self._file(load)
 
-    def choose(self, oldest_allowed: int, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None) -> EngineId | None:
+    def choose(
+        self, oldest: int, newest: int | None, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None
+    ) -> EngineId | None:
         """The engine for a request, or None while every allowed one is full.
 
         Args:
-            oldest_allowed: engines below this version may not work for the request.
+            oldest, newest: versions that may work for the request; None: however new.
             prompt_tokens: what staying at `home` saves, in tokens.
             home: where other members of the group are.
             avoid: where the request failed before; taken only when there is no other.
         """
         best, last_resort = None, None
-        for load in self._least_loaded(oldest_allowed, avoid):
+        for load in self._least_loaded(oldest, newest, avoid):
             if load.id == avoid:
                 last_resort = load.id
             elif best is None or (load.tokens, load.running) < (best.tokens, best.running):
@@ -93,20 +95,20 @@ class Router:
         if best is None:
             return last_resort
         near = self._engines.get(home) if home is not None and home != avoid else None
-        if near is not None and self._allowed(near, oldest_allowed) and near.tokens - best.tokens <= prompt_tokens:
+        if near is not None and self._allowed(near, oldest, newest) and near.tokens - best.tokens <= prompt_tokens:
             return near.id
         return best.id
 
-    def _least_loaded(self, oldest_allowed: int, avoid: EngineId | None) -> Iterator[EngineLoad]:
+    def _least_loaded(self, oldest: int, newest: int | None, avoid: EngineId | None) -> Iterator[EngineLoad]:
         """The least loaded open engine of each allowed version, and the next one where that is to be avoided."""
         for version, engines in self._open.items():
-            if version >= oldest_allowed:
+            if version >= oldest and (newest is None or version <= newest):
                 for _, _, engine in engines[: 1 + (engines[0][2] == avoid)]:
                     yield self._engines[engine]
 
     @staticmethod
-    def _allowed(load: EngineLoad, oldest_allowed: int) -> bool:
-        return load.open and load.version is not None and load.version >= oldest_allowed
+    def _allowed(load: EngineLoad, oldest: int, newest: int | None) -> bool:
+        return load.open and load.version is not None and load.version >= oldest and (newest is None or load.version <= newest)
 
     def _file(self, load: EngineLoad) -> None:
         if load.open and load.version is not None:

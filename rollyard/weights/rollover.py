@@ -63,7 +63,7 @@ UNSETTLED = (Step.WAKING, Step.PREPARING, Step.LOADING)  # what may still take, 
 
 
 class RolloverMachine:
-    """Brings all engines to a version.
+    """Brings all engines, or some, to a version.
 
     Args:
         rollover: what happens to requests in flight.
@@ -124,7 +124,8 @@ class RolloverMachine:
 
     def _on_wanted(self, signal: RolloverWanted) -> Iterable[Output]:
         if signal.version != self._target or not self._steps:
-            self._target, self._steps = signal.version, dict.fromkeys(self._asleep, Step.ASIDE)
+            engines = [engine for engine in self._asleep if engine in signal.engines or not signal.engines]
+            self._target, self._steps = signal.version, dict.fromkeys(engines, Step.ASIDE)
             self._offered = frozenset(self._steps)
             self._causes.clear()
         self._sending = True

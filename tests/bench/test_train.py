@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rollyard.bench.setting import Setting
 from rollyard.bench.train import TRAIN, batch, measure, products_s, shapes
 from rollyard.bench.workload import Shape, build
-from rollyard.config import Config, resolve
+from rollyard.config import Config
+from rollyard.layers import resolve
 from rollyard.model.folder import load
 from rollyard.place.inline import DeviceThread
 from rollyard.train.flops import Gemm, gemms

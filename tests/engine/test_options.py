@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from rollyard.config import Config, resolve
+from rollyard.config import Config
 from rollyard.engine.options import HEEDED, check_options
 from rollyard.engine.vllm import arguments as vllm
 from rollyard.errors import ConfigError
+from rollyard.layers import resolve
 from rollyard.worker import interpreter
 
 SEPARATE = {"place.placement": "separate"}

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from rollyard.config import resolve
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.openai.chat import Chat
 from rollyard.engine.openai.client import OpenAIClient
@@ -23,6 +22,7 @@ from rollyard.engine.openai.failure import ServerError
 from rollyard.engine.openai.limits import Limits
 from rollyard.errors import ConfigError, EngineError, RequestRejected, WeightSyncError
 from rollyard.events import Rollover, WakePart
+from rollyard.layers import resolve
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.types import FinishReason, Manifest, Request, RequestId, Sampling, WeightVersion
 from tests.engine.embedded.serving import Reference, Written, answers, ask, collect, serving

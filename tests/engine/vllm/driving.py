@@ -16,12 +16,13 @@ import torch
 from pydantic import TypeAdapter
 
 from rollyard import worker
-from rollyard.config import Config, EngineConfig, resolve
+from rollyard.config import Config, EngineConfig
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.remote import RemoteEngine
 from rollyard.engine.vllm.arguments import environment
 from rollyard.environment import process_environment
 from rollyard.events import Rollover
+from rollyard.layers import resolve
 from rollyard.place.child import launch
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Publisher

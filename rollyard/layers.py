@@ -1,0 +1,181 @@
+"""Where values of options come from: the only reader of the environment.
+
+Values come in layers, later ones win: default < preset < file < environment < command line. `resolve` joins the
+layers, remembers where each value came from, and checks the whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from rollyard.config import Config, check
+from rollyard.errors import ConfigError
+from rollyard.events import Rollover
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One leaf of the tree, for help texts. `values` says what it takes."""
+
+    name: str  # dotted, such as rollout.group_size
+    values: str
+    default: Any
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A config and where each value came from: `origins["train.lr"]` is such as "default" or "preset sort"."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def options() -> Iterator[Option]:
+    """Every option, in the order of the tree."""
+    for section, field in Config.model_fields.items():
+        for name, leaf in _section_type(field).model_fields.items():
+            yield Option(f"{section}.{name}", _values(leaf.annotation), leaf.default, leaf.description or "")
+
+
+def presets() -> tuple[str, ...]:
+    """Names of the presets that ship with the package."""
+    found = resources.files("rollyard").joinpath("presets").iterdir()
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml")))
+
+
+def resolve(
+    *,
+    preset: str = "",
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Join the layers and check the whole.
+
+    Args:
+        preset: name of a preset in the package.
+        file: a TOML file of the same tree.
+        environment: variables such as ROLLYARD_TRAIN__LR; the process's own when None.
+        overrides: dotted names and values; values that are text are converted.
+
+    Raises:
+        ConfigError: naming the option, where it was set, and what would be right.
+    """
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if preset:
+        layers.append((f"preset {preset}", _flatten(_read_preset(preset), f"preset {preset}")))
+    if file is not None:
+        layers.append((f"file {file}", _flatten(_read_toml(file), str(file))))
+    layers.append(("environment", _from_environment(os.environ if environment is None else environment)))
+    layers.append(("command line", overrides or {}))
+    known = {option.name for option in options()}
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(known, "default")
+    for origin, layer in layers:
+        for name, value in layer.items():
+            if name not in known:
+                raise ConfigError(f"there is no option {name!r}", where=origin, remedy=nearest(name, known))
+            values[name] = value
+            origins[name] = origin
+    config = _build(values, origins)
+    check(config)
+    return Resolved(config, origins)
+
+
+def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
+    tree: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        section, leaf = name.split(".")
+        tree.setdefault(section, {})[leaf] = _converted(name, value, origins[name])
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"][:2])
+        where = f"{name} ({origins.get(name, 'default')})"
+        raise ConfigError(f"{first['input']!r} does not fit", where=where, remedy=_remedy(first["msg"])) from None
+
+
+def _converted(name: str, value: Any, origin: str) -> Any:
+    """Lists may be given as text with commas; a truth value is never taken for a number."""
+    section, leaf = name.split(".")
+    annotation = _section_type(Config.model_fields[section]).model_fields[leaf].annotation
+    if get_origin(annotation) is tuple and isinstance(value, str):
+        return tuple(part for part in value.split(",") if part)
+    if isinstance(value, bool) and annotation is not bool:
+        raise ConfigError(f"{value!r} does not fit", where=f"{name} ({origin})", remedy=f"give {_values(annotation)}")
+    return value
+
+
+def _remedy(message: str) -> str:
+    return message[0].lower() + message[1:]
+
+
+def _read_preset(name: str) -> dict[str, Any]:
+    if name not in presets():
+        raise ConfigError(f"there is no preset {name!r}", where="--preset", remedy=f"one of: {', '.join(presets())}")
+    return tomllib.loads(resources.files("rollyard").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no such file", where=str(path), remedy="give the path of a TOML file, or --preset NAME") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=str(path), remedy="give the path of a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"not valid TOML: {error}", where=str(path), remedy="see toml.io for the format") from None
+
+
+def _flatten(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section, values in tree.items():
+        if not isinstance(values, dict):
+            remedy = f"{section} is a section: [{section}]" if section in Config.model_fields else "sections are such as [train]"
+            raise ConfigError(f"{section!r} stands outside any section", where=origin, remedy=remedy)
+        flat.update({f"{section}.{name}": value for name, value in values.items()})
+    return flat
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """ROLLYARD_TRAIN__LR=1e-5 sets train.lr."""
+    found = {}
+    for variable, value in environment.items():
+        if variable.startswith("ROLLYARD_") and "__" in variable:
+            section, _, leaf = variable.removeprefix("ROLLYARD_").lower().partition("__")
+            found[f"{section}.{leaf}"] = value
+    return found
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What an unknown option was probably meant to be, as the remedy of an error."""
+    leaf = name.rpartition(".")[2]
+    close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(leaf, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else "`rollyard explain` lists all options"
+
+
+def _section_type(field: FieldInfo) -> type[BaseModel]:
+    assert isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    return field.annotation
+
+
+def _values(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return "|".join(str(value) or '""' for value in get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, Rollover):
+        return "|".join(annotation)
+    if get_origin(annotation) is tuple:
+        return "LIST"
+    return {bool: "BOOL", int: "INT", float: "FLOAT", str: "TEXT"}.get(annotation, "VALUE")

@@ -1,0 +1,294 @@
+"""What all placements share (PURE): a start, a trainer that takes batch after batch, weights that follow, an end.
+
+    up -> publish v0 -> roll over -> prove -> evaluate -> [ batch -> train -> save -> publish -> roll over ] -> evaluate -> end
+
+The trainer does one thing at a time (`Doing`), and so do the engines besides generating (`Aside`). After every message the
+machine looks what each of them may begin next; how far one waits for the other is what makes a placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from rollyard.events import (
+    BatchTaken,
+    BatchTrained,
+    BatchWanted,
+    Checkpoint,
+    Checkpointed,
+    EngineDown,
+    EngineId,
+    EngineSlept,
+    EngineUp,
+    Evaluate,
+    Evaluated,
+    Event,
+    Finish,
+    GenerationClosed,
+    GenerationOpened,
+    Instruction,
+    Prove,
+    Proved,
+    Publish,
+    Published,
+    RolloutsCancelled,
+    RolloutsFailed,
+    RolloutsFinished,
+    RolloverDone,
+    RolloverFailed,
+    RolloverWanted,
+    RunBroken,
+    Signal,
+    Sleep,
+    StopRequested,
+    Train,
+)
+from rollyard.types import WeightVersion
+
+Output = Instruction | Signal
+
+
+class Doing(Enum):
+    """What the trainer does."""
+
+    STARTING = auto()  # not every engine is up
+    FREE = auto()
+    SLEEPING = auto()  # it waits until every engine sleeps
+    HANDING = auto()  # swap: it takes over the training state
+    TRAINING = auto()
+    SAVING = auto()
+    PUBLISHING = auto()
+    FINISHING = auto()
+    FINISHED = auto()
+
+
+class Aside(Enum):
+    """What the engines do besides generating."""
+
+    ROLLING = auto()
+    PROVING = auto()
+    EVALUATING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long a run is and what happens besides training. `engines` must be up before it starts."""
+
+    steps: int
+    engines: int
+    evaluate: bool = False  # first and last
+    evaluate_every: int = 0  # steps, besides
+    checkpoint_every: int = 0  # steps, besides the last
+    prove: bool = False  # at the start, that every tensor reaches every engine
+
+
+class Mode:
+    """A placement. Subclasses say how far generation and training wait for each other.
+
+    Args:
+        schedule: how long the run is.
+        version: what the trainer has at the start.
+    """
+
+    overlaps = False  # generation goes on while the trainer works
+    shares = False  # trainer and engines have the same devices: engines sleep while it trains
+
+    def __init__(self, schedule: Schedule, version: WeightVersion) -> None:
+        self._schedule = schedule
+        self._trained = self._saved = version  # nothing to save before the first step
+        self._offered: WeightVersion | None = None
+        self._rolled: WeightVersion | None = None  # every engine has it
+        self._evaluated: WeightVersion | None = None
+        self._unproved = schedule.prove
+        self._doing = Doing.STARTING
+        self._aside: Aside | None = None
+        self._engines: set[EngineId] = set()
+        self._awake: set[EngineId] = set()
+        self._open = self._wanted = False  # generation; a batch
+        self._batch: BatchTaken | None = None
+        self._ending = ""  # why the run ends once what is under way is done
+        self._stopped = False
+        self._finish_line: Finish | None = None
+        self._handlers: dict[type[Event | Signal], Callable[..., Iterable[Output]]] = {
+            EngineUp: self._on_up,
+            EngineDown: self._on_down,
+            EngineSlept: self._on_slept,
+            Published: self._on_published,
+            RolloverDone: self._on_rolled_over,
+            Proved: self._on_aside_done,
+            Evaluated: self._on_evaluated,
+            BatchTaken: self._on_batch,
+            BatchTrained: self._on_trained,
+            Checkpointed: self._on_checkpointed,
+            RolloutsFinished: self._on_no_more,
+            RolloutsFailed: lambda signal: self._finish(signal.cause, failed=True),
+            RolloverFailed: lambda signal: self._finish(signal.cause, failed=True),
+            StopRequested: self._on_stop,
+            RunBroken: lambda event: self._finish(event.cause, failed=event.failed),
+        }
+
+    def step(self, message: Event | Signal, now: float) -> list[Output]:
+        """Take one event or signal; return what follows from it."""
+        handler = self._handlers.get(type(message))
+        if handler is None or self._doing is Doing.FINISHED:
+            return []
+        out = list(handler(message))
+        out += self._go_on()
+        return out
+
+    # ------------------------------------------------------------------------------------------ what is next
+
+    def _go_on(self) -> Iterable[Output]:
+        """What the trainer and the engines, where they are free, begin now."""
+        if self._doing is not Doing.FREE:
+            return
+        if self._save_due():
+            self._doing, self._saved = Doing.SAVING, self._trained
+            yield Checkpoint(self._trained)
+            return
+        if self._aside is None and not self._stopped:
+            yield from self._begin_aside()
+        if self._doing is not Doing.FREE:
+            return
+        if self._last:
+            yield from self._close()
+            if self._aside is None or self._stopped:
+                yield from self._finish(self._ending or "all steps are done")
+        elif not self._held_up():
+            yield from self._learn()
+
+    def _begin_aside(self) -> Iterable[Output]:
+        if self._offered != self._trained:
+            self._doing, self._aside, self._offered = Doing.PUBLISHING, Aside.ROLLING, self._trained
+            yield Publish(self._trained)
+        elif self._unproved:
+            self._aside, self._unproved = Aside.PROVING, False
+            yield Prove(self._trained)
+        elif self._evaluation_due(self._offered):
+            self._aside, self._evaluated = Aside.EVALUATING, self._offered
+            yield Evaluate(self._offered)
+
+    def _held_up(self) -> bool:
+        """Do generation and training wait for what the engines do aside?"""
+        if self.overlaps:
+            return self._rolled is None or self._unproved or self._aside is Aside.PROVING
+        return self._aside is not None
+
+    def _learn(self) -> Iterable[Output]:
+        """The trainer takes the batch that is there, or waits for one."""
+        if self._batch is not None:
+            yield from self._train()
+            return
+        if not self._open:
+            self._open = True
+            yield GenerationOpened()
+        if not self._wanted:
+            self._wanted = True
+            yield BatchWanted()
+
+    def _train(self) -> Iterable[Output]:
+        if not self.overlaps:
+            yield from self._close()
+        if self.shares and self._awake:
+            self._doing = Doing.SLEEPING
+            yield from (Sleep(engine) for engine in sorted(self._awake))
+            return
+        assert self._batch is not None
+        groups, self._batch, self._doing = self._batch.groups, None, Doing.TRAINING
+        yield Train(self._trained.step, groups)
+
+    def _close(self) -> Iterable[Output]:
+        if self._open:
+            self._open = False
+            yield GenerationClosed()
+
+    @property
+    def _last(self) -> bool:
+        """Nothing more will be trained."""
+        return bool(self._ending) or self._trained.step == self._schedule.steps
+
+    def _save_due(self) -> bool:
+        every = self._schedule.checkpoint_every
+        wanted = self._last or (every > 0 and self._trained.step % every == 0)
+        return wanted and self._saved != self._trained
+
+    def _evaluation_due(self, version: WeightVersion) -> bool:
+        """At first, at last, and whenever a multiple of so many steps was reached since the last time."""
+        every, before = self._schedule.evaluate_every, self._evaluated
+        if not self._schedule.evaluate or before == version:
+            return False
+        return before is None or self._last or (every > 0 and version.step // every > before.step // every)
+
+    # ----------------------------------------------------------------------------------------- what happened
+
+    def _on_up(self, event: EngineUp) -> Iterable[Output]:
+        self._engines.add(event.engine)
+        self._awake.add(event.engine)
+        if self._doing is Doing.STARTING and len(self._engines) == self._schedule.engines:
+            self._doing = Doing.FREE
+        return ()
+
+    def _on_down(self, event: EngineDown) -> Iterable[Output]:
+        self._engines.discard(event.engine)
+        return self._on_still(event.engine)
+
+    def _on_slept(self, event: EngineSlept) -> Iterable[Output]:
+        return self._on_still(event.engine)
+
+    def _on_still(self, engine: EngineId) -> Iterable[Output]:
+        self._awake.discard(engine)
+        if self._doing is Doing.SLEEPING and not self._awake:
+            self._doing = Doing.FREE
+        return ()
+
+    def _on_published(self, event: Published) -> Iterable[Output]:
+        if self._doing is Doing.PUBLISHING:
+            self._doing = Doing.FREE
+        yield RolloverWanted(event.version)
+
+    def _on_rolled_over(self, signal: RolloverDone) -> Iterable[Output]:
+        self._rolled, self._awake = signal.version, set(self._engines)
+        return self._on_aside_done(signal)
+
+    def _on_aside_done(self, _: RolloverDone | Proved | Evaluated) -> Iterable[Output]:
+        self._aside = None
+        return ()
+
+    def _on_evaluated(self, event: Evaluated) -> Iterable[Output]:
+        return self._on_aside_done(event)
+
+    def _on_batch(self, signal: BatchTaken) -> Iterable[Output]:
+        self._batch, self._wanted = signal, False
+        return ()
+
+    def _on_trained(self, event: BatchTrained) -> Iterable[Output]:
+        self._trained, self._doing = event.version, Doing.FREE
+        return ()
+
+    def _on_checkpointed(self, _: Checkpointed) -> Iterable[Output]:
+        if self._doing is Doing.SAVING:
+            self._doing = Doing.FREE
+        return ()
+
+    # -------------------------------------------------------------------------------------------- the end
+
+    def _on_stop(self, event: StopRequested) -> Iterable[Output]:
+        """Training and writing are finished first; the rest is cut."""
+        self._ending, self._stopped = event.cause, True
+        if self._doing in (Doing.STARTING, Doing.SLEEPING, Doing.HANDING, Doing.PUBLISHING):
+            self._doing = Doing.FREE
+        return ()
+
+    def _on_no_more(self, _: RolloutsFinished) -> Iterable[Output]:
+        if self._finish_line is not None:
+            self._doing = Doing.FINISHED
+            yield self._finish_line
+        elif not self._ending:
+            self._ending, self._wanted = "the prompts are used up", False
+
+    def _finish(self, cause: str, *, failed: bool = False) -> Iterable[Output]:
+        """Drop whatever is live; the core answers when it has."""
+        self._doing, self._finish_line = Doing.FINISHING, Finish(cause, failed)
+        yield RolloutsCancelled()
