@@ -66,7 +66,8 @@ class Driven:
         text = lambda ids, finish: ""  # noqa: E731
         self.controller = Controller(cast(Any, engines), cast(Any, None), cast(Any, None), text, post, post, timeline)
         self.recorder = Recording()
-        self.sync = Sync(publisher, cast(Any, None), cast(Any, engines), config, post, timeline, cast(Any, self.recorder))
+        publishers, prover = dict.fromkeys(engines, publisher), cast(Any, None)
+        self.sync = Sync(publishers, prover, cast(Any, engines), config, post, timeline, cast(Any, self.recorder))
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
