@@ -250,6 +250,68 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
+class Handed:
+    """What handing a trainer's state over took, from the manifest until it was in its place."""
+
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an engine said after one prompt of the probe."""
+
+    token: int
+    logprob: float
+
+
+class Verdict(StrEnum):
+    """What a probe says of one load."""
+
+    VERIFIED = "verified"  # nearer the new logprobs than the old ones, by more than noise
+    UNDECIDABLE = "undecidable"  # new and old logprobs are too near each other to tell
+    CONTRADICTED = "contradicted"  # nearer the old ones, by more than noise
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A verdict, and the distances that it comes from; infinite where there is no version before."""
+
+    verdict: Verdict
+    new: float  # nats between the engine's logprobs and those of the version
+    old: float  # nats between them and those of the version before
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What engines differ by from the trainer before the canary moves anything."""
+
+    tensors: tuple[str, ...]  # all that can be moved
+    noise: Mapping[str, float]  # nats, by engine
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the canary says of one engine."""
+
+    gap: float  # nats between it and the trainer
+    limit: float  # nats; more is no noise
+    behind: tuple[str, ...] = ()  # tensors each of which, had it stayed as it was, explains a gap above the limit
+
+    @property
+    def passed(self) -> bool:
+        return self.gap <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the canary says of one move, by engine. Where one did not pass, those after it were not looked at."""
+
+    findings: Mapping[str, Finding]
+    unseen: tuple[str, ...]  # tensors whose absence would hide within the limit
+
+
+@dataclass(frozen=True, slots=True)
 class Canary:
     """What came of moving every tensor once and looking whether engines follow: the numbers of the worst engine."""
 

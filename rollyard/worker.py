@@ -214,6 +214,7 @@ def build_publisher(config: Config, policy: Policy, device: Device, scratch: Pat
     from rollyard.weights.checkpoint import CheckpointPublisher
     from rollyard.weights.in_place import InPlace
     from rollyard.weights.shared_memory import SharedMemoryPublisher
+    from rollyard.weights.source import Source
 
     model, weights = policy.model, config.weights
     match transport_of(config):
@@ -222,9 +223,9 @@ def build_publisher(config: Config, policy: Policy, device: Device, scratch: Pat
         case "checkpoint":
             return CheckpointPublisher(model, device, policy.folder, scratch / "weights")
         case "shared_memory":
-            return SharedMemoryPublisher(model, device)
+            return SharedMemoryPublisher(Source.of(model), device)
         case _:
-            return BroadcastPublisher(model, device, weights.address, weights.limit_s)
+            return BroadcastPublisher(Source.of(model), device, weights.address, weights.limit_s)
 
 
 def build_sync(
@@ -239,10 +240,12 @@ def build_sync(
     recorder: Recorder,
 ) -> Sync:
     """What brings versions to the engines. `ask` gets completions from one of them."""
+    from rollyard.weights.evidence import Evidence
     from rollyard.weights.prover import Prover
     from rollyard.weights.sync import Sync
 
-    return Sync(publisher, Prover(policy.model, device, ask), engines, config.weights, post, timeline, recorder)
+    publishers, prover = dict.fromkeys(engines, publisher), Prover(Evidence(policy.model, device), ask)
+    return Sync(publishers, prover, engines, config.weights, post, timeline, recorder)
 
 
 def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch.device) -> Receiver:

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,63 +20,70 @@ from torch import Tensor
 
 from rollyard.errors import WeightSyncError
 from rollyard.events import EngineId
-from rollyard.model.folder import tensors
-from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
 from rollyard.types import Manifest, TensorInfo, WeightVersion
-from rollyard.weights.flat import Prepared, check, fill, fingerprints, infos, model_infos, named, taken, views, whole
+from rollyard.weights.flat import Prepared, check, fill, fingerprints, once_more, taken, views
 from rollyard.weights.layout import Layout, compare
+from rollyard.weights.source import Source
+from rollyard.weights.words import named
 
 dist: Any = torch.distributed  # its classes written in C++ have no types
 
 BUCKET = 32 * 2**20  # bytes: long enough for the full rate, short enough that copying one hides behind sending another
 SHARE = 0.9  # of a sync's limit: where it stopped is told before the whole is given up
 COPY_S = 60.0  # seconds that copying up to the next bucket may take
-BUFFERS = 2  # a receiver's: the engine may decode with views of one while the other is written
+BUFFERS = 2  # an engine's: it may decode with views of one while the other is written
 
 
 class BroadcastPublisher:
     """Rank 0 of the group. Sending runs on a thread, beside whatever the trainer does next; a copy is what is sent.
 
     Args:
-        model: the policy, on a CPU or a GPU.
-        device: where it is trained; a version is copied there, between two steps.
+        source: the tensors, on a CPU or a GPU.
+        device: where they are changed; a version is copied there, between two steps.
         address: of this machine, as engines reach it.
         limit_s: seconds a sync may take; a bucket may take nine tenths of them.
     """
 
-    def __init__(self, model: CausalLM, device: Device, address: str, limit_s: float) -> None:
-        self._model, self._device, self._address, self._limit_s = model, device, address, SHARE * limit_s
-        self._layout = Layout.of(model_infos(model))
-        self._buffer = torch.empty(self._layout.size, dtype=torch.uint8, device=model.head_weight.device)
+    def __init__(self, source: Source, device: Device, address: str, limit_s: float) -> None:
+        self._source, self._device, self._address, self._limit_s = source, device, address, SHARE * limit_s
+        self._layout = Layout.of(source.infos)
+        self._buffer = torch.empty(self._layout.size, dtype=torch.uint8, device=source.where)
+        self._holds: Manifest | None = None  # what all of the buffer is
         self._store: Any = None
         self._group: Group | None = None
         self._groups = 0
-        self._sending: asyncio.Future[None] | None = None
+        self._going: asyncio.Future[None] | None = None  # what copies and sends
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
-        """Begin to copy the parameters, and to send to `engines` what is copied. The device does nothing else meanwhile.
+        """Begin to copy the tensors, and to send to `engines` what is copied. The device does nothing else meanwhile.
 
         An offer that still goes, if only because nobody waits for it any more, ends first: it has the buffer and the group.
         """
-        if self._sending is not None:
-            await asyncio.wait((self._sending,))
-        members = tuple(engines)
-        if self._group is None or self._group.members != members:
-            self._leave()
-            self._groups += 1
-        manifest = await self._device.run(self._offer, version, members)
-        copied = Progress()
-        copying = self._device.run(self._copy, copied)  # its turn comes before that of a next training step
-        self._sending = asyncio.ensure_future(_both(copying, _on_thread(self._send, version, members, copied)))
-        self._sending.add_done_callback(lambda sending: sending.cancelled() or sending.exception())  # heard, if nobody asks
-        return manifest
+        await self._still()
+        loop, copied = asyncio.get_running_loop(), Progress()
+        offered: asyncio.Future[Manifest] = loop.create_future()
+
+        def offer(manifest: Manifest) -> None:
+            loop.call_soon_threadsafe(offered.set_result, manifest)
+
+        copying = asyncio.ensure_future(self._device.run(self._copy, version, copied, offer))
+        self._goes(copying)
+        await asyncio.wait((offered, copying), return_when=asyncio.FIRST_COMPLETED)
+        if copying.done():
+            copying.result()
+        return self._send_to(tuple(engines), await offered, copied, copying)
+
+    async def again(self, engines: Sequence[EngineId]) -> Manifest:
+        """Send what is in the buffer to these engines. Raises WeightSyncError when nothing was copied there whole."""
+        await self._still()
+        return self._send_to(tuple(engines), once_more(self._holds))
 
     async def deliver(self) -> None:
         """Raises WeightSyncError, naming the bucket, when an engine did not take part to the end."""
-        if self._sending is not None:
-            await asyncio.wait((self._sending,))  # whoever gives up waiting does not end it
-            self._sending.result()
+        if self._going is not None:
+            await asyncio.wait((self._going,))  # whoever gives up waiting does not end it
+            self._going.result()
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:
         """An engine has its own memory."""
@@ -87,24 +95,48 @@ class BroadcastPublisher:
         self._leave()
         self._store = None
 
-    def _offer(self, version: WeightVersion, members: tuple[EngineId, ...]) -> Manifest:
-        parameters = whole(self._model, version)
+    async def _still(self) -> None:
+        if self._going is not None:
+            await asyncio.wait((self._going,))
+
+    def _goes(self, going: asyncio.Future[None]) -> None:
+        self._going = going
+        going.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, if nobody asks
+
+    def _copy(self, version: WeightVersion, copied: Progress, offer: Callable[[Manifest], None]) -> None:
+        """One call on the device: nobody can change a tensor between what is offered and the end of the copy."""
+        found = self._source.whole(version)
         if self._store is None:
             # Port 0: the system chooses one that is free, and the store holds it.
             self._store = dist.TCPStore(
                 self._address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=self._limit_s)
             )
-        source = f"{self._address}:{self._store.port}/{self._groups}/{','.join(members)}"
-        return Manifest(version, infos(parameters), self._layout.size, source, fingerprints(parameters))
-
-    def _copy(self, copied: Progress) -> None:
-        targets, parameters = views(self._buffer, self._layout), tensors(self._model)
+        manifest = Manifest(version, self._source.infos, self._layout.size, fingerprints=fingerprints(found))
+        self._holds = None
+        offer(manifest)
+        targets = views(self._buffer, self._layout)
         for place in self._layout.places:
-            fill(targets, {place.info.name: parameters[place.info.name]})
+            fill(targets, {place.info.name: found[place.info.name]})
             copied.reach(place.offset + place.size)
         copied.reach(self._layout.size)
+        self._holds = manifest
 
-    def _send(self, version: WeightVersion, members: tuple[EngineId, ...], copied: Progress) -> None:
+    def _send_to(
+        self,
+        members: tuple[EngineId, ...],
+        manifest: Manifest,
+        copied: Progress | None = None,
+        copying: asyncio.Future[None] | None = None,
+    ) -> Manifest:
+        """Begin to send: behind the copy, or all of the buffer when none is made."""
+        if self._group is None or self._group.members != members:
+            self._leave()
+            self._groups += 1
+        sending = _on_thread(self._send, manifest.version, members, copied)
+        self._goes(sending if copying is None else asyncio.ensure_future(_both(copying, sending)))
+        return replace(manifest, source=f"{self._address}:{self._store.port}/{self._groups}/{','.join(members)}")
+
+    def _send(self, version: WeightVersion, members: tuple[EngineId, ...], copied: Progress | None) -> None:
         problem = _problem(lambda: self._joined(members).broadcast(self._buffer, self._layout.buckets(BUCKET), copied))
         if problem:
             self._leave()
@@ -128,11 +160,14 @@ class BroadcastReceiver:
         expected: the engine's own tensors.
         device: where they are wanted.
         limit_s: seconds a sync may take; a bucket may take nine tenths of them.
+        buffers: one is enough where what is taken is copied before the next offer.
     """
 
-    def __init__(self, engine: EngineId, expected: Sequence[TensorInfo], device: torch.device, limit_s: float) -> None:
+    def __init__(
+        self, engine: EngineId, expected: Sequence[TensorInfo], device: torch.device, limit_s: float, buffers: int = BUFFERS
+    ) -> None:
         self._engine, self._expected, self._device, self._limit_s = engine, expected, device, SHARE * limit_s
-        self._layout = Layout.of(expected)
+        self._layout, self._count = Layout.of(expected), buffers
         self._buffers: list[Tensor] = []
         self._filled, self._held = 0, 1  # buffers: of the last offer, and of what was taken last
         self._group: Group | None = None
@@ -164,8 +199,8 @@ class BroadcastReceiver:
 
     def _next(self) -> Tensor:
         """The buffer that the engine does not decode with, whatever became of earlier offers."""
-        self._filled = (self._held + 1) % BUFFERS
-        while len(self._buffers) < BUFFERS:
+        self._filled = (self._held + 1) % self._count
+        while len(self._buffers) < self._count:
             self._buffers.append(torch.empty(self._layout.size, dtype=torch.uint8, device=self._device))
         return self._buffers[self._filled]
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from rollyard.model.folder import EMBEDDING
 from rollyard.model.transformer import CausalLM
+from rollyard.types import Answer, Finding
 from rollyard.weights import probe
-from rollyard.weights.probe import Answer
+from rollyard.weights.flat import replacing
 
 WANTED = 10.0  # times the limit: nats a prompt that each tensor should show
 FEW = 16  # tensors that are put back one by one, to see what their absence comes to
@@ -40,18 +41,6 @@ class Moved:
     shows: Mapping[str, float]  # nats by which they would differ, to first order, if this tensor had stayed behind
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What the canary says of one engine."""
-
-    gap: float  # nats
-    limit: float  # nats
-
-    @property
-    def passed(self) -> bool:
-        return self.gap <= self.limit
-
-
 def keep(model: CausalLM) -> dict[str, Tensor]:
     """A copy of every parameter."""
     return {name: parameter.detach().to("cpu", copy=True) for name, parameter in model.named_parameters()}
@@ -59,8 +48,8 @@ def keep(model: CausalLM) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def restore(model: CausalLM, kept: Kept) -> None:
-    """The parameters as they were, bit for bit."""
-    with model.stamp.writing():
+    """The parameters as they were, bit for bit; also when a change of them failed half way."""
+    with replacing(model.stamp):
         for name, parameter in model.named_parameters():
             parameter.copy_(kept[name])
 

@@ -20,8 +20,10 @@ from rollyard.model.folder import WEIGHTS, save
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
 from rollyard.types import Manifest, TensorInfo, WeightVersion
-from rollyard.weights.flat import Prepared, check, fingerprints, infos, named, taken, whole
+from rollyard.weights.flat import Prepared, check, fingerprints, infos, once_more, taken
 from rollyard.weights.layout import compare
+from rollyard.weights.source import Source
+from rollyard.weights.words import named
 
 
 class CheckpointPublisher:
@@ -36,11 +38,17 @@ class CheckpointPublisher:
 
     def __init__(self, model: CausalLM, device: Device, source: Path, folder: Path) -> None:
         self._model, self._device, self._source, self._folder = model, device, source, folder
+        self._tensors = Source.of(model)
         self._offers = 0
+        self._offered: Manifest | None = None
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
         """Write the parameters. Raises WeightSyncError when they cannot be written."""
         return await self._device.run(self._publish, version)
+
+    async def again(self, engines: Sequence[EngineId]) -> Manifest:
+        """The newest folder. Raises WeightSyncError when nothing was written."""
+        return once_more(self._offered)
 
     async def deliver(self) -> None:
         """What was offered lies on the disk."""
@@ -55,7 +63,7 @@ class CheckpointPublisher:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _publish(self, version: WeightVersion) -> Manifest:
-        parameters = whole(self._model, version)
+        parameters = self._tensors.whole(version)
         self._offers += 1
         target = self._folder / f"offer-{self._offers:06d}"
         try:
@@ -66,7 +74,8 @@ class CheckpointPublisher:
             if older != target:
                 shutil.rmtree(older, ignore_errors=True)
         size = (target / WEIGHTS).stat().st_size
-        return Manifest(version, infos(parameters), size, str(target), fingerprints(parameters))
+        self._offered = Manifest(version, infos(parameters), size, str(target), fingerprints(parameters))
+        return self._offered
 
 
 class CheckpointReceiver:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from rollyard.errors import WeightSyncError
 from rollyard.model.folder import tensors
+from rollyard.model.stamp import WeightStamp
 from rollyard.model.transformer import CausalLM
 from rollyard.types import Manifest, TensorInfo, WeightVersion
 from rollyard.weights.layout import Layout
+from rollyard.weights.words import named
 
 STRIDE = 8191  # words; one of so many is read for a fingerprint. Prime, so that no regular pattern hides between them
 
@@ -46,9 +50,12 @@ def fill(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
 def fingerprint(tensor: Tensor) -> int:
     """A number that a tensor with other contents is unlikely to share: the sum of some of its 16-bit words.
 
-    It costs a small part of a copy, and catches a tensor, or a piece of one, that did not arrive.
+    It costs a small part of a copy, and catches a tensor, or a piece of one, that did not arrive. Bytes are few, and all summed.
     """
-    words = tensor.detach().contiguous().view(-1).view(torch.int16)
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.dtype is torch.uint8:
+        return int(flat.sum(dtype=torch.int64))
+    words = flat.view(torch.int16)
     return int(words[::STRIDE].sum(dtype=torch.int64)) + int(words[-1])
 
 
@@ -64,16 +71,22 @@ def check(manifest: Manifest, arrived: Mapping[str, Tensor]) -> None:
             raise WeightSyncError(f"{info.name} of {named(manifest.version)} arrived changed")
 
 
-def named(version: WeightVersion) -> str:
-    """A version in words."""
-    return f"version {version.step}" + (f" of incarnation {version.incarnation}" if version.incarnation else "")
+@contextmanager
+def replacing(stamp: WeightStamp) -> Iterator[None]:
+    """All that the stamp counts the changes of is written anew inside this block: what was torn is whole afterwards."""
+    if stamp.whole:
+        with stamp.writing():
+            yield
+    else:
+        yield
+        stamp.restored()
 
 
-def whole(model: CausalLM, version: WeightVersion) -> Mapping[str, Tensor]:
-    """The parameters to be published. Raises WeightSyncError when a change of them failed half way."""
-    if not model.stamp.whole:
-        raise WeightSyncError(f"{named(version)} cannot be published: a change of the weights failed half way")
-    return tensors(model)
+def once_more(offered: Manifest | None) -> Manifest:
+    """What was offered last, to be offered again. Raises WeightSyncError when there is nothing."""
+    if offered is None:
+        raise WeightSyncError("nothing that was offered is there to be offered again")
+    return replace(offered, bytes_copied=0)
 
 
 Prepared = tuple[WeightVersion, Mapping[str, Tensor]]

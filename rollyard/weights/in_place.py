@@ -11,8 +11,10 @@ from rollyard.errors import WeightSyncError
 from rollyard.events import EngineId
 from rollyard.model.transformer import CausalLM
 from rollyard.types import Manifest, WeightVersion
-from rollyard.weights.flat import chosen, infos, model_infos, named, whole
+from rollyard.weights.flat import chosen, infos, model_infos, once_more
 from rollyard.weights.layout import compare
+from rollyard.weights.source import Source
+from rollyard.weights.words import named
 
 
 class InPlace:
@@ -25,13 +27,19 @@ class InPlace:
     """
 
     def __init__(self, model: CausalLM) -> None:
-        self._model = model
+        self._model, self._source = model, Source.of(model)
         self._offered: tuple[Manifest, int] | None = None
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId] = ()) -> Manifest:
         """Offer the parameters as `version`. Raises WeightSyncError when a change of them failed half way."""
-        manifest = Manifest(version, infos(whole(self._model, version)), bytes_copied=0)
+        manifest = Manifest(version, infos(self._source.whole(version)), bytes_copied=0)
         self._offered = manifest, self._model.stamp.generation
+        return manifest
+
+    async def again(self, engines: Sequence[EngineId] = ()) -> Manifest:
+        """The same offer, whose bytes are the parameters. Raises WeightSyncError when those changed since."""
+        manifest = once_more(None if self._offered is None else self._offered[0])
+        self._check_unchanged()
         return manifest
 
     async def deliver(self) -> None:
@@ -53,9 +61,13 @@ class InPlace:
         Raises WeightSyncError when another version is on offer, or the parameters changed since.
         """
         chosen(None if self._offered is None else self._offered[0].version, version)
-        assert self._offered is not None
-        if self._model.stamp.generation != self._offered[1] or not self._model.stamp.whole:
-            raise WeightSyncError(f"the weights changed since {named(version)} was published")
+        self._check_unchanged()
 
     def close(self) -> None:
         """Nothing to give back."""
+
+    def _check_unchanged(self) -> None:
+        assert self._offered is not None
+        manifest, generation = self._offered
+        if self._model.stamp.generation != generation or not self._model.stamp.whole:
+            raise WeightSyncError(f"the weights changed since {named(manifest.version)} was published")

@@ -10,7 +10,7 @@ from rollyard.errors import WeightSyncError
 from rollyard.types import TensorInfo
 
 ALIGNMENT = 64  # bytes: a tensor begins where a cache line does
-SIZES = {"torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2}  # bytes of one number
+SIZES = {"torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2, "torch.uint8": 1}  # bytes of one number
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Sequence[TensorInfo]) -> Layout:
-        """Raises WeightSyncError for a number format that no engine here decodes with."""
+        """Raises WeightSyncError for a number format that neither weights nor a state of a trainer have."""
         places, offset = [], 0
         for info in tensors:
             if info.dtype not in SIZES:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from torch import Tensor
@@ -17,28 +15,11 @@ from torch.nn import functional as F
 
 from rollyard.model.attention import Tree, packed_attention
 from rollyard.model.transformer import CausalLM
-from rollyard.types import Request, RequestId, Sampling
+from rollyard.types import Answer, Probed, Verdict
 
 PROMPTS = 16
 PROMPT_TOKENS = 8
-FIRST_GROUP = -(2**40)  # ids far from those of rollouts and evaluations
 LEAST_NOISE = 1e-6  # nats: float32 kernels that sum in another order differ by this much
-
-
-class Verdict(StrEnum):
-    """What a probe says of one load."""
-
-    VERIFIED = "verified"  # nearer the new logprobs than the old ones, by more than noise
-    UNDECIDABLE = "undecidable"  # new and old logprobs are too near each other to tell
-    CONTRADICTED = "contradicted"  # nearer the old ones, by more than noise
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What an engine said after one prompt."""
-
-    token: int
-    logprob: float
 
 
 def prompts(vocabulary: int) -> tuple[tuple[int, ...], ...]:
@@ -46,15 +27,6 @@ def prompts(vocabulary: int) -> tuple[tuple[int, ...], ...]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (PROMPTS, PROMPT_TOKENS), generator=generator)
     return tuple(map(tuple, ids.tolist()))
-
-
-def requests(vocabulary: int, attempt: int) -> tuple[Request, ...]:
-    """One token after each prompt, drawn from the model's own distribution."""
-    sampling = Sampling(1, ignore_eos=True)
-    return tuple(
-        Request(RequestId(FIRST_GROUP - number, 0, attempt), ids, sampling, seed=number)
-        for number, ids in enumerate(prompts(vocabulary))
-    )
 
 
 @torch.no_grad()
@@ -81,15 +53,18 @@ def distance(answers: Sequence[Answer], expected: Tensor) -> float:
     return math.sqrt(mean) if math.isfinite(mean) else math.inf
 
 
-def judge(answers: Sequence[Answer], new: Tensor, old: Tensor, noise: float) -> Verdict:
+def judge(answers: Sequence[Answer], new: Tensor, old: Tensor, noise: float) -> Probed:
     """Which of two versions an engine decodes with.
 
     Args:
         new, old: tables of the two.
         noise: nats; the distance of this engine to the trainer when both had the same weights.
     """
-    nearer = distance(answers, old) - distance(answers, new)
-    margin = 2 * max(noise, LEAST_NOISE)
+    there, before = distance(answers, new), distance(answers, old)
+    nearer, margin = before - there, 2 * max(noise, LEAST_NOISE)
+    verdict = Verdict.UNDECIDABLE
     if nearer > margin:
-        return Verdict.VERIFIED
-    return Verdict.CONTRADICTED if -nearer > margin else Verdict.UNDECIDABLE
+        verdict = Verdict.VERIFIED
+    elif -nearer > margin:
+        verdict = Verdict.CONTRADICTED
+    return Probed(verdict, there, before)

@@ -11,18 +11,18 @@ import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
-from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
 from rollyard.types import Manifest, TensorInfo, WeightVersion
-from rollyard.weights.flat import Prepared, check, fill, fingerprints, infos, model_infos, named, taken, views, whole
+from rollyard.weights.flat import Prepared, check, fill, fingerprints, once_more, taken, views
 from rollyard.weights.layout import Layout, compare
+from rollyard.weights.source import Source
+from rollyard.weights.words import named
 
 SLOTS = 2
 PAGE = 4096  # bytes in front of each slot
@@ -33,30 +33,42 @@ class SharedMemoryPublisher:
     """Owns the memory. A slot is written only when no engine decodes with what is in it.
 
     Args:
-        model: the policy, on a CPU or a GPU.
-        device: where it is trained; a version is copied there, between two steps.
+        source: the tensors, on a CPU or a GPU.
+        device: where they are changed; a version is copied there, between two steps.
+        slots: one is enough where whoever takes a version copies it before the next one is published.
 
     Raises ConfigError where there is no such memory, or not enough.
     """
 
-    def __init__(self, model: CausalLM, device: Device) -> None:
-        self._model, self._device = model, device
-        self._layout = Layout.of(model_infos(model))
-        self._handle = _allocate(SLOTS * _slot_size(self._layout))
-        self._map = _map(self._handle, self._layout)
-        self._slots = [views(_part(self._map, self._layout, slot), self._layout) for slot in range(SLOTS)]
-        self._holds: list[tuple[Manifest, int] | None] = [None] * SLOTS  # and the generation of the parameters
-        self._taken: dict[EngineId, WeightVersion] = {}
+    def __init__(self, source: Source, device: Device, slots: int = SLOTS) -> None:
+        self._source, self._device = source, device
+        self._layout = Layout.of(source.infos)
+        self._handle = _allocate(slots * _slot_size(self._layout))
+        self._map = _map(self._handle)
+        self._slots = [views(_part(self._map, self._layout, slot), self._layout) for slot in range(slots)]
+        self._holds: list[Manifest | None] = [None] * slots
+        self._offered = slots - 1  # the slot of the last offer
+        self._taken: dict[EngineId, int] = {}  # slots that engines decode with
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
-        """Copy the parameters into a slot, unless they are in one. Raises WeightSyncError when engines use all slots."""
+        """Copy the tensors into a slot. Raises WeightSyncError when engines use all slots."""
         return await self._device.run(self._publish, version)
+
+    async def again(self, engines: Sequence[EngineId]) -> Manifest:
+        """What lies in the slot of the last offer. Raises WeightSyncError when there was none."""
+        return once_more(self._holds[self._offered])
 
     async def deliver(self) -> None:
         """What was offered lies in memory."""
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:
-        self._taken[engine] = version
+        """A version that was published anew lies in two slots: the engine has that of the last offer then."""
+        self._taken.pop(engine, None)
+        for slot in sorted(range(len(self._holds)), key=lambda slot: slot != self._offered):
+            held = self._holds[slot]
+            if held is not None and held.version == version:
+                self._taken[engine] = slot
+                return
 
     def lost(self, engine: EngineId) -> None:
         self._taken.pop(engine, None)
@@ -69,27 +81,27 @@ class SharedMemoryPublisher:
             self._handle = -1
 
     def _publish(self, version: WeightVersion) -> Manifest:
-        parameters, generation = whole(self._model, version), self._model.stamp.generation
-        for held in self._holds:
-            if held is not None and held[1] == generation and held[0].version == version:
-                return replace(held[0], bytes_copied=0)  # not every engine took it the first time
+        found = self._source.whole(version)
         slot = self._free(version)
         self._holds[slot] = None
         _write_stamp(self._map, self._layout, slot, None)
-        fill(self._slots[slot], parameters)
-        if self._model.head_weight.device.type != "cpu":
+        fill(self._slots[slot], found)
+        if self._source.where.type != "cpu":
             torch.cuda.synchronize()
         _write_stamp(self._map, self._layout, slot, version)
-        source = f"/proc/{os.getpid()}/fd/{self._handle}#{slot}"
-        manifest = Manifest(version, infos(parameters), self._layout.size, source, fingerprints(parameters))
-        self._holds[slot] = manifest, generation
+        path = f"/proc/{os.getpid()}/fd/{self._handle}#{slot}"
+        manifest = Manifest(version, self._source.infos, self._layout.size, path, fingerprints(found))
+        self._holds[slot], self._offered = manifest, slot
         return manifest
 
     def _free(self, version: WeightVersion) -> int:
-        for slot, held in enumerate(self._holds):
-            if held is None or held[0].version not in self._taken.values():
+        """That of the last offer comes last."""
+        count = len(self._holds)
+        for slot in ((self._offered + 1 + number) % count for number in range(count)):
+            if slot not in self._taken.values():
                 return slot
-        users = ", ".join(f"{engine} has {named(has)}" for engine, has in sorted(self._taken.items()))
+        has = {engine: self._holds[slot] for engine, slot in sorted(self._taken.items())}
+        users = ", ".join(f"{engine} has {named(held.version)}" for engine, held in has.items() if held is not None)
         raise WeightSyncError(f"{named(version)} finds no free slot: {users}")
 
 
@@ -113,7 +125,9 @@ class SharedMemoryReceiver:
         self._prepared = None
         path, _, slot = manifest.source.partition("#")
         layout = Layout.of(manifest.tensors)
-        shared = self._mapped(path, layout)
+        shared = self._mapped(path)
+        if len(shared) < (int(slot) + 1) * _slot_size(layout):
+            raise WeightSyncError(f"the trainer's memory {path} ends before slot {slot} does")
         if _read_stamp(shared, layout, int(slot)) != manifest.version:
             raise WeightSyncError(f"{named(manifest.version)} is not in slot {slot} of {path}")
         arrived = views(_part(shared, layout, int(slot)), layout)
@@ -129,12 +143,12 @@ class SharedMemoryReceiver:
     def close(self) -> None:
         self._prepared = self._map = None
 
-    def _mapped(self, path: str, layout: Layout) -> mmap.mmap:
+    def _mapped(self, path: str) -> mmap.mmap:
         if self._map is None or path != self._opened:
             try:
                 handle = os.open(path, os.O_RDWR)
                 try:
-                    self._map = _map(handle, layout)
+                    self._map = _map(handle)
                 finally:
                     os.close(handle)
             except (OSError, ValueError) as error:
@@ -157,9 +171,9 @@ def _allocate(size: int) -> int:
     return handle
 
 
-def _map(handle: int, layout: Layout) -> mmap.mmap:
-    """All pages present at once: faulting them in one by one would take longer than the copy."""
-    return mmap.mmap(handle, SLOTS * _slot_size(layout), mmap.MAP_SHARED | mmap.MAP_POPULATE)
+def _map(handle: int) -> mmap.mmap:
+    """All of it, all pages present at once: faulting them in one by one would take longer than the copy."""
+    return mmap.mmap(handle, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
 def _slot_size(layout: Layout) -> int:

@@ -16,11 +16,12 @@ from rollyard import events as ev
 from rollyard.config import WeightsConfig
 from rollyard.errors import EngineError, EngineLost, WeightSyncError
 from rollyard.protocols import Engine, Publisher
-from rollyard.types import Manifest, WeightVersion
+from rollyard.types import WeightVersion
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.timeline import Phase, Timeline
-from rollyard.weights.flat import named
+from rollyard.weights.many import Offers
 from rollyard.weights.prover import Prover
+from rollyard.weights.words import named
 
 Action = Callable[[Any], Coroutine[Any, Any, None]]
 
@@ -31,7 +32,7 @@ class Sync:
     """Brings versions to engines.
 
     Args:
-        publisher: the trainer's side of the transport.
+        publishers: the trainer's side of the transport, by engine; usually the same one for all.
         prover: looks whether what was sent arrived.
         engines: by id.
         config: limits, and what is proved.
@@ -42,7 +43,7 @@ class Sync:
 
     def __init__(
         self,
-        publisher: Publisher,
+        publishers: Mapping[ev.EngineId, Publisher],
         prover: Prover,
         engines: Mapping[ev.EngineId, Engine],
         config: WeightsConfig,
@@ -50,10 +51,10 @@ class Sync:
         timeline: Timeline,
         recorder: Recorder,
     ) -> None:
-        self._publisher, self._prover, self._engines, self._config = publisher, prover, engines, config
+        self._offers, self._prover, self._engines, self._config = Offers(publishers), prover, engines, config
         self._post, self._timeline, self._recorder = post, timeline, recorder
-        self._manifest: Manifest | None = None
         self._living = set(engines)
+        self._unseen: set[ev.EngineId] = set()  # were offered parameters that the prover has not looked at
         self._until = math.inf  # seconds on the event loop's clock
         self.actions: dict[type[ev.Instruction], Action] = {
             ev.Publish: self._publish,
@@ -70,23 +71,24 @@ class Sync:
     # --------------------------------------------------------------------------------- the instructions
 
     async def _publish(self, instruction: ev.Publish) -> None:
+        """To all engines; or to those that are named, which get the same bytes when this version was offered last."""
         version = instruction.version
         with self._part(version):
             self._until = asyncio.get_running_loop().time() + self._config.limit_s
             async with asyncio.timeout_at(self._until):
                 await self._offer(version, instruction.engines)
-                if self._config.probe:
-                    await self._prover.published(version)
-                self._post(ev.Published(version))
-                await self._publisher.deliver()
+                if self._config.probe and self._unseen:
+                    await self._prover.published(version, sorted(self._unseen))
+                self._unseen.clear()
+                self._post(ev.Published(version))  # from here on the parameters may change
+                await self._offers.deliver()
             self._post(ev.Delivered(version))
 
     async def _prepare(self, instruction: ev.Prepare) -> None:
         engine, version = self._engines[instruction.engine], instruction.version
-        assert self._manifest is not None, "nothing was published"
         with self._part(version, engine.id):
             async with asyncio.timeout_at(self._until):
-                await engine.prepare(self._manifest)
+                await engine.prepare(self._offers.manifest(engine.id))
             self._post(ev.EnginePrepared(engine.id, version))
 
     async def _pause(self, instruction: ev.Pause) -> None:
@@ -134,8 +136,9 @@ class Sync:
 
     async def _offer(self, version: WeightVersion, engines: Sequence[ev.EngineId] = ()) -> None:
         offered = sorted(self._living.intersection(engines) if engines else self._living)
-        self._manifest = await self._publisher.publish(version, offered)
-        self._recorder.copied(self._manifest.bytes_copied)
+        found = await self._offers.offer(version, offered, again=bool(engines))
+        self._unseen.update(found.afresh)
+        self._recorder.copied(found.bytes_copied)
 
     async def _roll(self, version: WeightVersion) -> None:
         """Bring the parameters as they are now to all engines, which are idle; to those that are left when one is lost.
@@ -152,7 +155,7 @@ class Sync:
     async def _rolled(self, version: WeightVersion) -> bool:
         """False when an engine was lost meanwhile: the others may not have got it all."""
         await self._offer(version)
-        parts = [self._publisher.deliver(), *(self._take(self._engines[engine], version) for engine in sorted(self._living))]
+        parts = [self._offers.deliver(), *(self._take(self._engines[engine], version) for engine in sorted(self._living))]
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             _, late = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -170,9 +173,8 @@ class Sync:
         return not lost
 
     async def _take(self, engine: Engine, version: WeightVersion) -> None:
-        assert self._manifest is not None
         try:
-            await engine.prepare(self._manifest)
+            await engine.prepare(self._offers.manifest(engine.id))
             await engine.pause(ev.Rollover.DRAIN)
             await engine.load(version)
             self._took(engine, version)
@@ -183,12 +185,12 @@ class Sync:
 
     def _took(self, engine: Engine, version: WeightVersion) -> None:
         if engine.id in self._living:
-            self._publisher.taken(engine.id, version)
+            self._offers.taken(engine.id, version)
 
     def _lose(self, engine: ev.EngineId) -> None:
         if engine in self._living:
             self._living.discard(engine)
-            self._publisher.lost(engine)
+            self._offers.lost(engine)
 
     @contextmanager
     def _of(self, engine: ev.EngineId) -> Iterator[Engine]:
@@ -206,7 +208,8 @@ class Sync:
             try:
                 yield
             except EngineLost:
-                assert engine is not None, "the trainer is no engine"
+                if engine is None:  # a trainer's loss is a TrainError, and ends the run
+                    raise
                 self._lose(engine)
             except (WeightSyncError, EngineError, TimeoutError) as error:
                 who = "the trainer" if engine is None else f"engine {engine}"

@@ -20,6 +20,7 @@ from rollyard.types import Manifest, WeightVersion
 from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.checkpoint import CheckpointPublisher
 from rollyard.weights.shared_memory import SharedMemoryPublisher
+from rollyard.weights.source import Source
 
 
 def config(**weights: Any) -> Config:
@@ -76,8 +77,11 @@ async def _killed(folder: Path, scratch: Path) -> None:
     model, device, version = load(folder), DeviceThread(), WeightVersion(0)
     engine = await worker.launch_engine(config(transport="shared_memory"), "e0", folder)
     await engine.start()
-    shared = SharedMemoryPublisher(model, device)
-    others = [CheckpointPublisher(model, device, folder, scratch), BroadcastPublisher(model, device, "127.0.0.1", 30.0)]
+    shared = SharedMemoryPublisher(Source.of(model), device)
+    others = [
+        CheckpointPublisher(model, device, folder, scratch),
+        BroadcastPublisher(Source.of(model), device, "127.0.0.1", 30.0),
+    ]
     for publisher in others:
         await publisher.publish(version, ("e0",))
     await engine.prepare(await shared.publish(version, ("e0",)))

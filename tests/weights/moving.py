@@ -19,6 +19,7 @@ from rollyard.weights.broadcast import BroadcastPublisher, BroadcastReceiver
 from rollyard.weights.checkpoint import CheckpointPublisher, CheckpointReceiver
 from rollyard.weights.flat import model_infos
 from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+from rollyard.weights.source import Source
 
 MOVING = ("checkpoint", "shared_memory", "broadcast")
 LOCAL, CPU = "127.0.0.1", torch.device("cpu")
@@ -70,9 +71,9 @@ async def sides(kind: str, model: CausalLM, folder: Path, engines: int = 1, limi
     if kind == "checkpoint":
         publisher = CheckpointPublisher(model, device, folder, folder.parent / "scratch")
     elif kind == "shared_memory":
-        publisher = SharedMemoryPublisher(model, device)
+        publisher = SharedMemoryPublisher(Source.of(model), device)
     else:
-        publisher = BroadcastPublisher(model, device, LOCAL, limit_s)
+        publisher = BroadcastPublisher(Source.of(model), device, LOCAL, limit_s)
     receivers = {f"e{number}": receiver(kind, model, f"e{number}", limit_s) for number in range(engines)}
     try:
         yield Sides(publisher, receivers, device)

@@ -16,13 +16,13 @@ from rollyard.config import WeightsConfig
 from rollyard.engine.fake import FakeEngine
 from rollyard.model.folder import load
 from rollyard.model.transformer import CausalLM
-from rollyard.protocols import Publisher, Receiver
+from rollyard.protocols import Receiver
 from rollyard.rollout.controller import Controller
 from rollyard.types import Manifest, Request, RequestId, Sampling, WeightVersion
 from rollyard.watch.timeline import Timeline
 from rollyard.weights.rollover import RolloverMachine
 from rollyard.weights.sync import Sync
-from tests.weights.moving import sides, step
+from tests.weights.moving import Sides, sides, step
 
 
 class Receiving(FakeEngine):
@@ -58,15 +58,16 @@ class Receiving(FakeEngine):
 class Driven:
     """A run's weights without the rest of the run."""
 
-    def __init__(self, model: CausalLM, publisher: Publisher, engines: dict[str, Receiving], config: WeightsConfig) -> None:
-        self.model, self.publisher, self.engines = model, publisher, engines
+    def __init__(self, model: CausalLM, both: Sides, engines: dict[str, Receiving], config: WeightsConfig) -> None:
+        self.model, self.publisher, self.device, self.engines = model, both.publisher, both.device, engines
         self.inbox: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         self.machine = RolloverMachine(config.rollover, config.retries)
         timeline, post = Timeline(), self.inbox.put_nowait
         text = lambda ids, finish: ""  # noqa: E731
         self.controller = Controller(cast(Any, engines), cast(Any, None), cast(Any, None), text, post, post, timeline)
         self.recorder = Recording()
-        self.sync = Sync(publisher, cast(Any, None), cast(Any, engines), config, post, timeline, cast(Any, self.recorder))
+        publishers, prover = dict.fromkeys(engines, both.publisher), cast(Any, None)
+        self.sync = Sync(publishers, prover, cast(Any, engines), config, post, timeline, cast(Any, self.recorder))
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -78,6 +79,10 @@ class Driven:
     async def bring(self, number: int) -> str:
         """The parameters change, and go to the engines as version `number`. Empty, or why they did not get there."""
         step(self.model, number)
+        return await self.roll(number)
+
+    async def roll(self, number: int) -> str:
+        """The same with the parameters as they are."""
         version = WeightVersion(number)
         self._carry_out([ev.Publish(version)])
         while True:
@@ -144,7 +149,7 @@ async def driven(
     config = WeightsConfig(transport=cast(Any, kind), probe=False, limit_s=limit_s, retries=retries, rollover=rollover)
     async with sides(kind, model, folder, engines=engines, limit_s=limit_s) as both:
         receiving = {name: Receiving(name, receiver) for name, receiver in both.receivers.items()}
-        made = Driven(model, both.publisher, receiving, config)
+        made = Driven(model, both, receiving, config)
         await made.start()
         try:
             yield made

@@ -17,6 +17,7 @@ from rollyard.place.inline import DeviceThread
 from rollyard.types import WeightVersion
 from rollyard.weights import broadcast
 from rollyard.weights.broadcast import BroadcastPublisher
+from rollyard.weights.source import Source
 from tests.tiny import tiny_folder
 from tests.weights.moving import receiver, sides, step
 
@@ -35,7 +36,7 @@ async def test_every_side_binds_an_address_of_its_own_machine(tmp_path: Path, mo
     monkeypatch.setattr(broadcast.dist, "ProcessGroupGloo", Watched)
     folder = tiny_folder(tmp_path)
     model, device = load(folder), DeviceThread()
-    publisher, engine = BroadcastPublisher(model, device, "127.0.0.2", 20.0), receiver("broadcast", model, "e0")
+    publisher, engine = BroadcastPublisher(Source.of(model), device, "127.0.0.2", 20.0), receiver("broadcast", model, "e0")
     manifest = await publisher.publish(WeightVersion(0), ("e0",))
     await asyncio.gather(publisher.deliver(), asyncio.to_thread(engine.prepare, manifest))
     assert sorted(bound) == ["127.0.0.1", "127.0.0.2"]
@@ -67,7 +68,9 @@ def test_a_process_ends_while_a_broadcast_waits_for_an_engine(tmp_path: Path) ->
         "import asyncio, sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
         "from rollyard.model.folder import load; from rollyard.place.inline import DeviceThread\n"
         "from rollyard.types import WeightVersion; from rollyard.weights.broadcast import BroadcastPublisher\n"
-        "device = DeviceThread(); publisher = BroadcastPublisher(load(Path(sys.argv[1])), device, '127.0.0.1', 100.0)\n"
+        "from rollyard.weights.source import Source\n"
+        "device, source = DeviceThread(), Source.of(load(Path(sys.argv[1])))\n"
+        "publisher = BroadcastPublisher(source, device, '127.0.0.1', 100.0)\n"
         "async def main():\n"
         "    await publisher.publish(WeightVersion(0), ('e0',))\n"
         "    await asyncio.wait((asyncio.ensure_future(publisher.deliver()),), timeout=0.1)\n"

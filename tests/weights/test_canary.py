@@ -19,13 +19,14 @@ from rollyard.model.folder import load
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
-from rollyard.types import Completion, FinishReason, Manifest, Request, WeightVersion
+from rollyard.types import Answer, Completion, FinishReason, Manifest, Request, Verdict, WeightVersion
 from rollyard.weights import canary, probe
+from rollyard.weights.evidence import Evidence
 from rollyard.weights.flat import model_infos
 from rollyard.weights.in_place import InPlace
-from rollyard.weights.probe import Answer, Verdict
 from rollyard.weights.prover import Prover
 from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+from rollyard.weights.source import Source
 from tests.compiler import needs_compiler
 from tests.engine.embedded.serving import collect
 from tests.tiny import tiny_folder
@@ -82,11 +83,11 @@ async def ask(engine: EmbeddedEngine, requests: Sequence[Request]) -> list[Compl
 async def pair(folder: Path, dtype: torch.dtype, kernels: str) -> AsyncIterator[Pair]:
     device, other = DeviceThread(lambda: torch.set_num_threads(1)), DeviceThread(lambda: torch.set_num_threads(1))
     model, own = load(folder, dtype), CausalLM(load(folder).architecture, dtype)
-    publisher, receiver = SharedMemoryPublisher(model, device), Freezing(own)
+    publisher, receiver = SharedMemoryPublisher(Source.of(model), device), Freezing(own)
     options = EngineConfig.model_validate({"slots": 16, "page_tokens": 4, "kernels": kernels})
     engine = EmbeddedEngine("engine-0", own, Tokenizer(folder), other, receiver, options, 64, sole=True)
     await engine.start()
-    made = Pair(model, publisher, engine, receiver, Prover(model, device, lambda _, asked: ask(engine, asked)))
+    made = Pair(model, publisher, engine, receiver, Prover(Evidence(model, device), lambda _, asked: ask(engine, asked)))
     try:
         await made.roll(V0)
         yield made
@@ -193,11 +194,11 @@ def test_verdicts_by_hand() -> None:
     new, old = table(-1.0, -2.0), table(-1.1, -2.1)
     assert probe.distance(answers(-1.0, -2.0), old) == pytest.approx(0.1)
     assert probe.distance(answers(-1.3, -1.6), table(-1.0, -2.0)) == pytest.approx((0.5 * (0.09 + 0.16)) ** 0.5)
-    assert probe.judge(answers(-1.0, -2.0), new, old, 0.01) is Verdict.VERIFIED
-    assert probe.judge(answers(-1.1, -2.1), new, old, 0.01) is Verdict.CONTRADICTED
-    assert probe.judge(answers(-1.0, -2.0), new, old, 0.06) is Verdict.UNDECIDABLE  # 0.1 is less than twice the noise
-    assert probe.judge(answers(-1.0, -2.0), new, new, 0.0) is Verdict.UNDECIDABLE
-    assert probe.judge(answers(float("nan"), -2.0), new, old, 0.01) is not Verdict.VERIFIED
+    assert probe.judge(answers(-1.0, -2.0), new, old, 0.01).verdict is Verdict.VERIFIED
+    assert probe.judge(answers(-1.1, -2.1), new, old, 0.01).verdict is Verdict.CONTRADICTED
+    assert probe.judge(answers(-1.0, -2.0), new, old, 0.06).verdict is Verdict.UNDECIDABLE  # 0.1 is less than twice the noise
+    assert probe.judge(answers(-1.0, -2.0), new, new, 0.0).verdict is Verdict.UNDECIDABLE
+    assert probe.judge(answers(float("nan"), -2.0), new, old, 0.01).verdict is not Verdict.VERIFIED
 
 
 async def test_an_engine_that_stays_at_old_weights_is_contradicted(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ async def test_in_place_the_canary_moves_the_shared_parameters_and_back(tmp_path
 
     try:
         await roll(V0)
-        prover = Prover(model, device, lambda _, asked: ask(engine, asked))
+        prover = Prover(Evidence(model, device), lambda _, asked: ask(engine, asked))
         found = await prover.prove(["engine-0"], V0, roll)
         assert found.gap <= found.limit and (found.noise < 1e-5) == (dtype == "float32") and not found.unseen
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))

@@ -26,8 +26,10 @@ from rollyard.place.child import launch
 from rollyard.place.inline import DeviceThread
 from rollyard.types import Completion, FinishReason, Request, WeightVersion
 from rollyard.weights import broadcast
+from rollyard.weights.evidence import Evidence
 from rollyard.weights.prover import Prover
 from rollyard.weights.shared_memory import SharedMemoryPublisher
+from rollyard.weights.source import Source
 from tests.engine.embedded.serving import collect
 from tests.tiny import tiny_folder
 from tests.weights.hosts import config
@@ -47,7 +49,7 @@ async def test_each_tensor_that_stays_behind_in_another_process_is_caught_and_na
     child = await launch(target, content, name="engine e0", environment=ENVIRONMENT)
     engine = RemoteEngine("e0", child, CAPABILITIES["embedded"], start_s=60.0, sync_s=60.0, drain_s=60.0)
     model, device = load(folder), DeviceThread(lambda: torch.set_num_threads(1))
-    publisher = SharedMemoryPublisher(model, device)
+    publisher = SharedMemoryPublisher(Source.of(model), device)
 
     async def ask(_: EngineId, requests: Sequence[Request]) -> list[Completion]:
         engine.generate(requests)
@@ -67,7 +69,7 @@ async def test_each_tensor_that_stays_behind_in_another_process_is_caught_and_na
     try:
         await engine.start()
         await roll(V0)
-        prover = Prover(model, device, ask)
+        prover = Prover(Evidence(model, device), ask)
         assert (await prover.prove(["e0"], V0, roll)).unseen == ()
         for name, _ in model.named_parameters():
             await child.call("freeze", name.encode(), limit_s=10.0)

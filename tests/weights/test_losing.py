@@ -17,6 +17,7 @@ from rollyard.model.folder import load
 from rollyard.place.inline import DeviceThread
 from rollyard.types import Completion, FinishReason, Request, WeightVersion
 from rollyard.weights import probe
+from rollyard.weights.evidence import Evidence
 from rollyard.weights.prover import Prover
 from tests.tiny import tiny_folder
 from tests.weights.syncing import Receiving, driven
@@ -100,6 +101,6 @@ async def test_the_canary_goes_on_with_the_engine_that_is_left(tmp_path: Path) -
 
         async def roll(version: WeightVersion) -> None: ...
 
-        found = await Prover(model, device, cast(Any, ask)).prove(["a", "b"], WeightVersion(0), roll)
+        found = await Prover(Evidence(model, device), cast(Any, ask)).prove(["a", "b"], WeightVersion(0), roll)
         assert found.gap <= found.limit and asked["b"] == last + 1
     device.close()

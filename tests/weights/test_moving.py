@@ -226,15 +226,6 @@ async def test_a_slot_that_an_engine_decodes_with_is_not_written(tmp_path: Path)
         await both.publisher.publish(WeightVersion(2), ("e0",))
 
 
-async def test_a_version_offered_again_is_not_copied_again(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path)
-    model = load(folder)
-    async with sides("shared_memory", model, folder) as both:
-        first = await both.send(0)
-        again = await both.send(0)
-        assert first.bytes_copied > 0 and again == replace(first, bytes_copied=0)
-
-
 async def test_memory_that_is_gone_is_an_error(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path)
     model = load(folder)

@@ -40,6 +40,7 @@ from rollyard.weights.checkpoint import CheckpointPublisher, CheckpointReceiver
 from rollyard.weights.flat import model_infos
 from rollyard.weights.in_place import InPlace
 from rollyard.weights.shared_memory import SharedMemoryPublisher
+from rollyard.weights.source import Source
 from tests import compiler
 from tests.engine import openai_double
 from tests.engine.contract.model import WINDOW, model_of
@@ -194,7 +195,7 @@ async def child(folder: Path, scratch: Path, options: Options, **engine_options:
         place=PlaceConfig(placement="separate", threads=1, device="cpu"),
         weights=WeightsConfig(transport="shared_memory", limit_s=60),
     )
-    async with sending(folder, SharedMemoryPublisher) as sender:
+    async with sending(folder, _shared_memory) as sender:
         engine = await worker.launch_engine(config, "child", folder)
         try:
             await engine.start()
@@ -322,6 +323,10 @@ async def sending(folder: Path, publisher: Callable[[CausalLM, DeviceThread], Pu
     finally:
         made.close()
         device.close()
+
+
+def _shared_memory(model: CausalLM, device: DeviceThread) -> Publisher:
+    return SharedMemoryPublisher(Source.of(model), device)
 
 
 def _checkpoints(folder: Path, scratch: Path, model: CausalLM, device: DeviceThread) -> Publisher:

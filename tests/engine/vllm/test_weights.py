@@ -13,6 +13,7 @@ import torch
 from rollyard.errors import EngineError, WeightSyncError
 from rollyard.model.folder import save
 from rollyard.types import WeightVersion
+from rollyard.weights.evidence import Evidence
 from rollyard.weights.prover import Prover
 from tests.engine.embedded.serving import Reference, answers, ask
 from tests.engine.vllm.driving import Driven, configured, driving, freshly_started, launched, model_folder
@@ -92,7 +93,9 @@ async def test_updates(transport: str, server: bool, tied: tuple[Path, Path], fr
 
 async def test_the_canary_passes_and_the_weights_are_as_before(tied: tuple[Path, Path], fresh: list[list[list[int]]]) -> None:
     async with driving(configured(tied[0])) as driven:
-        found = await Prover(driven.policy.model, driven.device, driven.ask).prove(["engine-0"], WeightVersion(0), driven.sync)
+        found = await Prover(Evidence(driven.policy.model, driven.device), driven.ask).prove(
+            ["engine-0"], WeightVersion(0), driven.sync
+        )
         assert found.gap <= found.limit
         await agrees(driven, tied[0], fresh[0])
 
@@ -102,7 +105,9 @@ async def test_the_canary_sees_the_stale_head_of_a_tied_model(tied: tuple[Path, 
     extra = '{"additional_config": {"rollyard_no_repack": true}}'
     async with driving(configured(tied[0], extra=extra)) as driven:
         with pytest.raises(WeightSyncError, match="does not decode with all the weights"):
-            await Prover(driven.policy.model, driven.device, driven.ask).prove(["engine-0"], WeightVersion(0), driven.sync)
+            await Prover(Evidence(driven.policy.model, driven.device), driven.ask).prove(
+                ["engine-0"], WeightVersion(0), driven.sync
+            )
 
 
 @pytest.mark.timeout(600)

@@ -1,0 +1,142 @@
+"""What the trainer's own model says about engines' answers: tables of logprobs, and moved parameters.
+
+A canary keeps the parameters of `begin` on the CPU until `restore`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from rollyard.events import EngineId
+from rollyard.model.transformer import CausalLM
+from rollyard.protocols import Answers, Device
+from rollyard.types import Baseline, Finding, Judged, Probed, Verdict, WeightVersion
+from rollyard.weights import canary, probe
+
+SHOWN = 2.0  # times the limit: what the absence of a tensor must come to, to be certain of it
+MUCH_COARSER = 20.0
+NOISE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2}  # nats, for engines that were not measured with the canary
+
+
+@dataclass(slots=True)
+class Case:
+    """A canary under way, or the last one."""
+
+    base: Tensor  # [prompts, vocab] logprobs of the parameters as they were
+    before: Mapping[EngineId, Answers]  # what engines said then
+    noise: Mapping[EngineId, float]  # nats
+    kept: canary.Kept
+    worst: Finding
+    moved: canary.Moved | None = None
+    coarser: float = 1.0  # how many times coarser the logprobs of the moved parameters are
+
+    @property
+    def most_noise(self) -> float:
+        return max(self.noise.values())
+
+
+class Evidence:
+    """Implements `protocols.Evidence` beside the model.
+
+    Args:
+        model: the trainer's.
+        device: where it computes. Every method but `check` is one call there, so that a restore that is asked for while
+            another is under way comes after all of it.
+    """
+
+    def __init__(self, model: CausalLM, device: Device) -> None:
+        self._model, self._device = model, device
+        self._noise: dict[EngineId, float] = {}
+        self._new: tuple[WeightVersion, Tensor] | None = None
+        self._old: Tensor | None = None
+        self._case: Case | None = None
+        self._coarse: float | None = None
+
+    async def prompts(self) -> tuple[tuple[int, ...], ...]:
+        return probe.prompts(self._model.architecture.vocab_size)
+
+    async def published(self, version: WeightVersion, engines: Sequence[EngineId] = ()) -> None:
+        table = await self._device.run(probe.table, self._model)
+        if self._new is not None and self._new[0] != version:
+            self._old = self._new[1]
+        self._new = version, table
+
+    async def check(self, engine: EngineId, answers: Answers) -> Probed:
+        """Undecidable where no version was published before: there is none to be told from."""
+        assert self._new is not None, "nothing was published"
+        new = self._new[1]
+        if self._old is None:
+            return Probed(Verdict.UNDECIDABLE, probe.distance(answers, new), math.inf)
+        noise = self._noise.get(engine, NOISE[str(self._model.head_weight.dtype)])
+        return probe.judge(answers, new, self._old, noise)
+
+    async def begin(self, answers: Mapping[EngineId, Answers]) -> Baseline:
+        return await self._device.run(self._begin, answers)
+
+    async def move(self, attempt: int, names: Sequence[str]) -> None:
+        await self._device.run(self._move, attempt, names)
+
+    async def judge(self, answers: Mapping[EngineId, Answers]) -> Judged:
+        return await self._device.run(self._judge, answers)
+
+    async def restore(self) -> None:
+        await self._device.run(self._restore)
+
+    async def returned(self, answers: Mapping[EngineId, Answers]) -> Mapping[EngineId, Finding]:
+        case = self._under_way()
+        return {
+            engine: Finding(probe.distance(each, case.base), canary.least_limit(case.noise[engine]))
+            for engine, each in answers.items()
+        }
+
+    # ------------------------------------------------------------------------------------------- on the device
+
+    def _begin(self, answers: Mapping[EngineId, Answers]) -> Baseline:
+        self._restore()  # of one that was left behind
+        base = probe.table(self._model)
+        noise = {engine: probe.distance(each, base) for engine, each in answers.items()}
+        kept = canary.keep(self._model)
+        self._noise |= noise
+        self._case = Case(base, dict(answers), noise, kept, Finding(0.0, canary.LEAST_LIMIT))
+        return Baseline(tuple(kept), noise)
+
+    def _move(self, attempt: int, names: Sequence[str]) -> None:
+        case = self._under_way()
+        case.moved = canary.move(self._model, case.kept, names, attempt, canary.least_limit(case.most_noise))
+        case.coarser = self._coarser(case)
+
+    def _coarser(self, case: Case) -> float:
+        """Looked up only where the noise is large enough to matter."""
+        if case.most_noise * canary.LIMIT * MUCH_COARSER < canary.LEAST_LIMIT:
+            return 1.0
+        if self._coarse is None:
+            away = canary.keep(self._model)
+            canary.restore(self._model, case.kept)
+            self._coarse = canary.answer_to_rounding(self._model)
+            canary.restore(self._model, away)
+        return max(1.0, canary.answer_to_rounding(self._model) / self._coarse)
+
+    def _judge(self, answers: Mapping[EngineId, Answers]) -> Judged:
+        case, findings = self._under_way(), dict[EngineId, Finding]()
+        assert case.moved is not None and answers, "nothing to judge"
+        for engine, after in answers.items():
+            found = canary.compare(case.before[engine], case.base, after, case.moved, case.coarser)
+            findings[engine] = found
+            if not found.passed:
+                behind = canary.left_behind(self._model, case.kept, after, found.limit)
+                return Judged(findings | {engine: replace(found, behind=behind)}, ())
+            case.worst = max(case.worst, found, key=lambda each: each.gap / each.limit)
+        return Judged(findings, canary.hidden(self._model, case.kept, case.moved, after, SHOWN * case.worst.limit))
+
+    def _restore(self) -> None:
+        if self._case is not None and self._case.kept:
+            canary.restore(self._model, self._case.kept)
+            self._case.kept = {}
+
+    def _under_way(self) -> Case:
+        assert self._case is not None, "no canary was begun"
+        return self._case

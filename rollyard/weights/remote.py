@@ -1,0 +1,138 @@
+"""Publisher, evidence and handoff of a trainer in another process, as the run sees them; the other ends are in `host`.
+
+All raise WeightSyncError when the trainer does not answer in time, and TrainError when it is gone: it is no engine that
+others could stand in for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rollyard.errors import EngineLost, TimeLimitExceeded, TrainError, WeightSyncError
+from rollyard.events import EngineId
+from rollyard.protocols import Answers, Channel
+from rollyard.types import Baseline, Finding, Handed, Judged, Manifest, Probed, WeightVersion
+from rollyard.weights import wire
+
+
+class Line:
+    """Calls to a trainer.
+
+    Args:
+        channel: closed by whoever owns it.
+        limit_s: seconds that an answer may take.
+    """
+
+    def __init__(self, channel: Channel, limit_s: float) -> None:
+        self._channel, self._limit_s = channel, limit_s
+
+    async def call(self, name: str, content: bytes = b"") -> bytes:
+        try:
+            return await self._channel.call(name, content, limit_s=self._limit_s)
+        except TimeLimitExceeded as error:
+            raise WeightSyncError(f"the trainer is late: {error}") from error
+        except EngineLost as error:
+            raise _gone(error) from error
+
+    def tell(self, name: str, content: bytes) -> None:
+        try:
+            self._channel.tell(name, content)
+        except EngineLost as error:
+            raise _gone(error) from error
+
+
+def _gone(error: EngineLost) -> TrainError:
+    return TrainError(f"the trainer is gone: {error}")
+
+
+class RemotePublisher:
+    """Implements `protocols.Publisher` over a channel.
+
+    Args:
+        channel: the line to the trainer's process.
+        limit_s: seconds that an offer, or its delivery, may take.
+    """
+
+    def __init__(self, channel: Channel, limit_s: float) -> None:
+        self._line = Line(channel, limit_s)
+
+    async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
+        content = wire.OFFER.dump_json((version, tuple(engines)))
+        return wire.MANIFEST.validate_json(await self._line.call("weights.publish", content))
+
+    async def again(self, engines: Sequence[EngineId]) -> Manifest:
+        return wire.MANIFEST.validate_json(await self._line.call("weights.again", wire.ENGINES.dump_json(tuple(engines))))
+
+    async def deliver(self) -> None:
+        await self._line.call("weights.deliver")
+
+    def taken(self, engine: EngineId, version: WeightVersion) -> None:
+        self._line.tell("weights.taken", wire.TAKEN.dump_json((engine, version)))
+
+    def lost(self, engine: EngineId) -> None:
+        self._line.tell("weights.lost", engine.encode())
+
+    def close(self) -> None:
+        """What it holds is given back in the trainer's process, when that ends."""
+
+
+class RemoteEvidence:
+    """Implements `protocols.Evidence` over a channel.
+
+    Args:
+        channel: the line to the trainer's process.
+        limit_s: seconds that one look at the trainer's model may take.
+    """
+
+    def __init__(self, channel: Channel, limit_s: float) -> None:
+        self._line = Line(channel, limit_s)
+
+    async def prompts(self) -> tuple[tuple[int, ...], ...]:
+        return wire.PROMPTS.validate_json(await self._line.call("evidence.prompts"))
+
+    async def published(self, version: WeightVersion, engines: Sequence[EngineId]) -> None:
+        await self._line.call("evidence.published", wire.OFFER.dump_json((version, tuple(engines))))
+
+    async def check(self, engine: EngineId, answers: Answers) -> Probed:
+        content = wire.ANSWERED.dump_json((engine, tuple(answers)))
+        return wire.PROBED.validate_json(await self._line.call("evidence.check", content))[0]
+
+    async def begin(self, answers: Mapping[EngineId, Answers]) -> Baseline:
+        return wire.BASELINE.validate_json(await self._line.call("evidence.begin", _dumped(answers)))[0]
+
+    async def move(self, attempt: int, names: Sequence[str]) -> None:
+        await self._line.call("evidence.move", wire.MOVE.dump_json((attempt, tuple(names))))
+
+    async def judge(self, answers: Mapping[EngineId, Answers]) -> Judged:
+        return wire.JUDGED.validate_json(await self._line.call("evidence.judge", _dumped(answers)))[0]
+
+    async def restore(self) -> None:
+        await self._line.call("evidence.restore")
+
+    async def returned(self, answers: Mapping[EngineId, Answers]) -> Mapping[EngineId, Finding]:
+        return wire.FINDINGS.validate_json(await self._line.call("evidence.returned", _dumped(answers)))
+
+
+class RemoteHandoff:
+    """Implements `protocols.Handoff` over a channel.
+
+    Args:
+        channel: the line to the trainer's process.
+        limit_s: seconds that each part may take.
+    """
+
+    def __init__(self, channel: Channel, limit_s: float) -> None:
+        self._line = Line(channel, limit_s)
+
+    async def give(self, version: WeightVersion, to: str) -> Manifest:
+        return wire.MANIFEST.validate_json(await self._line.call("handoff.give", wire.GIVE.dump_json((version, to))))
+
+    async def given(self) -> None:
+        await self._line.call("handoff.given")
+
+    async def take(self, manifest: Manifest) -> Handed:
+        return wire.HANDED.validate_json(await self._line.call("handoff.take", wire.MANIFEST.dump_json(manifest)))
+
+
+def _dumped(answers: Mapping[EngineId, Answers]) -> bytes:
+    return wire.ANSWERS.dump_json({engine: tuple(each) for engine, each in answers.items()})

@@ -1,0 +1,48 @@
+"""What a publisher sends: tensors under one generation stamp, such as a model's parameters or all that a trainer needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from rollyard.errors import WeightSyncError
+from rollyard.model.folder import tensors
+from rollyard.model.stamp import WeightStamp
+from rollyard.model.transformer import CausalLM
+from rollyard.types import WeightVersion
+from rollyard.weights.flat import infos
+from rollyard.weights.layout import compare
+from rollyard.weights.words import named
+
+
+class Source:
+    """Tensors that travel together.
+
+    Args:
+        tensors: what they are now, by name; asked for on their device. Names, shapes and formats stay the same.
+        stamp: counts their changes.
+        where: the device of the memory that they are copied to first; single ones may be on another.
+    """
+
+    def __init__(self, tensors: Callable[[], Mapping[str, Tensor]], stamp: WeightStamp, where: torch.device) -> None:
+        self._tensors, self.stamp, self.where = tensors, stamp, where
+        self.infos = infos(tensors())
+
+    @classmethod
+    def of(cls, model: CausalLM) -> Source:
+        """The parameters, a tied head left out."""
+        return cls(lambda: tensors(model), model.stamp, model.head_weight.device)
+
+    def now(self) -> dict[str, Tensor]:
+        """All of them, in the order of `infos`. Raises WeightSyncError when they are not what they were at first."""
+        found = self._tensors()
+        compare(infos(found), self.infos)
+        return {info.name: found[info.name] for info in self.infos}
+
+    def whole(self, version: WeightVersion) -> dict[str, Tensor]:
+        """The same, to be published. Raises WeightSyncError also when a change of them failed half way."""
+        if not self.stamp.whole:
+            raise WeightSyncError(f"{named(version)} cannot be published: a change of the weights failed half way")
+        return self.now()
