@@ -107,6 +107,7 @@ class TrainConfig(Section):
     clip_low: Share = Field(0.2, description="the ratio is clipped below 1 minus this")
     clip_high: Positive = Field(0.2, description="the ratio is clipped above 1 plus this")
     max_grad_norm: Positive = Field(1.0, description="gradients are scaled down to this norm")
+    limit_s: Positive = Field(3600.0, description="seconds a step may take where the trainer is another process")
     precision: Literal["model", "bfloat16"] = Field(
         "model", description="number format of matrix products (bfloat16: autocast, the parameters keep their own format)"
     )

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from rollyard.events import EngineId
 from rollyard.protocols import Scorer
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.seeds import completion_seed
@@ -40,10 +41,10 @@ class Evaluator:
     samples: int
     seed: int
 
-    async def run(self, controller: Controller, scorer: Scorer) -> Evaluation:
-        """Raises EngineError when an engine is lost meanwhile."""
+    async def run(self, controller: Controller, scorer: Scorer, engines: Sequence[EngineId] = ()) -> Evaluation:
+        """Ask the engines that are named, or all. Raises EngineError when none of them is left."""
         asked = {request.id: prompt for prompt, request in self._requests()}
-        completions = await controller.complete([request for _, request in self._requests()])
+        completions = await controller.complete([request for _, request in self._requests()], engines)
         rewards = await self._judge(scorer, [(asked[_id(done)], done) for done in completions])
         values = [r.value for r in rewards if r.value is not None and math.isfinite(r.value)]
         samples = len(self.prompts) * self.samples

@@ -24,18 +24,18 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rollyard import events as ev
 from rollyard import worker
 from rollyard.advantage.group import advantages
-from rollyard.batch.sample import build
+from rollyard.batch.sample import shards
+from rollyard.checks import check
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.environment import cache_folder, settle_environment
@@ -46,11 +46,12 @@ from rollyard.journal.journal import Journal, RunRecord
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
 from rollyard.place.mode import Schedule
-from rollyard.protocols import Engine, Receiver
+from rollyard.protocols import Engine, Trainer
 from rollyard.reward.function import RewardFunction
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.core import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
+from rollyard.stations import Builder, Stations
 from rollyard.types import Group, TrainStats, WeightVersion
 from rollyard.warmup import architecture, base_policy
 from rollyard.watch.recorder import Recorder
@@ -60,8 +61,8 @@ from rollyard.watch.snapshot import Header
 from rollyard.watch.step import Step
 from rollyard.watch.terminal import QuietView, View
 from rollyard.watch.timeline import Phase, Timeline
+from rollyard.weights.handoff import hand_over
 
-ENGINE = "engine-0"
 REFRESH_S = 0.2  # seconds between two pictures of the run
 
 Inbox = asyncio.Queue[ev.Event | BaseException]
@@ -78,6 +79,7 @@ class Run:
         config: what to run.
         reward: a function `(prompt, completion, **columns) -> float` given directly, instead of `config.reward.function`.
         view: makes what the terminal shows; nothing by default.
+        stations: gives the stations, instead of those that the config names: doubles, for measuring what is around them.
 
     Raises:
         ConfigError: at once, before anything loads, when the config cannot work.
@@ -85,15 +87,19 @@ class Run:
     """
 
     def __init__(
-        self, config: Config, reward: RewardFunction | None = None, view: Callable[[Header], View] | None = None
+        self,
+        config: Config,
+        reward: RewardFunction | None = None,
+        view: Callable[[Header], View] | None = None,
+        stations: Callable[[], Stations] | None = None,
     ) -> None:
         settle_environment()
         path = config.model.path
-        worker.check(config, Architecture.from_folder(Path(path)) if path else architecture(config), reward)
+        check(config, Architecture.from_folder(Path(path)) if path else architecture(config), reward)
         self.config = config
         self.folder: RunFolder = folder_of(config)
         self.report: Report | None = None
-        self._reward = reward
+        self._reward, self._given = reward, stations
         self._make_view = view or (lambda header: QuietView())
         self._inbox: Inbox = asyncio.Queue()
         self._stop_cause = ""
@@ -121,14 +127,17 @@ class Run:
 
     async def steps(self) -> AsyncGenerator[Step]:
         """The steps, as they are done. Once only."""
-        timeline, unusable = Timeline(), False
+        timeline, unusable = Timeline(_nanoseconds), False
         with timeline.phase(Phase.SETUP):
             folder = make_folder(self.config)
             recorder = self._recorder(folder, timeline)
             ring = Ring(self.config, folder, timeline, recorder, self._inbox)
         try:
             with timeline.phase(Phase.SETUP):
-                await ring.build(self._reward, lambda: self._stop_cause)
+                if self._given is None:
+                    await ring.build(self._reward, lambda: self._stop_cause)
+                else:
+                    await ring.take(self._given())
             recorder.begin()
             async for step in ring.turn():
                 yield step
@@ -176,15 +185,16 @@ class Ring:
         self._device = DeviceThread()
         self._activity = "starting"
         self._tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._refresh())}
-        self._engines: dict[ev.EngineId, Engine] = {}
         self._built = AsyncExitStack()  # closes what was built so far, the last first
         self._built.callback(self._device.close)
         self.conductor: Conductor | None = None
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
         self._saved: WeightVersion | None = None
+        self._learned: ev.EngineId | None = None  # the half that trained last
         self._finished = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
             ev.Train: self._train,
+            ev.HandOver: self._hand_over,
             ev.Evaluate: self._evaluate,
             ev.Checkpoint: self._checkpoint,
         }
@@ -197,69 +207,50 @@ class Ring:
         Whatever ends it half way, `close` closes what was built.
         """
         config, device = self._config, self._device
-        worker.begin(config)
+        if worker.trains_here(config):
+            worker.begin(config)
         folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
-        shape = Architecture.from_folder(folder)
         self._activity = "loading the model"
-        await device.run(worker.set_threads, worker.threads_of(config, shape))
-        policy = await device.run(worker.load_policy, config, folder)
-        version = WeightVersion(0)
-        self._source, held_out = worker.build_prompts(config, policy)
-        self._scorer = worker.build_scorer(config, reward)
-        self._built.push_async_callback(self._scorer.close)
-        self._trainer = worker.build_trainer(config, policy, device, version)
-        self._built.push_async_callback(self._trainer.close)
-        self._publisher = worker.build_publisher(config, policy, device, self._folder.path)
-        self._built.callback(self._publisher.close)
-        self._activity = "building the engine"
-        self._built.push_async_callback(self._close_engines)
-        await self._build_engines(policy)
-        self._evaluator = Evaluator(
-            held_out, worker.sampling_of(config), worker.window_of(config, shape), config.eval.samples, config.run.seed
-        )
-        text = policy.tokenizer.completion_text
-        stop = config.rollout.stop
+        await device.run(worker.set_threads, worker.threads_of(config, Architecture.from_folder(folder)))
+        self._stations = await Builder(config, folder, self._folder.path, device, self._built).build(reward)
+        await self._join()
+
+    async def take(self, stations: Stations) -> None:
+        """Use stations that somebody else made. They are closed as if they had been built here."""
+        self._stations = stations
+        self._built.push_async_callback(stations.scorer.close)
+        closings = [station.close for station in stations.engines.values()]
+        closings += [trainer.close for trainer in stations.trainers.values()]
+        for closing in closings:
+            self._built.push_async_callback(closing)
+        await self._join()
+
+    async def _join(self) -> None:
+        """The shells around the conductor, between it and the stations."""
+        config, stations = self._config, self._stations
+        sampling, seed = worker.sampling_of(config), config.run.seed
+        self._evaluator = Evaluator(stations.held_out, sampling, stations.window, config.eval.samples, seed)
+        post = self._inbox.put_nowait
         self._controller = Controller(
-            self._engines,
-            self._source,
-            self._scorer,
-            lambda ids, finish: text(ids, stop, finish),
-            self._inbox.put_nowait,
-            self._inbox.put_nowait,
-            self._timeline,
+            stations.engines, stations.source, stations.scorer, stations.text, post, post, self._timeline
         )
         self._built.push_async_callback(self._rescue)
         self._built.push_async_callback(self._controller.close)
         sync = worker.build_sync(
             config,
-            policy,
-            device,
-            self._publisher,
-            self._engines,
-            lambda engine, asked: self._controller.complete(asked, engine),
-            self._inbox.put_nowait,
+            stations.publishers,
+            stations.evidence,
+            stations.engines,
+            lambda engine, asked: self._controller.complete(asked, (engine,)),
+            post,
             self._timeline,
             self._recorder,
         )
         self._actions |= sync.actions
-        self.conductor = self._conduct(shape, version, evaluate=bool(held_out))
-        self._activity = "starting the engine"
-        await asyncio.gather(*(engine.start() for engine in self._engines.values()))
+        self.conductor = self._conduct(WeightVersion(0))
+        self._activity = "starting the stations"
+        await stations.start()
         self._activity = ""
-
-    async def _build_engines(self, policy: worker.Policy) -> None:
-        config = self._config
-        if worker.transport_of(config) == "in_place":
-            receiver = cast(Receiver, self._publisher)  # it is both
-            build = partial(worker.build_engine, config, ENGINE, policy, self._device, receiver)
-            self._engines[ENGINE] = await self._device.run(build)  # there, since it may compile
-            return
-        for number in range(config.place.generate):
-            name = f"engine-{number}"
-            if config.engine.url:
-                self._engines[name] = worker.attach_engine(config, name, config.engine.url[number], policy)
-            else:
-                self._engines[name] = await worker.launch_engine(config, name, policy.folder)
 
     async def _base_policy(self, stopping: Callable[[], str]) -> Path:
         """The base policy of the task: from the cache, or made now. Raises Stopped when that is asked for meanwhile."""
@@ -272,14 +263,14 @@ class Ring:
         await self._device.run(worker.set_threads, 1)
         return await self._device.run(base_policy, self._config, cache_folder(), progress)
 
-    def _conduct(self, shape: Architecture, version: WeightVersion, *, evaluate: bool) -> Conductor:
-        config, rollout = self._config, self._config.rollout
+    def _conduct(self, version: WeightVersion) -> Conductor:
+        config, rollout, stations = self._config, self._config.rollout, self._stations
         policy = RolloutPolicy(
             group_size=rollout.group_size,
             groups_per_batch=rollout.groups_per_step,
             batches=config.run.steps,
             sampling=worker.sampling_of(config),
-            window=worker.window_of(config, shape),
+            window=stations.window,
             max_staleness=rollout.max_staleness,
             max_live_groups=rollout.max_live_groups,
             overtaking=rollout.overtaking,
@@ -292,7 +283,12 @@ class Ring:
         )
         weights = config.weights
         schedule = Schedule(
-            config.run.steps, len(self._engines), evaluate, config.eval.every, config.checkpoint.every, prove=weights.canary
+            config.run.steps,
+            len(stations.engines),
+            bool(stations.held_out),
+            config.eval.every,
+            config.checkpoint.every,
+            prove=weights.canary,
         )
         return Conductor(policy, schedule, weights.rollover, version, config.place.placement, weights.retries)
 
@@ -301,7 +297,7 @@ class Ring:
     async def turn(self) -> AsyncIterator[Step]:
         """Take events until the conductor says that the run is over. Raises whatever broke in a station."""
         self._controller.listen()
-        for engine in self._engines.values():
+        for engine in self._stations.engines.values():
             self._happen(ev.EngineUp(engine.id, engine.slots, engine.version))
         while not self._finished:
             event = await self._inbox.get()
@@ -341,36 +337,58 @@ class Ring:
             self._inbox.put_nowait(error)
 
     @property
+    def _engines(self) -> Iterable[Engine]:
+        return () if self.conductor is None else self._stations.engines.values()
+
+    @property
+    def _newest(self) -> Trainer:
+        """Who trained last; before that all have the same."""
+        trainers = self._stations.trainers
+        return trainers[self._learned] if self._learned in trainers else next(iter(trainers.values()))
+
+    @property
     def _counts(self) -> CoreCounts:
         return CoreCounts() if self.conductor is None else self.conductor.counts
 
     # -------------------------------------------------------------------------------------- the instructions
 
     async def _train(self, instruction: ev.Train) -> None:
-        config, groups = self._config, instruction.groups
+        config, groups, stations = self._config, instruction.groups, self._stations
+        trainer = stations.trainers[instruction.half]
         with self._timeline.phase(Phase.TRAIN):
             judged = [advantages(group, config.advantage) for group in groups]
-            batch = build(instruction.step, groups, judged, config.batch.token_budget, worker.sampling_of(config))
-            training = asyncio.ensure_future(self._trainer.train(batch))
+            budget, sampling = config.batch.token_budget, worker.sampling_of(config)
+            parts = shards(instruction.step, groups, judged, budget, sampling, stations.ranks)
+            training = asyncio.ensure_future(trainer.train(parts))
             try:
                 self._recorder.flush()  # what the batch is made of, while the device is busy
             finally:
                 stats = await training
-        self._trained = groups, stats
-        self._inbox.put_nowait(ev.BatchTrained(self._trainer.version))
+        self._trained, self._learned = (groups, stats), instruction.half
+        self._inbox.put_nowait(ev.BatchTrained(trainer.version))
+
+    async def _hand_over(self, instruction: ev.HandOver) -> None:
+        version, handoffs = instruction.version, self._stations.handoffs
+        source, target = instruction.source, instruction.target
+        with self._timeline.phase(Phase.SYNC):
+            async with asyncio.timeout(self._config.weights.limit_s):
+                handed = await hand_over(handoffs[source], handoffs[target], version, target)
+                await self._stations.trainers[target].become(version)
+        self._recorder.handed(handed)
+        self._inbox.put_nowait(ev.HandedOver(version))
 
     async def _evaluate(self, instruction: ev.Evaluate) -> None:
         with self._timeline.phase(Phase.EVAL):
-            result = await self._evaluator.run(self._controller, self._scorer)
+            result = await self._evaluator.run(self._controller, self._stations.scorer, instruction.engines)
         self._recorder.evaluated(instruction.version, result.mean_reward, result.samples, result.unscored)
         self._inbox.put_nowait(ev.Evaluated(instruction.version))
 
     async def _checkpoint(self, instruction: ev.Checkpoint) -> None:
         with self._timeline.phase(Phase.CHECKPOINT):
             target = self._folder.checkpoint(instruction.version.step)
-            await self._trainer.save(target)
+            await self._newest.save(target)
             relative = str(target.relative_to(self._folder.path))
-            self._recorder.checkpoint(instruction.version, relative, self._source.cursor, asdict(self._counts))
+            self._recorder.checkpoint(instruction.version, relative, self._stations.source.cursor, asdict(self._counts))
             keep_newest(self._folder, self._config.checkpoint.keep)
             self._saved = instruction.version
         self._inbox.put_nowait(ev.Checkpointed(instruction.version))
@@ -384,7 +402,7 @@ class Ring:
             await asyncio.sleep(REFRESH_S)
 
     def _picture(self) -> None:
-        busy = [engine.stats() for engine in self._engines.values()]
+        busy = [engine.stats() for engine in self._engines]
         self._recorder.picture(self._activity, busy[0].slots_busy if busy and busy[0].steps else None)
 
     # ----------------------------------------------------------------------------------------------- the end
@@ -401,18 +419,13 @@ class Ring:
     async def _rescue(self) -> None:
         """Save what a run that did not end as planned had learnt since its last checkpoint."""
         await self._device.run(int)  # whatever the device was doing is over
-        version = self._trainer.version
+        version = self._newest.version
         if version in (WeightVersion(0), self._saved) or not self._recorder.finish.failed:
             return
         try:
             await self._checkpoint(ev.Checkpoint(version))
         except RollyardError as error:
             warnings.warn(f"version {version.step} is not saved: {error}", RuntimeWarning, stacklevel=2)
-
-    async def _close_engines(self) -> None:
-        for met in await asyncio.gather(*(engine.close() for engine in self._engines.values()), return_exceptions=True):
-            if isinstance(met, BaseException):
-                _warn_about(met)
 
     async def close(self) -> Report:
         """Close every station that was built, whatever one of them meets in that, and write the report.
@@ -430,11 +443,16 @@ class Ring:
         report = self._recorder.close(
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),
             Counts(counts.members_admitted, counts.members_trained, dict(counts.members_dropped)),
-            [engine.stats() for engine in self._engines.values()],
+            [engine.stats() for engine in self._engines],
         )
         report.write(self._folder.report)
         self._recorder.close_journal()
         return report
+
+
+def _nanoseconds() -> int:
+    """On the event loop's clock, which is virtual where waiting is."""
+    return int(asyncio.get_running_loop().time() * 1e9)
 
 
 def _warn_about(error: BaseException) -> None:

@@ -1,38 +1,37 @@
-"""Builds ONE station from the config: what the inline runtime, or an actor, hosts.
+"""Builds ONE station from the config, or what one other process hosts, and serves it there.
 
-`check` looks at everything the config names before anything loads. torch is imported only when a station needs it.
+torch is imported only when a station needs it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pydantic import TypeAdapter
 
 from rollyard.config import Config, EngineConfig
-from rollyard.engine.capabilities import CAPABILITIES, check_capabilities
+from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.host import serve
-from rollyard.engine.options import check_options
 from rollyard.engine.remote import RemoteEngine
 from rollyard.engine.vllm import arguments as vllm
 from rollyard.environment import engine_keys, process_environment
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event
-from rollyard.journal.folder import check_folder
 from rollyard.model.architecture import Architecture
-from rollyard.place.child import launch
+from rollyard.place import child
 from rollyard.place.inline import DeviceThread
-from rollyard.prompts.open import check_prompts, open_prompts
-from rollyard.protocols import Channel, Device, Engine, PromptSource, Publisher, Receiver, Scorer, Trainer
-from rollyard.reward.function import FunctionScorer, RewardFunction, check_columns, exact_match, load_function
+from rollyard.place.layout import Host, Roles
+from rollyard.prompts.open import open_prompts
+from rollyard.protocols import Channel, Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer
+from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_function
 from rollyard.types import Prompt, Sampling, WeightVersion
 from rollyard.watch.timeline import Timeline
 
@@ -43,7 +42,9 @@ if TYPE_CHECKING:
     from rollyard.engine.vllm.core import Core
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.model.transformer import CausalLM
+    from rollyard.train.trainer import ReferenceTrainer
     from rollyard.watch.recorder import Recorder
+    from rollyard.weights.handoff import StateHandoff
     from rollyard.weights.prover import Ask
     from rollyard.weights.sync import Sync
 
@@ -58,50 +59,6 @@ class Policy:
     model: CausalLM
     tokenizer: Tokenizer
     folder: Path
-
-
-def check(config: Config, architecture: Architecture, reward: RewardFunction | None = None) -> None:
-    """Look at all that the config names. Raises ConfigError; nothing is loaded or written.
-
-    Args:
-        architecture: of the policy.
-        reward: a function given directly, instead of `reward.function`.
-    """
-    check_folder(config)
-    check_capabilities(config)
-    check_options(config)
-    columns = check_prompts(config)
-    check_columns(reward_of(config, reward), columns)
-    check_window(config, architecture)
-    if config.place.apart and not config.engine.url:
-        interpreter(config.engine)
-    if config.engine.kind == "vllm":
-        vllm.check(config.engine, transport_of(config), config.rollout.temperature)
-
-
-def check_window(config: Config, architecture: Architecture) -> None:
-    """Raises ConfigError when what is asked does not fit the model's window."""
-    window, max_tokens = window_of(config, architecture), config.rollout.max_tokens
-    if window > architecture.window:
-        problem = f"{window} tokens are more than the model's window of {architecture.window}"
-        raise ConfigError(problem, where="engine.window", remedy=f"use at most {architecture.window}, or 0 for the model's own")
-    if max_tokens >= window:
-        problem = f"{max_tokens} tokens leave no room for a prompt in a window of {window}"
-        raise ConfigError(problem, where="rollout.max_tokens", remedy=f"use less than {window}")
-    if config.batch.token_budget < window:
-        problem = f"a prompt with its completion may have {window} tokens, more than a micro-batch of {config.batch.token_budget}"
-        raise ConfigError(problem, where="batch.token_budget", remedy=f"use at least {window}, or a smaller engine.window")
-    _check_pages(config.engine, window)
-
-
-def _check_pages(engine: EngineConfig, window: int) -> None:
-    if engine.page_tokens > window:
-        problem = f"a page of {engine.page_tokens} tokens is longer than the window of {window}"
-        raise ConfigError(problem, where="engine.page_tokens", remedy=f"use at most {window}, usually 16")
-    needed = -(-window // engine.page_tokens) + 1  # one more: where a completion leaves its prompt, a page is copied
-    if 0 < engine.pages < needed:
-        problem = f"{engine.pages} pages of {engine.page_tokens} tokens do not hold one sequence of {window}"
-        raise ConfigError(problem, where="engine.pages", remedy=f"use 0 or at least {needed}")
 
 
 def window_of(config: Config, architecture: Architecture) -> int:
@@ -164,9 +121,9 @@ def device_of(config: Config) -> str:
     return config.place.device
 
 
-def build_prompts(config: Config, policy: Policy) -> tuple[PromptSource, tuple[Prompt, ...]]:
+def build_prompts(config: Config, tokenizer: Tokenizer) -> tuple[PromptSource, tuple[Prompt, ...]]:
     """The source of prompts, and the held-out ones."""
-    return open_prompts(config, policy.tokenizer)
+    return open_prompts(config, tokenizer)
 
 
 def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, receiver: Receiver, sole: bool = False) -> Engine:
@@ -177,7 +134,7 @@ def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, 
     return EmbeddedEngine(id_, policy.model, policy.tokenizer, device, receiver, config.engine, window, sole)
 
 
-def build_trainer(config: Config, policy: Policy, device: Device, version: WeightVersion) -> Trainer:
+def build_trainer(config: Config, policy: Policy, device: Device, version: WeightVersion) -> ReferenceTrainer:
     from rollyard.train.trainer import ReferenceTrainer
 
     return ReferenceTrainer(policy.model, device, config.train, config.rollout.max_tokens, policy.folder, version)
@@ -228,11 +185,17 @@ def build_publisher(config: Config, policy: Policy, device: Device, scratch: Pat
             return BroadcastPublisher(Source.of(model), device, weights.address, weights.limit_s)
 
 
+def build_evidence(policy: Policy, device: Device) -> Evidence:
+    """The trainer's side of the proof that weights arrive."""
+    from rollyard.weights import evidence
+
+    return evidence.Evidence(policy.model, device)
+
+
 def build_sync(
     config: Config,
-    policy: Policy,
-    device: Device,
-    publisher: Publisher,
+    publishers: Mapping[EngineId, Publisher],
+    evidence: Evidence,
     engines: Mapping[EngineId, Engine],
     ask: Ask,
     post: Callable[[Event], None],
@@ -240,12 +203,28 @@ def build_sync(
     recorder: Recorder,
 ) -> Sync:
     """What brings versions to the engines. `ask` gets completions from one of them."""
-    from rollyard.weights.evidence import Evidence
     from rollyard.weights.prover import Prover
     from rollyard.weights.sync import Sync
 
-    publishers, prover = dict.fromkeys(engines, publisher), Prover(Evidence(policy.model, device), ask)
-    return Sync(publishers, prover, engines, config.weights, post, timeline, recorder)
+    return Sync(publishers, Prover(evidence, ask), engines, config.weights, post, timeline, recorder)
+
+
+def build_handoff(config: Config, name: str, policy: Policy, trainer: ReferenceTrainer, device: Device) -> StateHandoff:
+    """What brings the trainer's whole state to the other half, and back, which `name` is one of."""
+    from rollyard.weights.broadcast import BroadcastPublisher, BroadcastReceiver
+    from rollyard.weights.handoff import StateHandoff
+    from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+    from rollyard.weights.source import Source
+
+    where, limit = policy.model.head_weight.device, config.weights.limit_s
+    state = Source(trainer.state, policy.model.stamp, where)
+    if config.weights.transport == "broadcast":
+        sender: Publisher = BroadcastPublisher(state, device, config.weights.address, limit)
+        receiver: Receiver = BroadcastReceiver(name, state.infos, where, limit, buffers=1)
+    else:
+        sender = SharedMemoryPublisher(state, device, slots=1)
+        receiver = SharedMemoryReceiver(state.infos, where)
+    return StateHandoff(state, device, sender, receiver)
 
 
 def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch.device) -> Receiver:
@@ -265,7 +244,74 @@ def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch
             return BroadcastReceiver(id_, infos, device, weights.limit_s)
 
 
-# ---------------------------------------------------------------------------------- engines in other processes
+# --------------------------------------------------------------------------------------------- where it runs
+
+
+def roles_of(config: Config) -> Roles:
+    """How many engines and trainers are asked for."""
+    return Roles(config.place.placement, config.place.generate, config.place.train, config.engine.tensor_parallel_size)
+
+
+def devices_there(config: Config) -> int | None:
+    """Devices of this machine; None where there is no such limit: processes on a CPU, or a cluster, which says it itself."""
+    if config.place.runtime == "ray" or config.engine.url or device_of(config) == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def trains_here(config: Config) -> bool:
+    """Is the trainer in this very process?"""
+    return config.place.runtime == "inline" and config.place.train == 1 and config.place.placement != "swap"
+
+
+# ------------------------------------------------------------------------------------------- in other processes
+
+Launch = Callable[..., Awaitable[Channel]]  # of protocols.Launcher
+
+
+@dataclass(frozen=True, slots=True)
+class HostOrder:
+    """All that another process needs to build a trainer, and an engine beside it that decodes with its parameters."""
+
+    config: Config
+    host: Host
+    folder: Path  # of the model
+    scratch: Path  # the run's
+
+
+async def launch_host(order: HostOrder, launch: Launch) -> Channel:
+    """Start a process with a trainer. Raises EngineLost when it cannot be started."""
+    content = TypeAdapter(HostOrder).dump_json(order)
+    environment = process_environment()
+    return await launch("rollyard.worker:serve_host", content, name=order.host.name, environment=environment)
+
+
+async def serve_host(channel: Channel, order: bytes) -> None:
+    """What it runs: build the trainer, and the engine if there is one; serve them until the line ends."""
+    from rollyard.train import host as trainers
+    from rollyard.weights import host as weights
+
+    ordered = TypeAdapter(HostOrder).validate_json(order)
+    config, device = ordered.config, DeviceThread()
+    await device.run(set_threads, threads_of(config, Architecture.from_folder(ordered.folder)))
+    policy = await device.run(load_policy, config, ordered.folder)
+    trainer = await device.run(build_trainer, config, policy, device, WeightVersion(0))
+    publisher = build_publisher(config, policy, device, ordered.scratch)
+    trainers.serve(trainer, channel)
+    weights.serve(publisher, build_evidence(policy, device), channel)
+    if config.place.placement == "swap":
+        weights.serve_handoff(build_handoff(config, ordered.host.name, policy, trainer, device), channel)
+    try:
+        if ordered.host.engine is None:
+            channel.ready()
+            await channel.ended()
+        else:
+            build = partial(build_engine, config, ordered.host.engine, policy, device, cast(Receiver, publisher))
+            await serve(await device.run(build), channel)
+    finally:
+        publisher.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,37 +343,41 @@ def interpreter(engine: EngineConfig) -> Path | None:
     return python
 
 
-async def launch_engine(config: Config, id_: EngineId, folder: Path) -> RemoteEngine:
+async def launch_engine(config: Config, id_: EngineId, folder: Path, launch: Launch = child.launch) -> RemoteEngine:
     """Start an engine in a process of its own. Raises EngineLost when that cannot be started."""
     order = TypeAdapter(EngineOrder).dump_json(EngineOrder(config, id_, folder))
     environment = process_environment()
     if config.engine.kind == "vllm":
         threads = threads_of(config, Architecture.from_folder(folder))
         environment |= vllm.environment(config.engine, threads, cpu=config.place.device == "cpu")
-    target = "rollyard.worker:serve_engine"
-    child = await launch(target, order, name=f"engine {id_}", python=interpreter(config.engine), environment=environment)
-    limits = config.weights.limit_s
-    return RemoteEngine(
-        id_, child, CAPABILITIES[config.engine.kind], start_s=config.engine.start_s, sync_s=limits, drain_s=DRAIN_S
-    )
+    target, python = "rollyard.worker:serve_engine", interpreter(config.engine)
+    channel = await launch(target, order, name=f"engine {id_}", python=python, environment=environment)
+    return remote_engine(config, id_, channel)
 
 
-def attach_engine(config: Config, id_: EngineId, url: str, policy: Policy) -> Engine:
+def remote_engine(config: Config, id_: EngineId, channel: Channel) -> RemoteEngine:
+    """The engine at the other end of a line."""
+    start_s, limit = config.engine.start_s, config.weights.limit_s
+    return RemoteEngine(id_, channel, CAPABILITIES[config.engine.kind], start_s=start_s, sync_s=limit, drain_s=DRAIN_S)
+
+
+def attach_engine(config: Config, id_: EngineId, url: str, folder: Path) -> Engine:
     """An engine that is a running server."""
     from rollyard.engine.http import Client
     from rollyard.engine.sglang.engine import SGLangEngine
+    from rollyard.model.tokenizer import Tokenizer
 
-    architecture, engine = policy.model.architecture, config.engine
+    shape, engine = Architecture.from_folder(folder), config.engine
     client = Client(url, engine_keys())
     if engine.kind == "vllm":
-        return _vllm_engine(EngineOrder(config, id_, policy.folder.resolve()), client)
+        return _vllm_engine(EngineOrder(config, id_, folder.resolve()), client)
     return SGLangEngine(
         id_,
         client,
-        architecture,
-        policy.tokenizer,
+        shape,
+        Tokenizer(folder),
         slots=engine.slots,
-        window=window_of(config, architecture),
+        window=window_of(config, shape),
         start_s=engine.start_s,
         sync_s=config.weights.limit_s,
         drain_s=DRAIN_S,

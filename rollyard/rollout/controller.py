@@ -94,22 +94,24 @@ class Controller:
                 for engine, batch in requests.items():
                     self._generate(engine, batch)
 
-    async def complete(self, requests: Sequence[Request], engine: EngineId | None = None) -> list[Completion]:
+    async def complete(self, requests: Sequence[Request], engines: Sequence[EngineId] = ()) -> list[Completion]:
         """Completions outside the core, in the order asked. Their ids are the caller's own.
 
         Args:
-            engine: who is asked. None: all in turn, and what one takes with it when it is lost is asked of the others.
+            engines: who is asked, in turn; all when none is named. What one takes with it when it is lost is asked of others.
 
         Raises:
             EngineError: an engine refused a request or failed at it, or no engine that may be asked is left.
         """
         answers: dict[RequestId, Completion] = {}
         while left := [request for request in requests if request.id not in answers]:
-            living = [name for name in self._engines if name not in self._lost]
-            for request, outcome in zip(left, await self._ask(left, [engine] if engine else living), strict=True):
+            living = [name for name in engines or self._engines if name not in self._lost]
+            if not living and len(engines) == 1:
+                living = list(engines)  # it says how it was lost
+            for request, outcome in zip(left, await self._ask(left, living), strict=True):
                 if isinstance(outcome, Completion):
                     answers[request.id] = outcome
-                elif engine or self._lost.issuperset(self._engines):
+                elif self._lost.issuperset(engines or self._engines):
                     raise outcome
         return [answers[request.id] for request in requests]
 

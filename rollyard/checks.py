@@ -1,0 +1,60 @@
+"""Looks at everything that a config names, before anything loads."""
+
+from __future__ import annotations
+
+from rollyard import worker
+from rollyard.config import Config, EngineConfig
+from rollyard.engine.capabilities import check_capabilities
+from rollyard.engine.options import check_options
+from rollyard.engine.vllm import arguments as vllm
+from rollyard.errors import ConfigError
+from rollyard.journal.folder import check_folder
+from rollyard.model.architecture import Architecture
+from rollyard.place.layout import layout
+from rollyard.prompts.open import check_prompts
+from rollyard.reward.function import RewardFunction, check_columns
+
+
+def check(config: Config, architecture: Architecture, reward: RewardFunction | None = None) -> None:
+    """Look at all that the config names. Raises ConfigError; nothing is loaded or written.
+
+    Args:
+        architecture: of the policy.
+        reward: a function given directly, instead of `reward.function`.
+    """
+    check_folder(config)
+    check_capabilities(config)
+    check_options(config)
+    layout(worker.roles_of(config), worker.devices_there(config))
+    columns = check_prompts(config)
+    check_columns(worker.reward_of(config, reward), columns)
+    check_window(config, architecture)
+    if config.place.apart and not config.engine.url:
+        worker.interpreter(config.engine)
+    if config.engine.kind == "vllm":
+        vllm.check(config.engine, worker.transport_of(config), config.rollout.temperature)
+
+
+def check_window(config: Config, architecture: Architecture) -> None:
+    """Raises ConfigError when what is asked does not fit the model's window."""
+    window, max_tokens = worker.window_of(config, architecture), config.rollout.max_tokens
+    if window > architecture.window:
+        problem = f"{window} tokens are more than the model's window of {architecture.window}"
+        raise ConfigError(problem, where="engine.window", remedy=f"use at most {architecture.window}, or 0 for the model's own")
+    if max_tokens >= window:
+        problem = f"{max_tokens} tokens leave no room for a prompt in a window of {window}"
+        raise ConfigError(problem, where="rollout.max_tokens", remedy=f"use less than {window}")
+    if config.batch.token_budget < window:
+        problem = f"a prompt with its completion may have {window} tokens, more than a micro-batch of {config.batch.token_budget}"
+        raise ConfigError(problem, where="batch.token_budget", remedy=f"use at least {window}, or a smaller engine.window")
+    _check_pages(config.engine, window)
+
+
+def _check_pages(engine: EngineConfig, window: int) -> None:
+    if engine.page_tokens > window:
+        problem = f"a page of {engine.page_tokens} tokens is longer than the window of {window}"
+        raise ConfigError(problem, where="engine.page_tokens", remedy=f"use at most {window}, usually 16")
+    needed = -(-window // engine.page_tokens) + 1  # one more: where a completion leaves its prompt, a page is copied
+    if 0 < engine.pages < needed:
+        problem = f"{engine.pages} pages of {engine.page_tokens} tokens do not hold one sequence of {window}"
+        raise ConfigError(problem, where="engine.pages", remedy=f"use 0 or at least {needed}")

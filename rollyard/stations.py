@@ -1,0 +1,227 @@
+"""All stations of a run, each in the process where the layout puts it.
+
+A host is this process, a child of it, or an actor of a Ray cluster. Whatever it is, the run speaks to its engine and its
+trainer through the same protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, cast
+
+from rollyard import worker
+from rollyard.config import Config
+from rollyard.events import EngineId
+from rollyard.model.architecture import Architecture
+from rollyard.place.child import Children
+from rollyard.place.inline import DeviceThread
+from rollyard.place.layout import Host, layout
+from rollyard.protocols import Channel, Engine, Evidence, Handoff, Launcher, PromptSource, Publisher, Receiver, Scorer, Trainer
+from rollyard.reward.function import RewardFunction
+from rollyard.rollout.controller import Text
+from rollyard.types import FinishReason, Prompt, WeightVersion
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Stations:
+    """What a run is made of."""
+
+    source: PromptSource
+    held_out: tuple[Prompt, ...]
+    scorer: Scorer
+    text: Text
+    window: int  # tokens of prompt and completion at most
+    engines: Mapping[EngineId, Engine]
+    trainers: Mapping[EngineId | None, Trainer]  # by half; under None the only one
+    ranks: int  # parts of every batch
+    publishers: Mapping[EngineId, Publisher]  # by the engine that each serves
+    evidence: Evidence
+    handoffs: Mapping[EngineId, Handoff]  # by half
+    starts: tuple[Callable[[], Awaitable[None]], ...]
+
+    async def start(self) -> None:
+        """Wait until all are ready. Raises EngineError or TrainError for one that cannot be."""
+        await asyncio.gather(*(start() for start in self.starts))
+
+
+@dataclass(slots=True)
+class Found:
+    """What the hosts have, as they are built."""
+
+    engines: dict[EngineId, Engine] = field(default_factory=dict)
+    trainers: list[tuple[Host, Trainer]] = field(default_factory=list)
+    publishers: list[tuple[Host, Publisher]] = field(default_factory=list)
+    evidence: list[tuple[Host, Evidence]] = field(default_factory=list)
+    handoffs: dict[EngineId, Handoff] = field(default_factory=dict)
+    starts: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+
+class Builder:
+    """Builds the stations of one run.
+
+    Args:
+        config: of the run.
+        folder: of the model.
+        scratch: the run's folder, for what travels by disk.
+        device: for the trainer that is in this process.
+        built: closes what was built, the last first; also what was built before something failed.
+    """
+
+    def __init__(self, config: Config, folder: Path, scratch: Path, device: DeviceThread, built: AsyncExitStack) -> None:
+        self._config, self._folder, self._scratch = config, folder, scratch
+        self._device, self._built = device, built
+        self._version = WeightVersion(0)
+        self._found = Found()
+
+    async def build(self, reward: RewardFunction | None) -> Stations:
+        """Raises ConfigError for what only loading shows, EngineLost and TrainerLost for a host that does not start."""
+        from rollyard.model.tokenizer import Tokenizer
+
+        config = self._config
+        tokenizer = await self._device.run(Tokenizer, self._folder)
+        source, held_out = worker.build_prompts(config, tokenizer)
+        scorer = worker.build_scorer(config, reward)
+        self._built.push_async_callback(scorer.close)
+        await self._host_all()
+        stop = config.rollout.stop
+
+        def text(ids: Sequence[int], finish: FinishReason) -> str:
+            return tokenizer.completion_text(ids, stop, finish)
+
+        return self._joined(source, held_out, scorer, text)
+
+    # ---------------------------------------------------------------------------------------------- the hosts
+
+    async def _host_all(self) -> None:
+        config = self._config
+        roles = worker.roles_of(config)
+        hosts = layout(roles, worker.devices_there(config))
+        here = worker.trains_here(config)
+        away = [host for host in hosts if not (here and host.rank == 0)]
+        launcher = await self._launcher(away)
+        self._built.push_async_callback(self._close_engines)
+        for host in hosts:
+            if host not in away:
+                await self._build_here(host)
+        for number, host in enumerate(away):
+            await self._build_away(host, launcher, number)
+
+    async def _launcher(self, hosts: list[Host]) -> Launcher:
+        if self._config.place.runtime == "inline":
+            children = Children()
+            self._built.push_async_callback(children.close)
+            return children
+        from rollyard.place.ray import Bundle, Cluster
+
+        gpus = int(self._config.place.device == "cuda")
+        cluster = Cluster([Bundle(1, host.devices * gpus) for host in hosts], address=self._config.place.ray_address)
+        self._built.push_async_callback(cluster.close)
+        await cluster.start()
+        return cluster
+
+    async def _build_here(self, host: Host) -> None:
+        """In this process: the trainer's device is a thread of it."""
+        config, device, found = self._config, self._device, self._found
+        policy = await device.run(worker.load_policy, config, self._folder)
+        trainer = worker.build_trainer(config, policy, device, self._version)
+        self._built.push_async_callback(trainer.close)
+        publisher = worker.build_publisher(config, policy, device, self._scratch)
+        self._built.callback(publisher.close)
+        found.trainers.append((host, trainer))
+        found.publishers.append((host, publisher))
+        found.evidence.append((host, worker.build_evidence(policy, device)))
+        if host.engine is not None:
+            receiver = cast(Receiver, publisher)  # it is both
+            build = partial(worker.build_engine, config, host.engine, policy, device, receiver)
+            found.engines[host.engine] = await device.run(build)  # there, since it may compile
+
+    async def _build_away(self, host: Host, launcher: Launcher, number: int) -> None:
+        config, found = self._config, self._found
+        if host.rank is None and host.engine is not None:
+            url = config.engine.url[number] if config.engine.url else ""
+            if url:
+                found.engines[host.engine] = worker.attach_engine(config, host.engine, url, self._folder)
+            else:
+                found.engines[host.engine] = await worker.launch_engine(config, host.engine, self._folder, launcher.launch)
+            return
+        order = worker.HostOrder(config, host, self._folder.resolve(), self._scratch.resolve())
+        channel = await worker.launch_host(order, launcher.launch)
+        if host.engine is None:
+            self._built.push_async_callback(channel.close)
+        await self._reach(host, channel)
+
+    async def _reach(self, host: Host, channel: Channel) -> None:
+        """The stations of another process."""
+        from rollyard.train.remote import RemoteTrainer
+        from rollyard.weights.remote import RemoteEvidence, RemoteHandoff, RemotePublisher
+
+        config, found, limit = self._config, self._found, self._config.weights.limit_s
+        start_s, step_s = config.engine.start_s, config.train.limit_s
+        trainer = RemoteTrainer(host.name, channel, self._version, start_s=start_s, step_s=step_s)
+        found.trainers.append((host, trainer))
+        found.starts.append(trainer.start)
+        found.publishers.append((host, RemotePublisher(channel, limit)))
+        found.evidence.append((host, RemoteEvidence(channel, limit)))
+        if host.engine is None:
+            channel.ready()
+        else:
+            found.engines[host.engine] = worker.remote_engine(config, host.engine, channel)
+            found.handoffs[host.engine] = RemoteHandoff(channel, limit)
+
+    # ----------------------------------------------------------------------------------------- joined together
+
+    def _joined(self, source: PromptSource, held_out: tuple[Prompt, ...], scorer: Scorer, text: Text) -> Stations:
+        config, found = self._config, self._found
+        swap = config.place.placement == "swap"
+        if swap:
+            trainers: dict[EngineId | None, Trainer] = {host.engine: trainer for host, trainer in found.trainers}
+        else:
+            trainers = {None: self._grouped([trainer for _, trainer in found.trainers])}
+        return Stations(
+            source=source,
+            held_out=held_out,
+            scorer=scorer,
+            text=text,
+            window=worker.window_of(config, Architecture.from_folder(self._folder)),
+            engines=found.engines,
+            trainers=trainers,
+            ranks=1 if swap else len(found.trainers),
+            publishers=self._serving(found.publishers),
+            evidence=self._believed(),
+            handoffs=found.handoffs if swap else {},
+            starts=(*found.starts, *(engine.start for engine in found.engines.values())),
+        )
+
+    def _grouped(self, trainers: list[Trainer]) -> Trainer:
+        if len(trainers) == 1:
+            return trainers[0]
+        from rollyard.train.group import Member, TrainerGroup
+
+        config = self._config
+        return TrainerGroup([cast(Member, trainer) for trainer in trainers], config.weights.address, config.train.limit_s)
+
+    def _serving(self, beside: list[tuple[Host, S]]) -> dict[EngineId, S]:
+        """Who serves each engine: what is beside it, or the first trainer's."""
+        own = {host.engine: each for host, each in beside}
+        return {engine: own.get(engine, beside[0][1]) for engine in self._found.engines}
+
+    def _believed(self) -> Evidence:
+        from rollyard.weights.many import ManyEvidence
+
+        by_engine = self._serving(self._found.evidence)
+        return ManyEvidence(by_engine) if len(set(by_engine.values())) > 1 else next(iter(by_engine.values()))
+
+    async def _close_engines(self) -> None:
+        engines = self._found.engines.values()
+        for met in await asyncio.gather(*(engine.close() for engine in engines), return_exceptions=True):
+            if isinstance(met, BaseException):
+                problem = f"closing the run: {type(met).__name__}: {met}"
+                warnings.warn(problem, RuntimeWarning, stacklevel=2)
