@@ -56,7 +56,17 @@ def loaded_by(*names: str, before: str = "") -> set[str]:
 # ---------------------------------------------------------------------------------------------------- imports
 
 
-@pytest.mark.parametrize("name", ["rollyard", "rollyard.cli", "rollyard.conductor", "rollyard.config"])
+CONTROL = (
+    "rollyard",
+    "rollyard.cli",
+    "rollyard.conductor",
+    "rollyard.config",
+    "rollyard.weights.sync",
+    "rollyard.weights.remote",
+)
+
+
+@pytest.mark.parametrize("name", CONTROL)
 def test_the_control_plane_imports_without_torch(name: str) -> None:
     loaded = loaded_by(name)
     assert name in loaded

@@ -20,8 +20,8 @@ from rollyard.weights.source import Source
 Settle = Callable[[WeightVersion, Mapping[str, Tensor]], None]
 
 
-def nothing_more(version: WeightVersion, arrived: Mapping[str, Tensor]) -> None:
-    """All that arrived has its place among the tensors."""
+def nothing_more(version: WeightVersion, tensors: Mapping[str, Tensor]) -> None:
+    """The tensors are all there is."""
 
 
 class StateHandoff:
@@ -32,8 +32,8 @@ class StateHandoff:
         device: where it is changed; it is copied out and in there, between two steps.
         publisher: of `state`.
         receiver: of what the other side has; it expects the tensors of `state`.
-        settle: called with what arrived, inside the change: for what the tensors of `state` are only a copy of, such as a
-            random state, and for the version. When it fails the state is torn.
+        settle: called inside the change with the tensors of `state`, as they are now: for the version, and for what those
+            tensors are only copies of, such as a random state. When it fails the state is torn.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class StateHandoff:
         assert arrived is not None, "a state does not travel in place"
         with replacing(self._state.stamp):
             fill(targets, arrived)
-            self._settle(version, arrived)
+            self._settle(version, targets)
 
 
 async def hand_over(giving: Handoff, taking: Handoff, version: WeightVersion, to: str) -> Handed:

@@ -117,7 +117,7 @@ async def test_each_tensor_that_stays_behind_is_caught_and_named(tmp_path: Path,
     folder = model_folder(tmp_path, family=family, tied=tied, layers=1)
     config = configured(folder, **{"model.dtype": "bfloat16"})
     async with driving(config, launch=partial(launched, "serve_freezing")) as driven:
-        prover = Prover(driven.policy.model, driven.device, driven.ask)
+        prover = Prover(Evidence(driven.policy.model, driven.device), driven.ask)
         assert (await prover.prove(["engine-0"], WeightVersion(0), driven.sync)).unseen == ()
         for name, _ in driven.policy.model.named_parameters():
             told(folder).write_text(name)

@@ -1,0 +1,102 @@
+"""A trainer's state that travels, and what children of these tests run with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rollyard.model.stamp import WeightStamp
+from rollyard.place.inline import DeviceThread
+from rollyard.protocols import Channel, Publisher, Receiver
+from rollyard.types import WeightVersion
+from rollyard.weights.broadcast import BroadcastPublisher, BroadcastReceiver
+from rollyard.weights.handoff import StateHandoff
+from rollyard.weights.host import serve_handoff
+from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+from rollyard.weights.source import Source
+
+CPU = torch.device("cpu")
+
+
+class State:
+    """Parameters, moments, counts and a random state, as a trainer has them. `names` of parameters."""
+
+    def __init__(self, seed: int, names: tuple[str, ...] = ("a", "b", "c")) -> None:
+        self.stamp, self.random, self.version = WeightStamp(), torch.Generator(), WeightVersion(0)
+        self._tensors: dict[str, Tensor] = {}
+        for number, name in enumerate(names):
+            for part in ("weight", "exp_avg", "exp_avg_sq"):
+                dtype = torch.bfloat16 if part == "weight" and number == 1 else torch.float32
+                self._tensors[f"{part}/{name}"] = torch.zeros(17 + number, 33, dtype=dtype)
+            self._tensors[f"step/{name}"] = torch.zeros(())
+        self.train(seed)
+
+    def train(self, seed: int) -> None:
+        """Everything changes."""
+        self.random.manual_seed(seed)
+        with self.stamp.writing():
+            for tensor in self._tensors.values():
+                tensor.copy_(torch.randn(tensor.shape, generator=self.random))
+        self.version = WeightVersion(seed)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The random state is a copy: what is written to it changes nothing."""
+        odd = torch.tensor([self.version.step, 0, 255], dtype=torch.uint8)  # three bytes
+        return {**self._tensors, "random": self.random.get_state(), "odd": odd}
+
+    def settle(self, version: WeightVersion, tensors: Mapping[str, Tensor]) -> None:
+        self.random.set_state(tensors["random"])
+        self.version = version
+
+    def digest(self) -> str:
+        """Of all of it, bit for bit."""
+        found = hashlib.sha256(repr(self.version).encode())
+        for tensor in self.tensors().values():
+            found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+
+class Half:
+    """One side, by either transport."""
+
+    def __init__(self, name: str, transport: str, state: State, limit_s: float = 20.0) -> None:
+        self.state, self.device = state, DeviceThread(lambda: torch.set_num_threads(1))
+        self.source = Source(state.tensors, state.stamp, CPU)
+        publisher: Publisher
+        if transport == "shared_memory":
+            publisher = SharedMemoryPublisher(self.source, self.device, slots=1)
+            receiver: Receiver = SharedMemoryReceiver(self.source.infos, CPU)
+        else:
+            publisher = BroadcastPublisher(self.source, self.device, "127.0.0.1", limit_s)
+            receiver = BroadcastReceiver(name, self.source.infos, CPU, limit_s, buffers=1)
+        self.handoff = StateHandoff(self.source, self.device, publisher, receiver, state.settle)
+
+    def close(self) -> None:
+        self.handoff.close()
+        self.device.close()
+
+
+async def half(channel: Channel, order: bytes) -> None:
+    """A child with a state: it gives, takes, trains, and says what it has."""
+    ordered = json.loads(order)
+    made = Half(ordered["name"], ordered["transport"], State(ordered["seed"]))
+
+    async def train(content: bytes) -> bytes:
+        await made.device.run(made.state.train, int(content))
+        return b""
+
+    async def digest(content: bytes) -> bytes:
+        return (await made.device.run(made.state.digest)).encode()
+
+    channel.handle("train", train)
+    channel.handle("digest", digest)
+    serve_handoff(made.handoff, channel)
+    channel.ready()
+    try:
+        await channel.ended()
+    finally:
+        made.close()
