@@ -351,7 +351,7 @@ class Ring:
         with self._timeline.phase(Phase.TRAIN):
             judged = [advantages(group, config.advantage) for group in groups]
             batch = build(instruction.step, groups, judged, config.batch.token_budget, worker.sampling_of(config))
-            training = asyncio.ensure_future(self._trainer.train(batch))
+            training = asyncio.ensure_future(self._trainer.train([batch]))
             try:
                 self._recorder.flush()  # what the batch is made of, while the device is busy
             finally:
