@@ -9,7 +9,9 @@ RollyardError                  retryable: may the same call work if made again?
 │   └── StaleWeights           a forward pass was about to run on weights the engine did not acknowledge
 ├── ScoringError               a judge failed; the member has no verdict
 ├── TrainError                 the policy could not be updated
-│   └── NonFinite              a loss or gradient was NaN or infinite; the parameters were left as they were
+│   ├── NonFinite              a loss or gradient was NaN or infinite; the parameters were left as they were
+│   ├── TrainerLost            a trainer in another process is gone, or one of several does not answer
+│   └── RanksApart             a data-parallel rank did not hear from the others, for whatever reason they had
 ├── CheckpointError            a checkpoint could not be written; earlier ones are untouched
 ├── WeightSyncError            a version did not reach an engine; the version there is unchanged
 ├── PeerError                  a benchmark's peer failed, or did not do the work that was asked (in `bench.peer`)
@@ -66,6 +68,14 @@ class TrainError(RollyardError):
 
 class NonFinite(TrainError):
     """A loss or gradient was NaN or infinite. The parameters were left as they were."""
+
+
+class TrainerLost(TrainError):
+    """A trainer in another process is gone, or one of several does not answer."""
+
+
+class RanksApart(TrainError):
+    """A data-parallel rank did not hear from the others. Why, they know: this is never the first cause."""
 
 
 class CheckpointError(RollyardError):

@@ -136,15 +136,35 @@ class Trainer(Protocol):
     @property
     def version(self) -> WeightVersion: ...
 
-    async def train(self, batch: TrainBatch) -> TrainStats:
-        """One optimizer step. Raises TrainError; the version is then unchanged."""
+    async def train(self, shards: Sequence[TrainBatch]) -> TrainStats:
+        """One optimizer step. Raises TrainError; the version is then unchanged.
+
+        Args:
+            shards: a part of the batch for each data-parallel rank, in their order; one part for a trainer that is one.
+        """
         ...
 
     async def save(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, and beside it what training needs to go on."""
         ...
 
+    async def become(self, version: WeightVersion) -> None:
+        """Go on from the state of `version`, which was copied into that of this trainer. Raises TrainError."""
+        ...
+
     async def close(self) -> None: ...
+
+
+class LocalTrainer(Trainer, Protocol):
+    """A trainer in this very process: what it needs to go on can be read as tensors, and written."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Parameters by their names, and whatever else decides the next step. Always the same names, shapes and dtypes.
+
+        To hand a state over: between two steps, copy each tensor into the other trainer's tensor of that name, inside
+        its model's `stamp.writing()`; then the other one's `become`.
+        """
+        ...
 
 
 class Publisher(Protocol):

@@ -27,19 +27,29 @@ def pack(samples: Sequence[Sample], budget: int) -> tuple[tuple[Sample, ...], ..
     Raises:
         ConfigError: one sample alone is longer than the budget.
     """
+    found: list[list[int]] = []  # samples that stay together
+    sizes: list[int] = []
+    for prompt, members in families(samples, budget):
+        found += members
+        sizes += [prompt + sum(len(samples[index].token_ids) - prompt for index in unit) for unit in members]
+    bins = [[index for unit in bin_ for index in found[unit]] for bin_ in first_fit(sizes, budget)]
+    return tuple(tuple(samples[index] for index in sorted(members)) for members in bins)
+
+
+def families(samples: Sequence[Sample], budget: int) -> list[tuple[int, list[list[int]]]]:
+    """Of each different prompt its tokens, and the places of its samples, cut into as few parts as fit into `budget` each.
+
+    Raises ConfigError when one sample alone is longer than the budget.
+    """
     check_budget(max((len(sample.token_ids) for sample in samples), default=0), budget)
     prompts: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
         prompts.setdefault(_prompt(sample), []).append(index)
-    units: list[list[int]] = []  # samples that stay together
-    sizes: list[int] = []
-    for prompt, members in prompts.items():
-        own = [len(samples[index].token_ids) - len(prompt) for index in members]
-        for bin_ in first_fit(own, budget - len(prompt)):
-            units.append([members[place] for place in bin_])
-            sizes.append(len(prompt) + sum(own[place] for place in bin_))
-    found = [[index for unit in bin_ for index in units[unit]] for bin_ in first_fit(sizes, budget)]
-    return tuple(tuple(samples[index] for index in sorted(members)) for members in found)
+    return [
+        (len(prompt), [[members[place] for place in bin_] for bin_ in first_fit(own, budget - len(prompt))])
+        for prompt, members in prompts.items()
+        for own in [[len(samples[index].token_ids) - len(prompt) for index in members]]
+    ]
 
 
 def first_fit(sizes: Sequence[int], room: int) -> list[list[int]]:

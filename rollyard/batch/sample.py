@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rollyard.batch.balance import split
 from rollyard.batch.pack import pack
 from rollyard.types import Group, Rollout, Sample, Sampling, TrainBatch
 
@@ -11,7 +12,19 @@ from rollyard.types import Group, Rollout, Sample, Sampling, TrainBatch
 def build(
     step: int, groups: Sequence[Group], advantages: Sequence[Sequence[float | None]], budget: int, sampling: Sampling
 ) -> TrainBatch:
-    """The batch of one optimizer step. Members without a verdict are left out.
+    """The batch of one optimizer step, for a trainer that is one. See `shards`."""
+    return shards(step, groups, advantages, budget, sampling, 1)[0]
+
+
+def shards(
+    step: int,
+    groups: Sequence[Group],
+    advantages: Sequence[Sequence[float | None]],
+    budget: int,
+    sampling: Sampling,
+    ranks: int,
+) -> tuple[TrainBatch, ...]:
+    """The batch of one optimizer step, a part of it for each data-parallel rank. Members without a verdict are left out.
 
     Args:
         step: the version it trains.
@@ -19,6 +32,7 @@ def build(
         advantages: one number for each rollout of each group, None where there is no verdict.
         budget: tokens of a micro-batch at most.
         sampling: how the tokens were drawn.
+        ranks: how many parts, at least 1. Where samples are few, some have none.
 
     Raises:
         ConfigError: a sample alone is longer than the budget.
@@ -29,7 +43,7 @@ def build(
         for rollout, advantage in zip(group.rollouts, values, strict=True)
         if advantage is not None
     ]
-    return TrainBatch(step, pack(samples, budget), sampling)
+    return tuple(TrainBatch(step, pack(part, budget), sampling) for part in split(samples, ranks, budget))
 
 
 def row(group: Group, rollout: Rollout, advantage: float) -> Sample:

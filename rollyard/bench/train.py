@@ -85,12 +85,12 @@ class Step:
         return batch(self._config, work, self._trainer.version.step)
 
     async def warm_up(self) -> None:
-        await self._trainer.train(self.batch(0))
+        await self._trainer.train([self.batch(0)])
 
     async def run(self, number: int) -> Measured:
         made = self.batch(number)
         started = time.perf_counter()
-        stats = await self._trainer.train(made)
+        stats = await self._trainer.train([made])
         seconds = time.perf_counter() - started
         flops = sum(gemm.flops for gemm in gemms(made, self._architecture))
         return Measured(

@@ -31,7 +31,7 @@ class TokenSums:
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """What sums over the whole batch are divided by, so that the split into micro-batches changes nothing."""
+    """What sums over the whole batch are divided by, so that the split into micro-batches, or over ranks, changes nothing."""
 
     tokens: int  # trained tokens
     sequences: int  # rows with a trained token

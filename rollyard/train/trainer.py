@@ -1,16 +1,15 @@
-"""The reference trainer: one policy on one device, AdamW, packed micro-batches."""
+"""The reference trainer: one policy on one device, AdamW, packed micro-batches. Several of them are ranks of one trainer."""
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollyard.config import TrainConfig
@@ -20,11 +19,12 @@ from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
 from rollyard.train.learn import learn
 from rollyard.train.loss import Denominators, TokenSums, policy_loss, token_sums
+from rollyard.train.ranks import Ranks, fingerprint, flat_gradients
 from rollyard.train.rows import CACHED_TOKENS, Rows, pieces
+from rollyard.train.state import State
 from rollyard.types import Sampling, TrainBatch, TrainStats, WeightVersion
 
-MOMENTS, PROGRESS = "trainer.safetensors", "trainer.json"
-STATE = ("step", "exp_avg", "exp_avg_sq")  # what AdamW remembers of each parameter
+GAP_MAX = 4  # its place in Totals
 
 
 @dataclass(slots=True)
@@ -49,6 +49,13 @@ class Totals:
         self.gap_max = max(self.gap_max, gap_max)
         self.entropy += entropy_sum
         self.missed += misses
+
+    def over(self, ranks: Ranks) -> Totals:
+        """Of all ranks together."""
+        columns = list(zip(*ranks.gather(torch.tensor(astuple(self), dtype=torch.float64)).tolist(), strict=True))
+        found = Totals(*map(sum, columns))
+        found.gap_max = max(columns[GAP_MAX])
+        return found
 
 
 class ReferenceTrainer:
@@ -75,58 +82,105 @@ class ReferenceTrainer:
         self._where = model.head_weight.device
         self._piece = CACHED_TOKENS if self._where.type == "cpu" else None
         self._products = torch.bfloat16 if config.precision == "bfloat16" else model.head_weight.dtype
-        self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         self._optimizer = torch.optim.AdamW(
             model.parameters(), config.lr, config.betas, config.eps, config.weight_decay, fused=True
         )
+        self._state = State(model, self._optimizer)
+        self._ranks = Ranks(self._where)
 
     @property
     def version(self) -> WeightVersion:
         return self._version
 
-    async def train(self, batch: TrainBatch) -> TrainStats:
+    async def train(self, shards: Sequence[TrainBatch]) -> TrainStats:
         """One optimizer step. A batch without a trained token changes no parameter, but counts as a step.
 
+        Args:
+            shards: this rank's part of the batch, and no other. The others are trained on elsewhere, at the same time.
+
         Raises:
-            NonFinite: a loss or gradient is NaN or infinite; parameters and version are as before.
-            TrainError: the batch was made for another version.
+            NonFinite: a loss or gradient is NaN or infinite, on whatever rank; parameters and version are as before.
+            RanksApart: another rank did not take part to the end. Parameters are as before, or torn if they were changing.
+            TrainError: the batch was made for another version; parameters of ranks are not the same.
         """
-        return await self._device.run(self._train, batch)
+        if len(shards) != 1:
+            raise TrainError(f"one rank trains on one part of a batch, not on {len(shards)}")
+        return await self._device.run(self._train, shards[0])
 
     async def save(self, folder: Path) -> None:
-        """Write the policy in Hugging Face format, with the optimizer's state beside it. The folder must not exist.
+        """Write the policy in Hugging Face format, with the rest of the state beside it. The folder must not exist.
 
         Raises CheckpointError when it cannot be written, or a change of the parameters failed half way.
         """
         await self._device.run(self._save, folder)
 
     async def load_state(self, folder: Path) -> None:
-        """Go on with the optimizer's state of a checkpoint. The parameters are loaded with the model.
+        """Go on with the state in a checkpoint. The parameters are loaded with the model.
 
         Raises TrainError when the state is not there, or is another model's; what this trainer had stays.
         """
         await self._device.run(self._read_state, folder)
 
+    def state(self) -> dict[str, Tensor]:
+        """NAME, `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of every parameter; `random/cpu`, and on a GPU `random/cuda`.
+
+        Views of what is trained, but for the random state. That is copied by this call, so it comes anew before each time
+        that a state is read, and once before one is written; `become` gives it to torch.
+        """
+        return self._state.all()
+
+    async def become(self, version: WeightVersion) -> None:
+        """The tensors of `state` now are those of `version`: go on as if it had been trained here.
+
+        Raises TrainError when a change of the parameters failed half way.
+        """
+        await self._device.run(self._become, version)
+
+    async def open(self, address: str, limit_s: float) -> str:
+        """See `Ranks.open`: where the ranks of a group can meet. Rank 0's is the process that they meet in."""
+        return self._ranks.open(address, limit_s)
+
+    async def join(self, place: str, rank: int, size: int, limit_s: float) -> None:
+        """Be one of the ranks that meet at `place`, for all steps from now on. Raises RanksApart."""
+        await self._device.run(self._ranks.join, place, rank, size, limit_s)
+
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Leave the other ranks."""
+        self._ranks.close()
 
     # -------------------------------------------------------------------------------------------- the step
 
     def _train(self, batch: TrainBatch) -> TrainStats:
-        if batch.step != self._version.step:
-            raise TrainError(f"the batch trains version {batch.step}, the parameters are version {self._version.step}")
-        denominators = Denominators.of(batch)
-        totals = Totals()
-        rate = self._learning_rate(batch.step)
         try:
-            for samples in batch.micro_batches:
-                for families in pieces(samples, self._piece):
-                    self._accumulate(Rows.of(families, self._where), batch.sampling, denominators, totals)
-            norm = self._update(rate, totals.loss) if denominators.tokens else 0.0
+            with self._ranks.together():
+                return self._step(batch)
         finally:
             self._optimizer.zero_grad(set_to_none=True)  # none is left of a failed step, and none holds memory meanwhile
+
+    def _step(self, batch: TrainBatch) -> TrainStats:
+        denominators = self._agree(batch)
+        totals, norm, rate = Totals(), 0.0, self._learning_rate(batch.step)
+        flat = flat_gradients(self._model.parameters()) if self._ranks.size > 1 else None
+        for samples in batch.micro_batches:
+            for families in pieces(samples, self._piece):
+                self._accumulate(Rows.of(families, self._where), batch.sampling, denominators, totals)
+        if denominators.tokens:
+            if flat is not None:
+                self._ranks.add_up(flat)
+            totals = totals.over(self._ranks)
+            norm = self._update(rate, totals.loss)
         self._version = self._version._replace(step=batch.step + 1)
         return _stats(self._version, totals, denominators.tokens, norm, rate)
+
+    def _agree(self, batch: TrainBatch) -> Denominators:
+        """The denominators of all ranks together. Raises TrainError, on all alike, unless all train the same version."""
+        own = Denominators.of(batch)
+        counts = torch.tensor([batch.step, self._version.step, own.tokens, own.sequences])
+        steps, versions, tokens, sequences = self._ranks.gather(counts).t().tolist()
+        if len({*steps, *versions}) > 1:
+            trained, had = (" and ".join(map(str, sorted(set(found)))) for found in (steps, versions))
+            raise TrainError(f"the batch trains version {trained}, the parameters are version {had}")
+        return Denominators(sum(tokens), sum(sequences))
 
     def _accumulate(self, rows: Rows, sampling: Sampling, denominators: Denominators, totals: Totals) -> None:
         """Forward and backward of one piece; logits only where a trained token is predicted."""
@@ -149,7 +203,16 @@ class ReferenceTrainer:
             group["lr"] = rate
         with self._model.stamp.writing():
             self._optimizer.step()
+            self._check_alike()
         return norm
+
+    def _check_alike(self) -> None:
+        """Raises TrainError on all ranks when parameters drifted apart. In the midst of a change: they are torn then."""
+        if self._ranks.size > 1:
+            found = self._ranks.gather(fingerprint(self._model.parameters())).flatten().tolist()
+            if len(set(found)) > 1:
+                ranks = " and ".join(str(rank) for rank, number in enumerate(found) if number != found[0])
+                raise TrainError(f"step {self._version.step}: the parameters of rank {ranks} are not those of rank 0")
 
     def _learning_rate(self, step: int) -> float:
         """Linear warm-up: step i of the first n takes (i + 1) / n of the rate."""
@@ -163,38 +226,18 @@ class ReferenceTrainer:
         if not self._model.stamp.whole:
             raise CheckpointError(f"{folder} is not written: a change of the parameters failed half way")
         try:
-            save(self._model, folder, self._source, self._write_state)
+            save(self._model, folder, self._source, lambda draft: self._state.write(draft, self._version.step))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder} cannot be written: {error}") from error
 
-    def _write_state(self, folder: Path) -> None:
-        tensors = {
-            f"{key}/{self._names[parameter]}": state[key].contiguous()
-            for parameter, state in self._optimizer.state.items()
-            for key in STATE
-        }
-        save_file(tensors, folder / MOMENTS)
-        (folder / PROGRESS).write_text(json.dumps(self._version._asdict()), encoding="utf-8")
+    def _become(self, version: WeightVersion) -> None:
+        if not self._model.stamp.whole:
+            raise TrainError(f"version {version.step} is not whole: a change of the parameters failed half way")
+        self._state.take()
+        self._version = version
 
     def _read_state(self, folder: Path) -> None:
-        try:
-            step = int(json.loads((folder / PROGRESS).read_text(encoding="utf-8"))["step"])
-            tensors = load_file(folder / MOMENTS, device=str(self._model.head_weight.device))
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise TrainError(f"{folder} holds no state of a trainer: {error!r}") from error
-        # Before the first step there is no state of any parameter.
-        shapes = {
-            f"{key}/{name}": parameter.shape if key != "step" else torch.Size()
-            for parameter, name in self._names.items()
-            for key in STATE
-        }
-        if tensors and {name: tensor.shape for name, tensor in tensors.items()} != shapes:
-            raise TrainError(f"the trainer's state in {folder} belongs to another model")
-        self._optimizer.state.clear()
-        for parameter, name in self._names.items():
-            if tensors:
-                self._optimizer.state[parameter] = {key: tensors[f"{key}/{name}"] for key in STATE}
-        self._version = self._version._replace(step=step)
+        self._version = self._version._replace(step=self._state.read(folder))
 
 
 def _stats(version: WeightVersion, totals: Totals, tokens: int, norm: float, rate: float) -> TrainStats:

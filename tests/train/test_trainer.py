@@ -96,7 +96,7 @@ async def test_loss_and_gradients_equal_the_plain_version(tmp_path, aggregation,
     ours = trainer(folder, aggregation=aggregation, clip_low=0.2, clip_high=0.3)
     gradients = {}
     ours._optimizer.step = lambda: gradients.update({n: p.grad.clone() for n, p in ours._model.named_parameters()})
-    stats = await ours.train(TrainBatch(0, split(samples, 3), Sampling(9, temperature)))
+    stats = await ours.train([TrainBatch(0, split(samples, 3), Sampling(9, temperature))])
     assert stats.loss == pytest.approx(loss.item(), abs=1e-5)
     assert stats.tokens == sum(sum(s.mask) for s in samples)
     expected = dict(plain.named_parameters())
@@ -117,7 +117,7 @@ async def test_micro_batches_change_nothing(tmp_path, aggregation):
         ours._optimizer.step = lambda ours=ours, found=gradients: found.update(
             {n: p.grad.clone() for n, p in ours._model.named_parameters()}
         )
-        stats = await ours.train(TrainBatch(0, split(samples, parts), Sampling(9)))
+        stats = await ours.train([TrainBatch(0, split(samples, parts), Sampling(9))])
         results.append((gradients, stats))
     for gradients, stats in results[1:]:
         assert stats.loss == pytest.approx(results[0][1].loss, abs=1e-6)
@@ -171,7 +171,7 @@ async def test_a_prompt_is_computed_once(one_folder):
         Sample(0, i, prompt + own, (False,) * 6 + (True,) * len(own), (0.0,) * (6 + len(own)), (1.0,) * (6 + len(own)), ())
         for i, own in enumerate(((11, 12, 13), (14, 15, 16), (17,)))
     ]
-    await ours.train(TrainBatch(0, (tuple(samples),), Sampling(9)))
+    await ours.train([TrainBatch(0, (tuple(samples),), Sampling(9))])
     assert seen == [[*prompt, 11, 12, 14, 15]]
 
 
@@ -195,7 +195,7 @@ async def test_bfloat16_products_stay_near_float32_and_train(one_folder):
         assert gradient.dtype == torch.float32 and not torch.equal(gradient, exact[name])
         assert torch.cosine_similarity(gradient.flatten(), exact[name].flatten(), 0) > 0.99, name
     ours = trainer(one_folder, precision="bfloat16", lr=1e-3)
-    losses = [(await ours.train(TrainBatch(step, batch, Sampling(9)))).loss for step in range(8)]
+    losses = [(await ours.train([TrainBatch(step, batch, Sampling(9))])).loss for step in range(8)]
     assert losses[-1] < losses[0] - 0.05
     assert {value.dtype for state in ours._optimizer.state.values() for value in state.values()} == {torch.float32}
     assert {value.dtype for value in ours._model.parameters()} == {torch.float32}
@@ -211,7 +211,7 @@ async def test_metrics_by_hand(tmp_path):
     own = [every[t - 1, ids[t]].item() for t in (2, 3)]
     entropy = [-(every[t - 1].exp() * every[t - 1]).sum().item() for t in (2, 3)]
     sample = Sample(0, 0, ids, (False, False, True, True), (0.0, 0.0, own[0] - 0.5, own[1] + 0.5), (0.0, 0.0, 1.0, -1.0), ())
-    stats = await trainer(folder).train(TrainBatch(0, ((sample,),), Sampling(9)))
+    stats = await trainer(folder).train([TrainBatch(0, ((sample,),), Sampling(9))])
     up, down = math.exp(0.5), math.exp(-0.5)
     assert stats.ratio_mean == pytest.approx((up + down) / 2, abs=1e-4)
     assert stats.clipped_share == 1.0  # up above 1.2 with advantage 1, down below 0.8 with advantage -1
@@ -228,7 +228,7 @@ async def test_a_step_equals_torch_adamw_with_warm_up_and_clipping(tmp_path):
     torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
     torch.optim.AdamW(plain.parameters(), 1e-2 / 4, (0.9, 0.99), 1e-4, 0.01).step()
     ours = trainer(folder, warmup_steps=4, max_grad_norm=0.1, weight_decay=0.01, eps=1e-4)
-    stats = await ours.train(TrainBatch(0, split(samples, 2), Sampling(9)))
+    stats = await ours.train([TrainBatch(0, split(samples, 2), Sampling(9))])
     assert stats.learning_rate == pytest.approx(2.5e-3) and ours.version == WeightVersion(1)
     expected = dict(plain.named_parameters())
     for name, value in parameters(ours).items():
@@ -259,7 +259,7 @@ async def test_top_k_and_top_p_equal_the_plain_version(tmp_path):
     ours = trainer(folder)
     gradients = {}
     ours._optimizer.step = lambda: gradients.update({n: p.grad.clone() for n, p in ours._model.named_parameters()})
-    stats = await ours.train(TrainBatch(0, split(samples, 2), sampling))
+    stats = await ours.train([TrainBatch(0, split(samples, 2), sampling)])
     assert (stats.kept_set_misses, stats.clipped_share) == (0.0, 0.0)
     assert stats.ratio_mean == pytest.approx(1.0, abs=1e-5) and stats.logprob_gap_max < 1e-5
     expected = dict(plain.named_parameters())
@@ -277,7 +277,7 @@ async def test_a_token_outside_the_trainers_kept_set_is_counted(tmp_path):
     worst = logits.argmin().item()
     own = torch.log_softmax(torch.stack([logits.max(), logits.min()]), 0)[1].item()
     sample = Sample(0, 0, (7, best, worst), (False, True, True), (0.0, 0.0, own), (0.0, 1.0, 1.0), ())
-    stats = await trainer(folder).train(TrainBatch(0, ((sample,),), Sampling(9, top_k=1)))
+    stats = await trainer(folder).train([TrainBatch(0, ((sample,),), Sampling(9, top_k=1))])
     assert stats.kept_set_misses == 0.5 and stats.logprob_gap_max < 1e-4
 
 
@@ -286,7 +286,7 @@ async def test_advantages_of_zero_are_a_step_like_any_other(tmp_path):
     ours = trainer(tiny_folder(tmp_path), weight_decay=0.1)
     before, generation = parameters(ours), ours._model.stamp.generation
     samples = [dataclasses.replace(sample, advantages=(0.0,) * len(sample.mask)) for sample in make_samples(4)]
-    stats = await ours.train(TrainBatch(0, split(samples, 2), Sampling(9)))
+    stats = await ours.train([TrainBatch(0, split(samples, 2), Sampling(9))])
     assert (stats.loss, stats.grad_norm) == (0.0, 0.0) and stats.tokens > 0
     assert ours.version == WeightVersion(1) and ours._model.stamp.generation == generation + 1
     for name, value in parameters(ours).items():
@@ -300,25 +300,25 @@ async def test_non_finite_leaves_everything_as_it_was(tmp_path):
     values = tuple(math.inf if flag else 0.0 for flag in bad.mask)
     bad = Sample(bad.group, bad.member, bad.token_ids, bad.mask, bad.logprobs, values, ())
     with pytest.raises(NonFinite, match="step 0"):
-        await ours.train(TrainBatch(0, ((bad,),), Sampling(9)))
+        await ours.train([TrainBatch(0, ((bad,),), Sampling(9))])
     assert ours.version == WeightVersion(0) and ours._model.stamp.generation == generation
     assert all(torch.equal(value, before[name]) for name, value in parameters(ours).items())
     assert all(value.grad is None for value in ours._model.parameters())
-    await ours.train(TrainBatch(0, split(make_samples(), 2), Sampling(9)))
+    await ours.train([TrainBatch(0, split(make_samples(), 2), Sampling(9))])
     assert ours.version == WeightVersion(1)
 
 
 async def test_an_empty_batch_counts_as_a_step_and_changes_nothing(tmp_path):
     ours = trainer(tiny_folder(tmp_path))
     before = parameters(ours)
-    stats = await ours.train(TrainBatch(0, (), Sampling(9)))
+    stats = await ours.train([TrainBatch(0, (), Sampling(9))])
     assert (stats.tokens, stats.loss, stats.grad_norm) == (0, 0.0, 0.0) and ours.version == WeightVersion(1)
     assert all(torch.equal(value, before[name]) for name, value in parameters(ours).items())
 
 
 async def test_a_batch_for_another_version_is_refused(tmp_path):
     with pytest.raises(TrainError, match="trains version 3"):
-        await trainer(tiny_folder(tmp_path)).train(TrainBatch(3, split(make_samples(), 1), Sampling(9)))
+        await trainer(tiny_folder(tmp_path)).train([TrainBatch(3, split(make_samples(), 1), Sampling(9))])
 
 
 async def test_a_failure_inside_the_optimizer_stops_every_forward_pass(tmp_path):
@@ -329,7 +329,7 @@ async def test_a_failure_inside_the_optimizer_stops_every_forward_pass(tmp_path)
 
     ours._optimizer.step = broken
     with pytest.raises(RuntimeError):
-        await ours.train(TrainBatch(0, split(make_samples(), 1), Sampling(9)))
+        await ours.train([TrainBatch(0, split(make_samples(), 1), Sampling(9))])
     with pytest.raises(StaleWeights):
         ours._model.stamp.check(ours._model.stamp.generation)
     with pytest.raises(CheckpointError, match="half way"):
@@ -343,11 +343,11 @@ async def test_a_saved_trainer_goes_on_as_if_nothing_had_happened(tmp_path):
     for step in range(3):
         if step == 2:
             await whole.save(tmp_path / "saved")
-        await whole.train(TrainBatch(step, split(make_samples(seed=step), 2), Sampling(9)))
+        await whole.train([TrainBatch(step, split(make_samples(seed=step), 2), Sampling(9))])
     resumed = trainer(tmp_path / "saved")
     await resumed.load_state(tmp_path / "saved")
     assert resumed.version == WeightVersion(2)
-    await resumed.train(TrainBatch(2, split(make_samples(seed=2), 2), Sampling(9)))
+    await resumed.train([TrainBatch(2, split(make_samples(seed=2), 2), Sampling(9))])
     assert all(torch.equal(value, parameters(whole)[name]) for name, value in parameters(resumed).items())
     AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
 
@@ -358,13 +358,13 @@ async def test_a_state_before_the_first_step_is_one_too(tmp_path):
     whole, resumed = trainer(folder), trainer(tmp_path / "saved")
     await resumed.load_state(tmp_path / "saved")
     for ours in (whole, resumed):
-        await ours.train(TrainBatch(0, split(make_samples(), 2), Sampling(9)))
+        await ours.train([TrainBatch(0, split(make_samples(), 2), Sampling(9))])
     assert all(torch.equal(value, parameters(whole)[name]) for name, value in parameters(resumed).items())
 
 
 async def test_a_state_that_does_not_fit_is_refused(tmp_path):
     ours, wider = trainer(tiny_folder(tmp_path)), trainer(tiny_folder(tmp_path / "wider", width=96))
-    await wider.train(TrainBatch(0, split(make_samples(), 1), Sampling(9)))
+    await wider.train([TrainBatch(0, split(make_samples(), 1), Sampling(9))])
     await wider.save(tmp_path / "saved")
     with pytest.raises(TrainError, match="belongs to another model"):
         await ours.load_state(tmp_path / "saved")

@@ -1,0 +1,46 @@
+"""Serves a trainer over a line: the other end of `remote.RemoteTrainer`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollyard.protocols import Channel
+from rollyard.train import wire
+from rollyard.train.group import Member
+
+
+def serve(trainer: Member, channel: Channel) -> None:
+    """Answer the calls `train.*`. Whoever owns the channel makes it ready, and closes the trainer."""
+
+    async def start(content: bytes) -> bytes:
+        return wire.VERSION.dump_json(trainer.version)
+
+    async def step(content: bytes) -> bytes:
+        return wire.STATS.dump_json((await trainer.train(wire.SHARDS.validate_json(content)),))
+
+    async def save(content: bytes) -> bytes:
+        await trainer.save(Path(content.decode()))
+        return b""
+
+    async def become(content: bytes) -> bytes:
+        await trainer.become(wire.VERSION.validate_json(content))
+        return b""
+
+    async def open_(content: bytes) -> bytes:
+        asked = wire.OPENING.validate_json(content)
+        return (await trainer.open(asked.address, asked.limit_s)).encode()
+
+    async def join(content: bytes) -> bytes:
+        asked = wire.JOINING.validate_json(content)
+        await trainer.join(asked.place, asked.rank, asked.size, asked.limit_s)
+        return b""
+
+    for name, handler in (
+        ("start", start),
+        ("step", step),
+        ("save", save),
+        ("become", become),
+        ("open", open_),
+        ("join", join),
+    ):
+        channel.handle(f"train.{name}", handler)

@@ -1,0 +1,170 @@
+"""The data-parallel ranks of one trainer: a process group outside torch's default one.
+
+gloo between CPUs, NCCL between GPUs (never run with more than one GPU so far). Nobody can interrupt a collective from
+inside. So whoever fails leaves the group, by which the others fail at once instead of at their time limit; then all join
+a new one.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollyard.errors import NonFinite, RanksApart, TrainError
+
+dist: Any = torch.distributed  # its classes written in C++ have no types
+
+MEETING = "meeting"
+BUCKET = 8 * 2**20  # numbers of one collective
+
+
+class Ranks:
+    """One of the ranks; a trainer that never joined others is alone.
+
+    Args:
+        device: where the tensors are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.rank, self.size = 0, 1
+        self._store: Any = None  # of rank 0, as long as it lives
+        self._meetings = 0
+        self._group: Any = None
+
+    # ------------------------------------------------------------------------------------------ come and go
+
+    def open(self, address: str, limit_s: float) -> str:
+        """Of rank 0: where all can meet, each time a new place. `address` is of this machine, as the others reach it.
+
+        Raises TrainError when that is no address of this machine.
+        """
+        if self._store is None:
+            # torch's own store would listen on every address. Port 0: one that is free, and held from now on.
+            try:
+                family, _, _, _, there = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+                listening = socket.create_server(there[:2], family=family)
+            except OSError as error:
+                raise TrainError(f"the ranks cannot meet at {address}: {error}") from error
+            port, limit = listening.getsockname()[1], timedelta(seconds=limit_s)
+            self._store = dist.TCPStore(
+                address, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach()
+            )
+        self._meetings += 1
+        return f"{address}:{self._store.port}/{self._meetings}"
+
+    def join(self, place: str, rank: int, size: int, limit_s: float) -> None:
+        """Meet the other ranks at `place`, in a new group; a group of one needs no place.
+
+        Raises RanksApart when not all are there within `limit_s` seconds, which then is the limit of every wait.
+        """
+        self._group = None  # the old one is left first
+        self.rank, self.size = rank, size
+        if size > 1:
+            self._try(MEETING, lambda: self._meet(place, limit_s))
+
+    def leave(self) -> None:
+        """The lines to the others close: theirs is a failure that they see now."""
+        self._group = None
+
+    def close(self) -> None:
+        self._group = self._store = None
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Whoever fails in here leaves. Not with NonFinite: that all find alike."""
+        try:
+            yield
+        except NonFinite:
+            raise
+        except BaseException:
+            self.leave()
+            raise
+
+    # ------------------------------------------------------------------------------------------ collectives
+
+    def gather(self, values: Tensor) -> Tensor:
+        """`[n]` of every rank: `[ranks, n]`, the same everywhere. Raises RanksApart."""
+        if self.size == 1:
+            return values[None]
+        values = values.to(self._device)
+        found = [torch.empty_like(values) for _ in range(self.size)]
+        self._try("comparing numbers", lambda: self._group.allgather([found], [values]).wait())
+        return torch.stack(found)
+
+    def add_up(self, flat: Tensor) -> None:
+        """In place, the sum of `[n]` over all ranks: the same everywhere, to the bit. Raises RanksApart."""
+        if self.size > 1:
+            self._try("adding up gradients", lambda: self._add_up(flat))
+
+    def _add_up(self, flat: Tensor) -> None:
+        for going in [self._group.allreduce([part]) for part in flat.split(BUCKET)]:
+            going.wait()
+
+    def _try(self, what: str, call: Callable[[], object]) -> None:
+        """Raises RanksApart, with words only: torch's exception would keep the group alive, and with it its lines."""
+        if self._group is None and what != MEETING:
+            raise RanksApart(f"rank {self.rank} of {self.size} left the group, and has to join a new one")
+        problem = _problem(call)
+        if problem:
+            self.leave()
+            raise RanksApart(f"rank {self.rank} of {self.size} lost the others, {what}: {problem}")
+
+    def _meet(self, place: str, limit_s: float) -> None:
+        where, _, number = place.partition("/")
+        host, _, port = where.rpartition(":")
+        limit = timedelta(seconds=limit_s)
+        store = self._store if self.rank == 0 else dist.TCPStore(host, int(port), is_master=False, timeout=limit)
+        prefixed = dist.PrefixStore(f"train-{number}", store)
+        if self._device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            self._group = dist.ProcessGroupNCCL(prefixed, self.rank, self.size, options)
+        else:
+            own = host if self.rank == 0 else _own_address(host, int(port))
+            gloo = dist.ProcessGroupGloo._Options()
+            gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
+            gloo._timeout = limit
+            self._group = dist.ProcessGroupGloo(prefixed, self.rank, self.size, gloo)
+
+
+def flat_gradients(parameters: Iterable[Tensor]) -> Tensor:
+    """Gives every parameter a gradient of zeros, a view of the `[numbers]` that are returned."""
+    every = list(parameters)
+    flat = every[0].new_zeros(sum(parameter.numel() for parameter in every), requires_grad=False)
+    for parameter, part in zip(every, flat.split([parameter.numel() for parameter in every]), strict=True):
+        parameter.grad = part.view_as(parameter)
+    return flat
+
+
+def fingerprint(parameters: Iterable[Tensor]) -> Tensor:
+    """A number that other parameters are unlikely to share: `[1]` int64, the sum of all bits, eight bytes at a time."""
+    sums = []
+    for parameter in parameters:
+        data = parameter.detach().contiguous().view(-1).view(torch.uint8)
+        whole = data.numel() // 8 * 8
+        sums.append(data[:whole].view(torch.int64).sum() + data[whole:].sum())
+    return torch.stack(sums).sum(dim=0, keepdim=True)
+
+
+def _problem(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (RuntimeError, ValueError, OSError) as error:
+        lines = str(error).strip().splitlines()  # torch's messages go on with stack traces
+        return lines[0] if lines else type(error).__name__
+    return ""
+
+
+def _own_address(host: str, port: int) -> str:
+    """Of this machine, as it is seen on the way to `host`. Nothing is sent."""
+    family, kind, _, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as line:
+        line.connect(there)
+        return str(line.getsockname()[0])

@@ -1,0 +1,79 @@
+"""All that decides a trainer's next step, as tensors: to be written beside a checkpoint, or handed to another trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rollyard.errors import TrainError
+from rollyard.model.folder import tensors
+from rollyard.model.transformer import CausalLM
+
+TENSORS, PROGRESS = "trainer.safetensors", "trainer.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAMW = ("step", *MOMENTS)  # what AdamW remembers of each parameter
+
+
+class State:
+    """Parameters, AdamW's moments and torch's random state, under names that never change.
+
+    Args:
+        model: whose parameters are trained.
+        optimizer: theirs. Its moments are made here, zeros as before its first step.
+    """
+
+    def __init__(self, model: CausalLM, optimizer: torch.optim.AdamW) -> None:
+        self._model, self._remembered, where = model, optimizer.state, model.head_weight.device
+        for parameter in model.parameters():
+            moments = {key: torch.zeros_like(parameter, requires_grad=False) for key in MOMENTS}
+            self._remembered[parameter] = {"step": torch.zeros((), dtype=torch.float32, device=where), **moments}
+        self._generators: dict[str, torch.Generator] = {"random/cpu": torch.default_generator}
+        if where.type == "cuda":
+            self._generators["random/cuda"] = torch.cuda.default_generators[where.index or 0]
+        self._random = {name: generator.get_state() for name, generator in self._generators.items()}
+
+    def all(self) -> dict[str, Tensor]:
+        """Views of what is trained; the random state as it is now, which is a copy."""
+        for name, generator in self._generators.items():
+            self._random[name].copy_(generator.get_state())
+        return {**tensors(self._model), **self._beside()}
+
+    def take(self) -> None:
+        """The tensors were written: let torch have the random state in them."""
+        for name, generator in self._generators.items():
+            generator.set_state(self._random[name])
+
+    def write(self, folder: Path, step: int) -> None:
+        """What is not in the model's own files. Raises OSError or SafetensorError."""
+        self.all()
+        save_file({name: tensor.contiguous() for name, tensor in self._beside().items()}, folder / TENSORS)
+        (folder / PROGRESS).write_text(json.dumps({"step": step}), encoding="utf-8")
+
+    def read(self, folder: Path) -> int:
+        """What `write` wrote; the step of then. Raises TrainError when it does not fit, and nothing has changed then."""
+        try:
+            step = int(json.loads((folder / PROGRESS).read_text(encoding="utf-8"))["step"])
+            stored = load_file(folder / TENSORS)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise TrainError(f"{folder} holds no state of a trainer: {error!r}") from error
+        own = self._beside()
+        if {name: tensor.shape for name, tensor in stored.items()} != {name: tensor.shape for name, tensor in own.items()}:
+            raise TrainError(f"the trainer's state in {folder} belongs to another model")
+        for name, tensor in own.items():
+            tensor.copy_(stored[name])
+        self.take()
+        return step
+
+    def _beside(self) -> dict[str, Tensor]:
+        """All but the parameters."""
+        remembered = {
+            f"{key}/{name}": self._remembered[parameter][key]
+            for name, parameter in self._model.named_parameters()
+            for key in ADAMW
+        }
+        return {**remembered, **self._random}
