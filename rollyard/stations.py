@@ -119,7 +119,8 @@ class Builder:
             children = Children()
             self._built.push_async_callback(children.close)
             return children
-        from rollyard.place.ray import Bundle, Cluster
+        from rollyard.place.bundles import Bundle
+        from rollyard.place.ray import Cluster
 
         gpus = int(self._config.place.device == "cuda")
         cluster = Cluster([Bundle(1, host.devices * gpus) for host in hosts], address=self._config.place.ray_address)

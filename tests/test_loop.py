@@ -272,7 +272,7 @@ def test_an_engine_that_cannot_be_started_takes_those_before_it_along(make, monk
     """The first is a process of its own: it is gone with the run, and so is the publisher's memory."""
     children, closed = [], []
 
-    async def launch_engine(config, id_, folder):
+    async def launch_engine(config, id_, folder, start):
         if children:
             raise EngineLost("there is no room for it")
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}

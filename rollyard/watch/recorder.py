@@ -9,7 +9,7 @@ from rollyard.errors import JournalError
 from rollyard.events import Event, Finish, Instruction, Scored, Train
 from rollyard.journal.journal import Journal
 from rollyard.protocols import Sink
-from rollyard.types import Canary, EngineStats, Group, TrainStats, WeightVersion
+from rollyard.types import Canary, EngineStats, Group, Handed, TrainStats, WeightVersion
 from rollyard.watch.report import Counts, Finished, Report, ReportBuilder
 from rollyard.watch.snapshot import Snapshot
 from rollyard.watch.step import Step
@@ -96,6 +96,10 @@ class Recorder:
     def copied(self, count: int) -> None:
         """Bytes that a weight sync had to copy."""
         self._builder.add_bytes_copied(count)
+
+    def handed(self, found: Handed) -> None:
+        """One half took over the training state of the other."""
+        self._builder.add_handoff(found)
 
     def proved(self, found: Canary) -> None:
         """What the canary found."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rollyard.errors import JournalError
 from rollyard.events import Event, Instruction, Published, Score, SegmentArrived
-from rollyard.types import Canary, EngineStats, WeightVersion
+from rollyard.types import Canary, EngineStats, Handed, WeightVersion
 from rollyard.watch.step import Step
 from rollyard.watch.timeline import PhaseSeconds
 
@@ -61,12 +61,16 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class WeightTraffic:
-    """How new weights reached the engines, and the bytes copied for it over the whole run, by transport and engines."""
+    """How new weights reached the engines, and the bytes copied for it over the whole run, by transport and engines.
+
+    `handed` are the bytes and seconds of the training states that halves handed over, on the critical path.
+    """
 
     transport: str
     bytes_copied: int
     canary: Canary | None = None
     probes: Mapping[str, int] = field(default_factory=dict)  # verdicts on loads, see `rollyard.weights.probe`
+    handed: tuple[Handed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,8 @@ def _read_weights(record: dict[str, Any]) -> WeightTraffic:
     canary = record.pop("canary")
     if canary is not None:
         canary = Canary(**canary | {"unseen": tuple(canary["unseen"])})
-    return WeightTraffic(canary=canary, **record)
+    handed = tuple(Handed(**each) for each in record.pop("handed"))
+    return WeightTraffic(canary=canary, handed=handed, **record)
 
 
 class ReportBuilder:
@@ -169,6 +174,7 @@ class ReportBuilder:
         self._bytes_copied = 0
         self._canary: Canary | None = None
         self._probes: dict[str, int] = {}
+        self._handed: list[Handed] = []
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
         self._versions: list[WeightVersion] = []
@@ -197,6 +203,9 @@ class ReportBuilder:
 
     def add_canary(self, found: Canary) -> None:
         self._canary = found
+
+    def add_handoff(self, found: Handed) -> None:
+        self._handed.append(found)
 
     def add_probe(self, verdict: str) -> None:
         self._probes[str(verdict)] = self._probes.get(verdict, 0) + 1
@@ -227,7 +236,7 @@ class ReportBuilder:
             decoder=", ".join(dict.fromkeys(engine.decoder for engine in stats if engine.decoder)),
             prompts=prompts,
             members=members,
-            weights=WeightTraffic(self._transport, copied, self._canary, dict(self._probes)),
+            weights=WeightTraffic(self._transport, copied, self._canary, dict(self._probes), tuple(self._handed)),
             versions=tuple(self._versions),
             finished=finished,
             software=software(),
