@@ -61,7 +61,7 @@ from rollyard.watch.snapshot import Header
 from rollyard.watch.step import Step
 from rollyard.watch.terminal import QuietView, View
 from rollyard.watch.timeline import Phase, Timeline
-from rollyard.weights.handoff import hand_over
+from rollyard.weights.remote import hand_over
 
 REFRESH_S = 0.2  # seconds between two pictures of the run
 

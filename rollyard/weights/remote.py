@@ -6,11 +6,12 @@ others could stand in for.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from rollyard.errors import EngineLost, TimeLimitExceeded, TrainError, WeightSyncError
 from rollyard.events import EngineId
-from rollyard.protocols import Answers, Channel
+from rollyard.protocols import Answers, Channel, Handoff
 from rollyard.types import Baseline, Finding, Handed, Judged, Manifest, Probed, WeightVersion
 from rollyard.weights import wire
 
@@ -132,6 +133,21 @@ class RemoteHandoff:
 
     async def take(self, manifest: Manifest) -> Handed:
         return wire.HANDED.validate_json(await self._line.call("handoff.take", wire.MANIFEST.dump_json(manifest)))
+
+
+async def hand_over(giving: Handoff, taking: Handoff, version: WeightVersion, to: str) -> Handed:
+    """Both sides at once. Raises WeightSyncError when either fails, once neither is at it any more.
+
+    Args:
+        to: the name of the side that takes.
+    """
+    manifest = await giving.give(version, to)
+    handed, given = await asyncio.gather(taking.take(manifest), giving.given(), return_exceptions=True)
+    for outcome in (handed, given):
+        if isinstance(outcome, BaseException):
+            raise outcome
+    assert isinstance(handed, Handed)
+    return handed
 
 
 def _dumped(answers: Mapping[EngineId, Answers]) -> bytes:

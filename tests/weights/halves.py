@@ -44,12 +44,13 @@ class State:
         self.version = WeightVersion(seed)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """The random state is a copy: what is written to it changes nothing."""
-        odd = torch.tensor([self.version.step, 0, 255], dtype=torch.uint8)  # three bytes
-        return {**self._tensors, "random": self.random.get_state(), "odd": odd}
+        """The random state is a copy, which `become` looks at."""
+        self._random = self.random.get_state()
+        return {**self._tensors, "random": self._random, "odd": torch.tensor([7, 0, 255], dtype=torch.uint8)}  # three bytes
 
-    def settle(self, version: WeightVersion, tensors: Mapping[str, Tensor]) -> None:
-        self.random.set_state(tensors["random"])
+    def become(self, version: WeightVersion) -> None:
+        """What was written is of this version."""
+        self.random.set_state(self._random)
         self.version = version
 
     def digest(self) -> str:
@@ -73,7 +74,7 @@ class Half:
         else:
             publisher = BroadcastPublisher(self.source, self.device, "127.0.0.1", limit_s)
             receiver = BroadcastReceiver(name, self.source.infos, CPU, limit_s, buffers=1)
-        self.handoff = StateHandoff(self.source, self.device, publisher, receiver, state.settle)
+        self.handoff = StateHandoff(self.source, self.device, publisher, receiver)
 
     def close(self) -> None:
         self.handoff.close()
@@ -89,10 +90,15 @@ async def half(channel: Channel, order: bytes) -> None:
         await made.device.run(made.state.train, int(content))
         return b""
 
+    async def become(content: bytes) -> bytes:
+        await made.device.run(made.state.become, WeightVersion(int(content)))
+        return b""
+
     async def digest(content: bytes) -> bytes:
         return (await made.device.run(made.state.digest)).encode()
 
     channel.handle("train", train)
+    channel.handle("become", become)
     channel.handle("digest", digest)
     serve_handoff(made.handoff, channel)
     channel.ready()

@@ -15,8 +15,8 @@ import pytest
 from rollyard.errors import TrainError, WeightSyncError
 from rollyard.place.child import Child, launch
 from rollyard.types import Handed, WeightVersion
-from rollyard.weights.handoff import hand_over
-from rollyard.weights.remote import RemoteHandoff
+from rollyard.weights import handoff
+from rollyard.weights.remote import RemoteHandoff, hand_over
 from tests.weights.halves import Half, State
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -44,6 +44,7 @@ async def test_they_take_turns(pair: Pair) -> None:
         giving, taking = pair[number % 2], pair[(number + 1) % 2]
         await giving.device.run(giving.state.train, 3 + number)
         handed = await hand_over(giving.handoff, taking.handoff, WeightVersion(3 + number), "ba"[number % 2])
+        taking.state.become(giving.state.version)
         assert giving.state.digest() == taking.state.digest()
         assert handed.bytes == BYTES + len(giving.state.random.get_state()) and handed.seconds > 0
 
@@ -55,6 +56,7 @@ async def test_what_is_given_is_what_it_was_then(pair: Pair) -> None:
     manifest = await giving.handoff.give(V1, "b")
     await giving.device.run(giving.state.train, 7)
     await asyncio.gather(taking.handoff.take(manifest), giving.handoff.given())
+    taking.state.become(V1)
     assert taking.state.digest() == before != giving.state.digest()
 
 
@@ -91,19 +93,19 @@ async def test_a_torn_state_is_not_given(pair: Pair) -> None:
     assert taking.state.digest() == before
 
 
-async def test_a_state_that_was_torn_is_whole_once_another_was_taken(pair: Pair) -> None:
+async def test_a_state_that_was_torn_is_whole_once_another_was_taken(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     giving, taking = pair
-    settle = taking.handoff._settle
 
     def breaking(*args: object) -> None:
-        raise WeightSyncError("no such random state")
+        raise RuntimeError("out of memory")
 
-    taking.handoff._settle = breaking
-    with pytest.raises(WeightSyncError, match="no such random state"):
-        await hand_over(giving.handoff, taking.handoff, V1, "b")
+    with monkeypatch.context() as patched:
+        patched.setattr(handoff, "fill", breaking)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await hand_over(giving.handoff, taking.handoff, V1, "b")
     assert not taking.state.stamp.whole
-    taking.handoff._settle = settle
     await hand_over(giving.handoff, taking.handoff, V1, "b")
+    taking.state.become(V1)
     assert taking.state.stamp.whole and taking.state.digest() == giving.state.digest()
 
 
@@ -135,6 +137,7 @@ async def test_between_two_processes(transport: str) -> None:
             await both[giving].call("train", str(version.step).encode(), limit_s=10.0)
             handed = await hand_over(sides[giving], sides[taking], version, "ab"[taking])
             assert isinstance(handed, Handed) and handed.bytes > BYTES
+            await both[taking].call("become", str(version.step).encode(), limit_s=10.0)
             digests = [await child.call("digest", limit_s=10.0) for child in both]
             assert digests[0] == digests[1]
         both[0].kill()
