@@ -157,11 +157,11 @@ def build_scorer(config: Config, reward: RewardFunction | None) -> Scorer:
 
 
 def transport_of(config: Config) -> str:
-    """The transport that `auto` stands for, or the one that is named."""
-    if config.weights.transport != "auto":
-        return config.weights.transport
+    """How weights reach the engines: as named, or what `auto` stands for. Beside a trainer nothing travels to them."""
     if not config.place.apart:
         return "in_place"
+    if config.weights.transport != "auto":
+        return config.weights.transport
     return "shared_memory" if "shared_memory" in CAPABILITIES[config.engine.kind].transports else "checkpoint"
 
 

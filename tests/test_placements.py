@@ -63,6 +63,7 @@ def share_of_a(prompt: str, completion: str, **columns: object) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_swap_learns_what_async_learns(learnt: Callable[..., tuple[Curve, Report]]) -> None:
     """With a lag of one version, in order, drained, and every batch written by one version: bit for bit, in float32."""
     swapped, report = learnt(place__placement="swap", rollout__max_staleness=1)
@@ -72,6 +73,7 @@ def test_swap_learns_what_async_learns(learnt: Callable[..., tuple[Curve, Report
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "spread",
     [
