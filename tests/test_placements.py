@@ -62,13 +62,21 @@ def share_of_a(prompt: str, completion: str, **columns: object) -> float:
     return completion.count("a") / (1 + len(completion))
 
 
+def same(one: Curve, other: Curve) -> None:
+    """The same tokens by the same versions; losses and gradients up to what float32 rounds, whatever ran beside what."""
+    for here, there in zip(one, other, strict=True):
+        assert here[:2] == there[:2]
+        assert here[2:] == pytest.approx(there[2:], abs=1e-6)
+    assert any(norm for *_, norm in one)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_swap_learns_what_async_learns(learnt: Callable[..., tuple[Curve, Report]]) -> None:
-    """With a lag of one version, in order, drained, and every batch written by one version: bit for bit, in float32."""
+    """With a lag of one version, in order, drained, and every batch written by one version."""
     swapped, report = learnt(place__placement="swap", rollout__max_staleness=1)
     overlapped, _ = learnt(place__placement="async", rollout__max_staleness=1)
-    assert swapped == overlapped and any(loss for _, _, loss, _ in swapped)
+    same(swapped, overlapped)
     assert len(report.weights.handed) == 3 and all(each.bytes > 0 and each.seconds > 0 for each in report.weights.handed)
 
 
@@ -85,7 +93,4 @@ def test_swap_learns_what_async_learns(learnt: Callable[..., tuple[Curve, Report
 def test_how_many_there_are_changes_nothing(learnt: Callable[..., tuple[Curve, Report]], spread: dict[str, object]) -> None:
     one, _ = learnt()
     many, _ = learnt(**spread)
-    for alone, parted in zip(one, many, strict=True):
-        assert alone[:2] == parted[:2]
-        assert alone[2:] == pytest.approx(parted[2:], abs=1e-5)
-    assert any(norm for *_, norm in one)
+    same(one, many)
