@@ -94,8 +94,8 @@ def split(samples: Sequence[Sample], ranks: int, budget: int) -> tuple[tuple[Sam
         min(found, key=lambda rank: rank.load).add(unit)
     while _even_out(max(found, key=lambda rank: rank.load), min(found, key=lambda rank: rank.load)):
         pass
-    for family in range(len(units)):
-        _reunite(found, family)
+    while sum(_reunite(found, unit.family) for unit in units):
+        pass
     places = [sorted(place for units in rank.units.values() for unit in units for place in unit.own) for rank in found]
     return tuple(tuple(samples[place] for place in part) for part in places)
 
@@ -114,10 +114,11 @@ def _even_out(largest: Rank, smallest: Rank) -> bool:
     return True
 
 
-def _reunite(ranks: Sequence[Rank], family: int) -> None:
-    """Bring samples of one prompt together again as long as the largest load stays what it is."""
+def _reunite(ranks: Sequence[Rank], family: int) -> bool:
+    """Bring samples of one prompt together again as long as the largest load stays what it is. Whether that saved tokens."""
     limit = max(rank.load for rank in ranks)
     holders = sorted((rank for rank in ranks if family in rank.units), key=lambda rank: rank.load)
+    before = sum(rank.load for rank in ranks)
     for source in holders:
         for unit in tuple(source.units[family]):
             own = sum(unit.own.values())
@@ -125,6 +126,7 @@ def _reunite(ranks: Sequence[Rank], family: int) -> None:
                 if target is not source and target.load + own <= limit and target.host(family, own) is not None:
                     _move(unit, source, target)
                     break
+    return sum(rank.load for rank in ranks) < before
 
 
 def _move(part: Unit, source: Rank, target: Rank) -> None:

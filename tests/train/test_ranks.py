@@ -114,6 +114,8 @@ async def test_a_rank_that_fails_is_named_and_the_others_do_not_wait(folder: Pat
         before, began = parameters(members[0]), time.monotonic()
         with pytest.raises(ValueError, match="nothing predicts its first token"):
             await together.train(parts([*samples[1:5], first], 2, 2, 1))
+        for member in members:
+            await member._device.run(int)  # nobody waits for anybody any more
         assert time.monotonic() - began < 5
         assert all(torch.equal(value, before[name]) for name, value in parameters(members[0]).items())
         assert (await together.train(parts(samples, 2, 2, 2))).step == 1
