@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -53,3 +55,43 @@ def peer_environment() -> dict[str, str]:
 def owned() -> bool:
     """Whether this process belongs to a run that started it, and has to end with the leader of its process group."""
     return bool(os.environ.get("ROLLYARD_OWNED"))
+
+
+# Variables that say how libraries behave. A process on another machine should have them as this one has, and nothing else
+# of this machine's: its folders and interpreters are its own.
+FAMILIES = ("ROLLYARD_", "HF_", "NCCL_", "GLOO_", "OMP_", "TORCH_", "VLLM_")
+KEYS = ("ROLLYARD_ENGINE_KEY", "ROLLYARD_ENGINE_ADMIN_KEY", "HF_TOKEN")  # never kept where others may read them
+
+
+def carried(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of `environment` a process on another machine gets: what differs from this process's own, and those families."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in KEYS and (name in DEFAULTS or name.startswith(FAMILIES) or os.environ.get(name) != value)
+    }
+
+
+def adopt(variables: Mapping[str, str]) -> None:
+    """In a process that somebody else started: take these variables, before the libraries that read them are imported."""
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray's own guess
+    os.environ.update(variables)
+
+
+def ray_address() -> str:
+    """The Ray cluster that Ray's own tools speak to: RAY_ADDRESS, which Ray also sets for the jobs it runs."""
+    return os.environ.get("RAY_ADDRESS", "")
+
+
+def settle_ray() -> bool:
+    """Before a cluster of our own is started: let it ask for a token, a new one, unless the user says otherwise.
+
+    Returns whether there was something to settle. Ray looks at RAY_AUTH_MODE when it is first imported, and only then.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if "RAY_AUTH_MODE" in os.environ:
+        return False
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    return True

@@ -277,6 +277,28 @@ class Channel(Protocol):
     async def close(self) -> None: ...
 
 
+class Launcher(Protocol):
+    """Starts hosts: other processes, each with a channel to this one."""
+
+    async def launch(
+        self, target: str, order: bytes, *, name: str, environment: Mapping[str, str], python: Path | None = None
+    ) -> Channel:
+        """Start a host that runs `target`, the `module:function` of a coroutine function of its channel and `order`.
+
+        Args:
+            name: for messages.
+            environment: its variables.
+            python: its interpreter; this one when None.
+
+        Raises EngineLost when it cannot be started.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what it started."""
+        ...
+
+
 class Sink(Protocol):
     """Somewhere metrics go."""
 

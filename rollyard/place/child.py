@@ -17,13 +17,14 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from rollyard.environment import cache_folder
-from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
+from rollyard.errors import EngineLost
+from rollyard.place.line import Host, serve
 from rollyard.place.link import Link
 
 LOG_LINES, LOG_BYTES = 30, 16384  # of what it printed last, for messages
@@ -31,8 +32,6 @@ QUIT_S = 10.0  # seconds a child may take to end by itself
 GONE_S = 1.0  # seconds between the end of the line and that of the process
 ALIVE_S = 0.5  # seconds between two looks at the parent
 BUFFER = 2**20  # bytes read ahead
-
-Host = Callable[[Link, bytes], Coroutine[Any, Any, None]]
 
 
 class Child:
@@ -56,7 +55,7 @@ class Child:
         self.name = name
         self._process, self._log = process, log
         self._closed = False
-        self._link = Link(name, reader, writer, self._find_cause)
+        self._link = Link(name, reader, writer, self._find_cause, self.said)
         self._link.open()
         self._watching = asyncio.create_task(self._watch(), name=f"child {name}")
 
@@ -68,15 +67,7 @@ class Child:
         self._link.handle(name, handler)
 
     async def call(self, name: str, content: bytes = b"", *, limit_s: float) -> bytes:
-        """See `Link.call`. A time limit that ran out, or an engine that failed, says what the child printed last."""
-        try:
-            return await self._link.call(name, content, limit_s=limit_s)
-        except TimeLimitExceeded as error:
-            raise TimeLimitExceeded(f"{error}{self.said()}") from None
-        except EngineError as error:
-            if type(error) is not EngineError:
-                raise
-            raise EngineError(f"{error}{self.said()}") from None
+        return await self._link.call(name, content, limit_s=limit_s)
 
     def ready(self) -> None:
         self._link.ready()
@@ -104,16 +95,17 @@ class Child:
             await self._link.close()
             self._log.close()
 
+    def pass_on(self, deliver: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """See `Link.pass_on`: what the child sends is for somebody else. To be called before it can have sent anything."""
+        return self._link.pass_on(deliver)
+
     def kill(self) -> None:
         """At once, with the whole group."""
         _end_group(self._process.pid)
 
     def said(self) -> str:
         """The end of what it printed."""
-        # Not by seeking: the child writes at the same offset.
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), LOG_BYTES, max(size - LOG_BYTES, 0))
-        return "".join(f"\n  | {line}" for line in tail.decode("utf-8", "replace").rstrip().splitlines()[-LOG_LINES:])
+        return last_lines(self._log)
 
     async def _watch(self) -> None:
         """The process may end before the line does: what it started can hold the other end of the socket open."""
@@ -137,19 +129,47 @@ class Child:
         return (f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}") + self.said()
 
 
-async def launch(target: str, order: bytes, *, name: str, environment: Mapping[str, str], python: Path | None = None) -> Child:
+class Children:
+    """Starts children and closes those that it started (protocols.Launcher)."""
+
+    def __init__(self) -> None:
+        self._started: list[Child] = []
+
+    async def launch(
+        self, target: str, order: bytes, *, name: str, environment: Mapping[str, str], python: Path | None = None
+    ) -> Child:
+        """See `launch`."""
+        child = await launch(target, order, name=name, environment=environment, python=python)
+        self._started.append(child)
+        return child
+
+    async def close(self) -> None:
+        """Close all of them. Closing twice is harmless."""
+        await asyncio.gather(*(child.close() for child in self._started))
+
+
+async def launch(
+    target: str,
+    order: bytes,
+    *,
+    name: str,
+    environment: Mapping[str, str],
+    python: Path | None = None,
+    log: IO[bytes] | None = None,
+) -> Child:
     """Start a child that runs `target`.
 
     Args:
-        target: `module:function`, a coroutine function of the link and of `order`. It sets handlers and waits.
+        target: `module:function`, a coroutine function of the channel and of `order`. It sets handlers and waits.
         name: for messages.
         environment: its variables.
         python: its interpreter; this one when None.
+        log: where it prints, a file of its own when None. Closed with the child.
 
     Raises EngineLost when it cannot be started.
     """
     with ExitStack() as undo:
-        log = undo.enter_context(tempfile.TemporaryFile())
+        log = undo.enter_context(log or tempfile.TemporaryFile())  # noqa: SIM115 (it is)
         ours, theirs = socket.socketpair()
         undo.callback(ours.close)
         try:
@@ -179,6 +199,14 @@ async def launch(target: str, order: bytes, *, name: str, environment: Mapping[s
     return child
 
 
+def last_lines(log: IO[bytes], since: int = 0) -> str:
+    """The end of what was printed into a file after its first `since` bytes, for messages."""
+    # Not by seeking: whoever prints may do so at the same offset.
+    size = os.fstat(log.fileno()).st_size
+    tail = os.pread(log.fileno(), LOG_BYTES, max(size - LOG_BYTES, since))
+    return "".join(f"\n  | {line}" for line in tail.decode("utf-8", "replace").rstrip().splitlines()[-LOG_LINES:])
+
+
 def _imports(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that let a child find this package, with a folder that holds a link to it and nothing else.
 
@@ -201,14 +229,20 @@ def _end_group(leader: int) -> None:
 # ---------------------------------------------------------------------------------------------- in the child
 
 
+def find(target: str) -> Host:
+    """What `module:function` names."""
+    module, _, function = target.partition(":")
+    host: Host = getattr(importlib.import_module(module), function)
+    return host
+
+
 def main() -> None:
     """Run `TARGET` with the line to the parent. Arguments: a file descriptor, the parent's process id, and TARGET."""
     descriptor, parent, target = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     threading.Thread(target=_outlive_not, args=(parent,), daemon=True).start()
     failed, lost = True, False
     try:
-        module, _, function = target.partition(":")
-        host: Host = getattr(importlib.import_module(module), function)
+        host = find(target)
         # Not asyncio.run, which waits for threads at the end: one may be stuck in a collective.
         lost = asyncio.new_event_loop().run_until_complete(_serve(host, descriptor))
         failed = False
@@ -226,36 +260,11 @@ async def _serve(host: Host, descriptor: int) -> bool:
     """Run the host until it fails, the parent says so, or the line ends. Whether it was the line."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=BUFFER)
     link = Link("the parent", reader, writer)
-    order: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    quitting = asyncio.Event()
-
-    async def take_order(content: bytes) -> bytes:
-        order.set_result(content)
-        return b""
-
-    async def take_quit(content: bytes) -> bytes:
-        quitting.set()
-        return b""
-
-    async def hosting() -> None:
-        await host(link, await order)
-
-    link.handle("order", take_order)
-    link.handle("quit", take_quit)
     link.open()
-    tasks = [asyncio.create_task(hosting()), asyncio.create_task(quitting.wait()), asyncio.create_task(link.ended())]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[0].done() and not link.lost:
-            tasks[0].result()  # raises, since it does not end by itself but by an error
+        await serve(link, host)
         return link.lost
-    except ConfigError as error:
-        link.end(error)
-        raise
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         await link.close()
 
 

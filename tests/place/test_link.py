@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rollyard.errors import ConfigError, EngineLost, RequestRejected, RollyardError, TimeLimitExceeded, WeightSyncError
+from rollyard.place import line as lines
 from rollyard.place import link as links
-from rollyard.place.link import SIZE, Link
+from rollyard.place.line import SIZE, Handler
+from rollyard.place.link import Link
 from tests.place.lines import joined
 
 
@@ -24,14 +26,14 @@ async def ends() -> AsyncIterator[tuple[Link, Link]]:
     await far.close()
 
 
-def answer(result: bytes) -> links.Handler:
+def answer(result: bytes) -> Handler:
     async def handler(content: bytes) -> bytes:
         return result + content
 
     return handler
 
 
-def raising(error: Exception) -> links.Handler:
+def raising(error: Exception) -> Handler:
     async def handler(content: bytes) -> bytes:
         raise error
 
@@ -65,7 +67,7 @@ async def test_what_is_too_large_is_refused_on_either_way(ends: tuple[Link, Link
     near, far = ends
     far.handle("double", answer(bytes(700)))
     far.handle("keep", answer(b""))
-    monkeypatch.setattr(links, "LIMIT", 1000)
+    monkeypatch.setattr(lines, "LIMIT", 1000)
     with pytest.raises(RollyardError, match="more than 1000"):
         await near.call("keep", bytes(1000), limit_s=5)
     with pytest.raises(RollyardError, match="more than 1000"):
