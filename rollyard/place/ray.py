@@ -51,6 +51,7 @@ class Cluster:
     def __init__(self, bundles: Sequence[Bundle], *, address: str = "", limit_s: float = 60.0) -> None:
         self._bundles, self._address, self._limit_s = tuple(bundles), address, limit_s
         self._head: Child | None = None  # holds the processes of a cluster that was started here
+        self._watching: asyncio.Task[None] | None = None
         self._joined = False
         self._group: Any = None
         self._actors: dict[int, Actor] = {}  # by bundle
@@ -115,11 +116,21 @@ class Cluster:
         """End the actors, give the bundles back, and end Ray if it was started here. Closing twice is harmless."""
         await asyncio.gather(*(actor.close() for actor in self._actors.values()))
         self._actors.clear()
+        if self._watching is not None:
+            if self._watching.done():
+                self._group = None  # gone with Ray, which would be waited for
+            self._watching.cancel()
         group, joined, self._group, self._joined = self._group, self._joined, None, False
         if group is not None or joined:
             await asyncio.to_thread(_leave, group, joined)
         if self._head is not None:
             await self._head.close()
+
+    async def _watch(self, head: Child) -> None:
+        """Ray itself may end, and would find out late."""
+        cause = await head.ended()
+        for actor in self._actors.values():
+            actor.fail(f"is gone with Ray, which {cause}")
 
     def _free(self, wanted: int | None) -> int:
         busy = self._starting | {number for number, actor in self._actors.items() if not actor.lost}
@@ -147,7 +158,9 @@ class Cluster:
         order = json.dumps({"num_cpus": math.ceil(sum(bundle.cpus for bundle in self._bundles))})
         target, environment = f"{__name__}:serve_head", process_environment()
         self._head = await launch(target, order.encode(), name="Ray", environment=environment)
-        return (await self._head.call("address", limit_s=START_S)).decode()
+        address = await self._head.call("address", limit_s=START_S)
+        self._watching = asyncio.create_task(self._watch(self._head), name="Ray")
+        return address.decode()
 
     async def _reserve(self) -> None:
         """Raises ConfigError when there is no room."""
@@ -293,6 +306,10 @@ class Actor:
 
     async def ended(self) -> str:
         return await self._line.ended()
+
+    def fail(self, cause: str) -> None:
+        """It is known to be gone."""
+        self._line.fail(cause)
 
     async def close(self) -> None:
         """Let it end by itself for a while, then end it. Closing twice is harmless."""
