@@ -31,6 +31,7 @@ from rollyard.protocols import Channel
 HERE = "local"  # Ray's own word for a cluster that is started for this process
 START_S = 120.0  # seconds that Ray, or an actor in a free bundle, may take to start
 QUIT_S = 10.0  # seconds a host may take to end by itself
+REACH_S = 10.0  # seconds that a cluster's address may take to answer
 GONE_S = 5.0  # seconds that Ray may take to end a process
 WAIT_S = 10.0  # seconds a long poll waits
 LOOK_S = 1.0  # seconds between two looks at a placement group that is not there yet
@@ -150,6 +151,8 @@ class Cluster:
         await asyncio.to_thread(_check_installed)
         if address == HERE:
             address = await self._start_head()
+        elif address != "auto":
+            await reach(address)
         self._joined = True
         await asyncio.to_thread(_connect, address)
 
@@ -195,6 +198,20 @@ def reason(error: Exception) -> str:
     return text.rpartition("The actor is dead because ")[2] or type(error).__name__
 
 
+async def reach(address: str) -> None:
+    """Raises ConfigError when nobody listens there. Ray itself would try for minutes."""
+    where, remedy = "place.ray_address", "give auto, HOST:PORT or ray://HOST:PORT of a cluster that runs, or local"
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"{address!r} is no address", where=where, remedy=remedy)
+    try:
+        async with asyncio.timeout(REACH_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError) as error:
+        raise ConfigError(f"nothing answers at {address} ({error or 'no connection'})", where=where, remedy=remedy) from error
+    writer.close()
+
+
 def _connect(address: str) -> None:
     import ray
 
@@ -202,10 +219,10 @@ def _connect(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except broken as error:
-        remedy = "give auto, HOST:PORT or ray://HOST:PORT of a cluster that runs, or local"
+        problem, remedy = f"Ray at {address} cannot be joined: {reason(error)}", "see what Ray says"
         if "token" in f"{error} {error.__cause__}".lower():
-            remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as the cluster has them"
-        problem = f"Ray at {address} cannot be joined: {reason(error)}"
+            problem = f"Ray at {address} refuses this run's token"
+            remedy = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as the cluster has it"
         raise ConfigError(problem, where="place.ray_address", remedy=remedy) from error
 
 
