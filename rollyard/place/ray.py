@@ -31,6 +31,7 @@ from rollyard.protocols import Channel
 HERE = "local"  # Ray's own word for a cluster that is started for this process
 START_S = 120.0  # seconds that Ray, or an actor in a free bundle, may take to start
 QUIT_S = 10.0  # seconds a host may take to end by itself
+REACH_S = 10.0  # seconds that a cluster's address may take to answer
 GONE_S = 5.0  # seconds that Ray may take to end a process
 WAIT_S = 10.0  # seconds a long poll waits
 LOOK_S = 1.0  # seconds between two looks at a placement group that is not there yet
@@ -51,6 +52,7 @@ class Cluster:
     def __init__(self, bundles: Sequence[Bundle], *, address: str = "", limit_s: float = 60.0) -> None:
         self._bundles, self._address, self._limit_s = tuple(bundles), address, limit_s
         self._head: Child | None = None  # holds the processes of a cluster that was started here
+        self._watching: asyncio.Task[None] | None = None
         self._joined = False
         self._group: Any = None
         self._actors: dict[int, Actor] = {}  # by bundle
@@ -115,11 +117,21 @@ class Cluster:
         """End the actors, give the bundles back, and end Ray if it was started here. Closing twice is harmless."""
         await asyncio.gather(*(actor.close() for actor in self._actors.values()))
         self._actors.clear()
+        if self._watching is not None:
+            if self._watching.done():
+                self._group = None  # gone with Ray, which would be waited for
+            self._watching.cancel()
         group, joined, self._group, self._joined = self._group, self._joined, None, False
         if group is not None or joined:
             await asyncio.to_thread(_leave, group, joined)
         if self._head is not None:
             await self._head.close()
+
+    async def _watch(self, head: Child) -> None:
+        """Ray itself may end, and would find out late."""
+        cause = await head.ended()
+        for actor in self._actors.values():
+            actor.fail(f"is gone with Ray, which {cause}")
 
     def _free(self, wanted: int | None) -> int:
         busy = self._starting | {number for number, actor in self._actors.items() if not actor.lost}
@@ -139,6 +151,8 @@ class Cluster:
         await asyncio.to_thread(_check_installed)
         if address == HERE:
             address = await self._start_head()
+        elif address != "auto":
+            await reach(address)
         self._joined = True
         await asyncio.to_thread(_connect, address)
 
@@ -147,7 +161,9 @@ class Cluster:
         order = json.dumps({"num_cpus": math.ceil(sum(bundle.cpus for bundle in self._bundles))})
         target, environment = f"{__name__}:serve_head", process_environment()
         self._head = await launch(target, order.encode(), name="Ray", environment=environment)
-        return (await self._head.call("address", limit_s=START_S)).decode()
+        address = await self._head.call("address", limit_s=START_S)
+        self._watching = asyncio.create_task(self._watch(self._head), name="Ray")
+        return address.decode()
 
     async def _reserve(self) -> None:
         """Raises ConfigError when there is no room."""
@@ -182,6 +198,20 @@ def reason(error: Exception) -> str:
     return text.rpartition("The actor is dead because ")[2] or type(error).__name__
 
 
+async def reach(address: str) -> None:
+    """Raises ConfigError when nobody listens there. Ray itself would try for minutes."""
+    where, remedy = "place.ray_address", "give auto, HOST:PORT or ray://HOST:PORT of a cluster that runs, or local"
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"{address!r} is no address", where=where, remedy=remedy)
+    try:
+        async with asyncio.timeout(REACH_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError) as error:
+        raise ConfigError(f"nothing answers at {address} ({error or 'no connection'})", where=where, remedy=remedy) from error
+    writer.close()
+
+
 def _connect(address: str) -> None:
     import ray
 
@@ -189,10 +219,10 @@ def _connect(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except broken as error:
-        remedy = "give auto, HOST:PORT or ray://HOST:PORT of a cluster that runs, or local"
+        problem, remedy = f"Ray at {address} cannot be joined: {reason(error)}", "see what Ray says"
         if "token" in f"{error} {error.__cause__}".lower():
-            remedy = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as the cluster has them"
-        problem = f"Ray at {address} cannot be joined: {reason(error)}"
+            problem = f"Ray at {address} refuses this run's token"
+            remedy = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as the cluster has it"
         raise ConfigError(problem, where="place.ray_address", remedy=remedy) from error
 
 
@@ -293,6 +323,10 @@ class Actor:
 
     async def ended(self) -> str:
         return await self._line.ended()
+
+    def fail(self, cause: str) -> None:
+        """It is known to be gone."""
+        self._line.fail(cause)
 
     async def close(self) -> None:
         """Let it end by itself for a while, then end it. Closing twice is harmless."""
