@@ -165,6 +165,7 @@ class PlaceConfig(Section):
     )
     generate: Count = Field(1, description="engines, with placement separate or async")
     train: Count = Field(1, description="data-parallel trainers; with placement colocated each has an engine too")
+    restarts: Natural = Field(1, description="times each engine in its own process is started again after it was lost")
     runtime: Literal["inline", "ray"] = Field(
         "inline", description="where the stations run: this process and its children, or actors of a Ray cluster"
     )

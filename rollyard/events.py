@@ -224,7 +224,7 @@ class RolloutsCancelled(Signal):
 
 @dataclass(frozen=True, slots=True)
 class RolloutsFailed(Signal):
-    """Generation cannot go on: no engine is left, or prompt after prompt is dropped."""
+    """Generation cannot go on: prompt after prompt is dropped."""
 
     cause: str
 
@@ -373,6 +373,13 @@ class Load(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Resume(Instruction):
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class Restart(Instruction):
+    """Start an engine that was lost anew. It comes up, without weights, or goes down again."""
+
     engine: EngineId
 
 

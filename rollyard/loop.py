@@ -39,7 +39,7 @@ from rollyard.checks import check
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.environment import cache_folder, settle_environment
-from rollyard.errors import ConfigError, RollyardError, RunFailed
+from rollyard.errors import ConfigError, EngineError, RollyardError, RunFailed
 from rollyard.evaluate import Evaluator
 from rollyard.journal.folder import RunFolder, folder_of, keep_newest, make_folder
 from rollyard.journal.journal import Journal, RunRecord
@@ -52,7 +52,7 @@ from rollyard.rollout.controller import Controller
 from rollyard.rollout.core import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
 from rollyard.stations import Builder, Stations
-from rollyard.types import Group, TrainStats, WeightVersion
+from rollyard.types import EngineStats, Group, TrainStats, WeightVersion
 from rollyard.warmup import architecture, base_policy
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.report import Counts, Report, ReportBuilder
@@ -190,11 +190,13 @@ class Ring:
         self.conductor: Conductor | None = None
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
         self._saved: WeightVersion | None = None
+        self._past: list[EngineStats] = []  # of engines that were lost
         self._learned: ev.EngineId | None = None  # the half that trained last
         self._finished = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
             ev.Train: self._train,
             ev.HandOver: self._hand_over,
+            ev.Restart: self._restart,
             ev.Evaluate: self._evaluate,
             ev.Checkpoint: self._checkpoint,
         }
@@ -236,7 +238,7 @@ class Ring:
         )
         self._built.push_async_callback(self._rescue)
         self._built.push_async_callback(self._controller.close)
-        sync = worker.build_sync(
+        self._sync = worker.build_sync(
             config,
             stations.publishers,
             stations.evidence,
@@ -246,7 +248,7 @@ class Ring:
             self._timeline,
             self._recorder,
         )
-        self._actions |= sync.actions
+        self._actions |= self._sync.actions
         self.conductor = self._conduct(WeightVersion(0))
         self._activity = "starting the stations"
         await stations.start()
@@ -289,6 +291,7 @@ class Ring:
             config.eval.every,
             config.checkpoint.every,
             prove=weights.canary,
+            restarts=config.place.restarts if stations.relaunch else 0,
         )
         return Conductor(policy, schedule, weights.rollover, version, config.place.placement, weights.retries)
 
@@ -377,6 +380,18 @@ class Ring:
         self._recorder.handed(handed)
         self._inbox.put_nowait(ev.HandedOver(version))
 
+    async def _restart(self, instruction: ev.Restart) -> None:
+        name = instruction.engine
+        try:
+            self._past.append(await self._stations.restart(name))
+        except EngineError as error:
+            self._inbox.put_nowait(ev.EngineDown(name, str(error)))
+            return
+        self._controller.revive(name)
+        self._sync.revive(name)
+        engine = self._stations.engines[name]
+        self._inbox.put_nowait(ev.EngineUp(name, engine.slots, engine.version))
+
     async def _evaluate(self, instruction: ev.Evaluate) -> None:
         with self._timeline.phase(Phase.EVAL):
             result = await self._evaluator.run(self._controller, self._stations.scorer, instruction.engines)
@@ -443,7 +458,7 @@ class Ring:
         report = self._recorder.close(
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),
             Counts(counts.members_admitted, counts.members_trained, dict(counts.members_dropped)),
-            [engine.stats() for engine in self._engines],
+            [*self._past, *(engine.stats() for engine in self._engines)],
         )
         report.write(self._folder.report)
         self._recorder.close_journal()

@@ -25,7 +25,7 @@ from rollyard.place.layout import Host, layout
 from rollyard.protocols import Channel, Engine, Evidence, Handoff, Launcher, PromptSource, Publisher, Receiver, Scorer, Trainer
 from rollyard.reward.function import RewardFunction
 from rollyard.rollout.controller import Text
-from rollyard.types import FinishReason, Prompt, WeightVersion
+from rollyard.types import EngineStats, FinishReason, Prompt, WeightVersion
 
 S = TypeVar("S")
 
@@ -39,17 +39,27 @@ class Stations:
     scorer: Scorer
     text: Text
     window: int  # tokens of prompt and completion at most
-    engines: Mapping[EngineId, Engine]
+    engines: dict[EngineId, Engine]
     trainers: Mapping[EngineId | None, Trainer]  # by half; under None the only one
     ranks: int  # parts of every batch
     publishers: Mapping[EngineId, Publisher]  # by the engine that each serves
     evidence: Evidence
     handoffs: Mapping[EngineId, Handoff]  # by half
     starts: tuple[Callable[[], Awaitable[None]], ...]
+    relaunch: Callable[[EngineId], Awaitable[Engine]] | None = None  # where engines can be lost alone
 
     async def start(self) -> None:
         """Wait until all are ready. Raises EngineError or TrainError for one that cannot be."""
         await asyncio.gather(*(start() for start in self.starts))
+
+    async def restart(self, engine: EngineId) -> EngineStats:
+        """A new engine in the place of one that was lost, whose totals are returned. Raises EngineError."""
+        assert self.relaunch is not None, "it is not lost alone"
+        lost = self.engines[engine]
+        await lost.close()
+        self.engines[engine] = await self.relaunch(engine)
+        await self.engines[engine].start()
+        return lost.stats()
 
 
 @dataclass(slots=True)
@@ -111,8 +121,9 @@ class Builder:
         for host in hosts:
             if host not in away:
                 await self._build_here(host)
-        for number, host in enumerate(away):
-            await self._build_away(host, launcher, number)
+        self._launch = launcher.launch
+        for host in away:
+            await self._build_away(host)
 
     async def _launcher(self, hosts: list[Host]) -> Launcher:
         if self._config.place.runtime == "inline":
@@ -144,20 +155,24 @@ class Builder:
             build = partial(worker.build_engine, config, host.engine, policy, device, receiver)
             found.engines[host.engine] = await device.run(build)  # there, since it may compile
 
-    async def _build_away(self, host: Host, launcher: Launcher, number: int) -> None:
+    async def _build_away(self, host: Host) -> None:
         config, found = self._config, self._found
         if host.rank is None and host.engine is not None:
-            url = config.engine.url[number] if config.engine.url else ""
-            if url:
-                found.engines[host.engine] = worker.attach_engine(config, host.engine, url, self._folder)
-            else:
-                found.engines[host.engine] = await worker.launch_engine(config, host.engine, self._folder, launcher.launch)
+            found.engines[host.engine] = await self._engine(host.engine)
             return
         order = worker.HostOrder(config, host, self._folder.resolve(), self._scratch.resolve())
-        channel = await worker.launch_host(order, launcher.launch)
+        channel = await worker.launch_host(order, self._launch)
         if host.engine is None:
             self._built.push_async_callback(channel.close)
         await self._reach(host, channel)
+
+    async def _engine(self, name: EngineId) -> Engine:
+        """One with a process of its own: a new one, or a server that is running."""
+        config = self._config
+        if not config.engine.url:
+            return await worker.launch_engine(config, name, self._folder, self._launch)
+        number = int(name.rpartition("-")[2])
+        return worker.attach_engine(config, name, config.engine.url[number], self._folder)
 
     async def _reach(self, host: Host, channel: Channel) -> None:
         """The stations of another process."""
@@ -198,6 +213,7 @@ class Builder:
             publishers=self._serving(found.publishers),
             evidence=self._believed(),
             handoffs=found.handoffs if swap else {},
+            relaunch=self._engine if config.place.apart else None,
             starts=(*found.starts, *(engine.start for engine in found.engines.values())),
         )
 

@@ -28,12 +28,22 @@ class Work:
 class Answers:
     """The simplest world: does each instruction and reports it, in a random order, and holds everybody to the rules."""
 
-    def __init__(self, conductor: Conductor, engines: int, prompts: int, seed: int, broken: frozenset[int] = frozenset()):
+    def __init__(
+        self,
+        conductor: Conductor,
+        engines: int,
+        prompts: int,
+        seed: int,
+        broken: frozenset[int] = frozenset(),
+        deaths: int = 0,
+    ):
+        self.deaths = deaths  # engines that will be lost, some of them while they start again
         self.conductor, self.random, self.prompts, self.broken = conductor, random.Random(seed), prompts, broken
         self.cursor = 0
         self.said: list[ev.Instruction] = []
         self.todo: list[ev.Event | Work] = [ev.EngineUp(f"e{i}", 3, None) for i in range(engines)]
         self.loaded: dict[str, int] = {}
+        self.dead: set[str] = set()
         self.closed: dict[str, ev.Rollover] = {}  # engines between a pause and a resume
         self.asleep: set[str] = set()
         self.loading: set[str] = set()  # engines that woke and have not loaded
@@ -50,8 +60,19 @@ class Answers:
         for _ in range(50_000):
             if not self.todo or any(isinstance(i, ev.Finish) for i in self.said):
                 return
+            if self.deaths and self.loaded and not self.random.randrange(20):
+                self.kill(self.random.choice(sorted(self.loaded)))
             self.take(self.random.randrange(len(self.todo)))
         raise AssertionError("no end in sight")
+
+    def kill(self, engine: str) -> None:
+        """It is gone, and what it had not said with it."""
+        self.deaths -= 1
+        self.dead.add(engine)
+        self.todo = [each for each in self.todo if getattr(each, "engine", None) != engine]
+        self.todo.insert(0, ev.EngineDown(engine, "killed"))
+        self.loaded.pop(engine, None)
+        self.closed.pop(engine, None)
 
     def running(self, engine: str) -> bool:
         return any(isinstance(each, Work) and each.engine == engine for each in self.todo)
@@ -69,6 +90,10 @@ class Answers:
                 if self.running(engine) and self.closed[engine] is ev.Rollover.DRAIN:
                     self.todo.append(event)
                     return
+            case ev.EngineDown(engine):  # what was said to it meanwhile has no answer
+                self.todo = [each for each in self.todo if getattr(each, "engine", None) != engine]
+            case ev.EngineUp(engine):
+                self.dead.discard(engine)
             case ev.EngineLoaded(engine, version):
                 self.loaded[engine] = version.step
                 self.loading.discard(engine)
@@ -93,29 +118,12 @@ class Answers:
         self.busy.add(half)
 
     def answer(self, instruction: ev.Instruction) -> list[ev.Event | Work]:
+        if getattr(instruction, "engine", None) in self.dead and not isinstance(instruction, ev.Restart):
+            return []  # the news of it is under way
+        return self.trainer(instruction) or self.engine(instruction)
+
+    def trainer(self, instruction: ev.Instruction) -> list[ev.Event | Work]:
         match instruction:
-            case ev.FetchPrompts(count):
-                ids = range(self.cursor, min(self.cursor + count, self.prompts))
-                self.cursor = ids.stop
-                found = tuple(Prompt(i, i, (1, 2), f"p{i}") for i in ids)
-                return [ev.PromptsOffered(found, self.cursor == self.prompts)]
-            case ev.Generate(engine, request):
-                assert engine in self.loaded and engine not in self.asleep and engine not in self.closed
-                return [Work(engine, request)]
-            case ev.Score(prompt, completion):
-                value = None if prompt.id in self.broken else float(completion.member)
-                return [ev.Scored(prompt.id, completion.member, Reward(value))]
-            case ev.Sleep(engine):
-                assert not self.running(engine)
-                self.asleep.add(engine)
-                return [ev.EngineSlept(engine)]
-            case ev.Wake(engine, part):
-                if part is ev.WakePart.WEIGHTS:
-                    self.loading.add(engine)
-                else:
-                    assert engine not in self.loading, "the cache wakes after the load"
-                    self.asleep.discard(engine)
-                return [ev.EngineWoke(engine, part)]
             case ev.Train(step, groups, half):
                 assert step == self.version == self.versions[half]
                 self.own(half)
@@ -130,12 +138,47 @@ class Answers:
                 assert version.step == self.version
                 self.own(None)
                 return [ev.Published(version), ev.Delivered(version)]
-            case ev.Prepare(engine, version):
-                return [ev.EnginePrepared(engine, version)]
             case ev.Prove(version):
                 assert version.step == self.version and not any(self.running(engine) for engine in self.loaded)
                 self.own(None)
                 return [ev.Proved(version)]
+            case ev.Checkpoint(version):
+                assert version.step == self.version
+                self.own(None)
+                return [ev.Checkpointed(version)]
+        return []
+
+    def engine(self, instruction: ev.Instruction) -> list[ev.Event | Work]:
+        match instruction:
+            case ev.FetchPrompts(count):
+                ids = range(self.cursor, min(self.cursor + count, self.prompts))
+                self.cursor = ids.stop
+                found = tuple(Prompt(i, i, (1, 2), f"p{i}") for i in ids)
+                return [ev.PromptsOffered(found, self.cursor == self.prompts)]
+            case ev.Generate(engine, request):
+                assert engine in self.loaded and engine not in self.asleep and engine not in self.closed
+                return [Work(engine, request)]
+            case ev.Restart(engine):
+                if self.deaths and self.random.randrange(2):
+                    self.deaths -= 1
+                    return [ev.EngineDown(engine, "killed as it started")]
+                return [ev.EngineUp(engine, 3, None)]
+            case ev.Score(prompt, completion):
+                value = None if prompt.id in self.broken else float(completion.member)
+                return [ev.Scored(prompt.id, completion.member, Reward(value))]
+            case ev.Sleep(engine):
+                assert not self.running(engine)
+                self.asleep.add(engine)
+                return [ev.EngineSlept(engine)]
+            case ev.Wake(engine, part):
+                if part is ev.WakePart.WEIGHTS:
+                    self.loading.add(engine)
+                else:
+                    assert engine not in self.loading, "the cache wakes after the load"
+                    self.asleep.discard(engine)
+                return [ev.EngineWoke(engine, part)]
+            case ev.Prepare(engine, version):
+                return [ev.EnginePrepared(engine, version)]
             case ev.Pause(engine, rollover):
                 self.closed[engine] = rollover
                 cut = [each for each in self.todo if isinstance(each, Work) and each.engine == engine]
@@ -153,10 +196,6 @@ class Answers:
                 assert {self.loaded[engine] for engine in engines or self.loaded} == {version.step}
                 assert not self.asleep.intersection(engines)
                 return [ev.Evaluated(version)]
-            case ev.Checkpoint(version):
-                assert version.step == self.version
-                self.own(None)
-                return [ev.Checkpointed(version)]
         return []
 
 
@@ -171,6 +210,7 @@ def conductor(
     limit: int = 0,
     rollover: ev.Rollover = ev.Rollover.DRAIN,
     prove: bool = False,
+    restarts: int = 0,
 ) -> Conductor:
     policy = RolloutPolicy(
         group_size=2,
@@ -181,7 +221,9 @@ def conductor(
         max_staleness=limit,
         exact=placement == "swap",
     )
-    return Conductor(policy, Schedule(steps, engines, evaluate, every, save, prove), rollover, WeightVersion(0), placement)
+    return Conductor(
+        policy, Schedule(steps, engines, evaluate, every, save, prove, restarts), rollover, WeightVersion(0), placement
+    )
 
 
 def names(world: Answers, *kinds: type) -> list[str]:
@@ -244,6 +286,33 @@ def test_every_run_ends_with_its_books_in_order(
         assert saved[-1] == world.version and Counter(saved).most_common(1)[0][1] == 1
         if evaluate:
             assert [i.version.step for i in world.said if isinstance(i, ev.Evaluate)][-1] == world.version
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    placement=st.sampled_from(("separate", "async")),
+    engines=st.integers(1, 3),
+    deaths=st.integers(1, 4),
+    restarts=st.integers(0, 2),
+    limit=st.integers(0, 2),
+    rollover=st.sampled_from(list(ev.Rollover)),
+    seed=st.integers(0, 2**32),
+)
+def test_engines_that_are_lost_come_back_as_often_as_is_allowed(placement, engines, deaths, restarts, limit, rollover, seed):
+    run = conductor(4, engines, 2, False, 0, 0, placement, limit if placement == "async" else 0, rollover, restarts=restarts)
+    world = Answers(run, engines, 100, seed, deaths=deaths)
+    world.run()
+    end = world.said[-1]
+    assert isinstance(end, ev.Finish) and sum(isinstance(i, ev.Finish) for i in world.said) == 1
+    counts = world.conductor.counts
+    assert counts.admitted == counts.trained + sum(counts.dropped.values())
+    again = Counter(i.engine for i in world.said if isinstance(i, ev.Restart))
+    assert all(times <= restarts for times in again.values())
+    if end.failed:  # all are lost for good, or a member was lost with more engines than it may be tried on
+        assert "no engine is left: killed" in end.cause
+        assert all(again[f"e{i}"] == restarts for i in range(engines))
+    else:
+        assert world.version == 4
 
 
 def test_halves_trade_roles():

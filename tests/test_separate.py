@@ -11,6 +11,7 @@ import pytest
 
 import rollyard
 from rollyard.config import Config
+from rollyard.errors import RunFailed
 from tests.weights.moving import MOVING
 
 SMALL = {"steps": 3, "batch": 8, "width": 32, "feed_forward": 64, "heads": 2, "layers": 1}
@@ -77,13 +78,38 @@ def test_without_staleness_async_is_separate(make: Callable[..., Config], tmp_pa
 
 @pytest.mark.slow
 def test_a_run_whose_engine_is_killed_goes_on_with_the_other(make: Callable[..., Config]) -> None:
-    run = rollyard.Run(make(weights__transport="broadcast", weights__limit_s=60, run__steps=4, place__generate=2))
+    changes = {"weights.transport": "broadcast", "weights.limit_s": 60, "run.steps": 4, "place.generate": 2}
+    run = rollyard.Run(make(**changes, place__restarts=0))
     for step in run:
         if step.step == 1:
             os.kill(engines()[0], signal.SIGKILL)
     report = run.report
     assert report is not None and not report.finished.failed and report.steps == 4 and report.eval.last is not None
     assert report.wall_s < 60  # nobody waited for the dead one until the limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["separate", "async"])
+def test_an_engine_that_is_killed_is_started_again(make: Callable[..., Config], placement: str) -> None:
+    changes = {"place.placement": placement, "rollout.max_staleness": int(placement == "async"), "run.steps": 5}
+    run = rollyard.Run(make(**changes))
+    for step in run:
+        if step.step == 2:
+            os.kill(engines()[0], signal.SIGKILL)
+    report = run.report
+    assert report is not None and not report.finished.failed and report.steps == 5 and report.eval.last is not None
+    assert (report.prompts.admitted, dict(report.prompts.dropped)) == (report.prompts.trained, {})
+    assert not engines()
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_too_often_ends_the_run(make: Callable[..., Config]) -> None:
+    run = rollyard.Run(make(run__steps=50))
+    with pytest.raises(RunFailed, match=r"no engine is left: engine engine-0 is lost: it was ended by signal 9"):
+        for step in run:
+            if step.step in (1, 3):
+                os.kill(engines()[0], signal.SIGKILL)
+    assert not engines()
 
 
 def engines() -> list[int]:

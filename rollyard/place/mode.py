@@ -8,6 +8,7 @@ machine looks what each of them may begin next; how far one waits for the other 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -33,6 +34,7 @@ from rollyard.events import (
     Proved,
     Publish,
     Published,
+    Restart,
     RolloutsCancelled,
     RolloutsFailed,
     RolloutsFinished,
@@ -82,6 +84,7 @@ class Schedule:
     evaluate_every: int = 0  # steps, besides
     checkpoint_every: int = 0  # steps, besides the last
     prove: bool = False  # at the start, that every tensor reaches every engine
+    restarts: int = 0  # times each engine that is lost is started again
 
 
 class Mode:
@@ -105,6 +108,10 @@ class Mode:
         self._doing = Doing.STARTING
         self._aside: Aside | None = None
         self._engines: set[EngineId] = set()
+        self._restarts: Counter[EngineId] = Counter()
+        self._returning: set[EngineId] = set()  # lost, and being started again
+        self._returned: set[EngineId] = set()  # up again, without weights
+        self._led: tuple[EngineId, ...] = ()  # who is brought to the version on offer; () is all
         self._awake: set[EngineId] = set()
         self._open = self._wanted = False  # generation; a batch
         self._batch: BatchTaken | None = None
@@ -148,27 +155,33 @@ class Mode:
             self._doing, self._saved = Doing.SAVING, self._trained
             yield Checkpoint(self._trained)
             return
-        if self._aside is None and not self._stopped:
+        if self._aside is None and not self._stopped and self._engines:
             yield from self._begin_aside()
         if self._doing is not Doing.FREE:
             return
         if self._last:
             yield from self._close()
-            if self._aside is None or self._stopped:
+            if self._stopped or not (self._aside or self._returning):
                 yield from self._finish(self._ending or "all steps are done")
         elif not self._held_up():
             yield from self._learn()
 
     def _begin_aside(self) -> Iterable[Output]:
-        if self._offered != self._trained:
+        if self._offered != self._trained or self._returned:
+            self._led = self._to_lead()
             self._doing, self._aside, self._offered = Doing.PUBLISHING, Aside.ROLLING, self._trained
-            yield Publish(self._trained)
+            self._returned.clear()
+            yield Publish(self._trained, self._led)
         elif self._unproved:
             self._aside, self._unproved = Aside.PROVING, False
             yield Prove(self._trained)
         elif self._evaluation_due(self._offered):
             self._aside, self._evaluated = Aside.EVALUATING, self._offered
             yield Evaluate(self._offered)
+
+    def _to_lead(self) -> tuple[EngineId, ...]:
+        """Who needs the newest weights: all, or, where the others have them, those that came back without any."""
+        return () if self._offered != self._trained else tuple(sorted(self._returned))
 
     def _held_up(self) -> bool:
         """Do generation and training wait for what the engines do aside?"""
@@ -228,11 +241,22 @@ class Mode:
         self._awake.add(event.engine)
         if self._doing is Doing.STARTING and len(self._engines) == self._schedule.engines:
             self._doing = Doing.FREE
+        elif event.engine in self._returning:
+            self._returning.discard(event.engine)
+            self._returned.add(event.engine)
         return ()
 
     def _on_down(self, event: EngineDown) -> Iterable[Output]:
-        self._engines.discard(event.engine)
-        return self._on_still(event.engine)
+        engine = event.engine
+        for engines in (self._engines, self._returning, self._returned):
+            engines.discard(engine)
+        if self._restarts[engine] < self._schedule.restarts and not self._ending and self._finish_line is None:
+            self._restarts[engine] += 1
+            self._returning.add(engine)
+            yield Restart(engine)
+        elif not self._engines and not self._returning:
+            yield from self._finish(f"no engine is left: {event.cause}", failed=True)
+        yield from self._on_still(engine)
 
     def _on_slept(self, event: EngineSlept) -> Iterable[Output]:
         return self._on_still(event.engine)
@@ -246,10 +270,11 @@ class Mode:
     def _on_published(self, event: Published) -> Iterable[Output]:
         if self._doing is Doing.PUBLISHING:
             self._doing = Doing.FREE
-        yield RolloverWanted(event.version)
+        yield RolloverWanted(event.version, self._led)
 
     def _on_rolled_over(self, signal: RolloverDone) -> Iterable[Output]:
-        self._rolled, self._awake = signal.version, set(self._engines)
+        self._rolled = signal.version
+        self._awake.update(self._led or self._engines)
         return self._on_aside_done(signal)
 
     def _on_aside_done(self, _: RolloverDone | Proved | Evaluated) -> Iterable[Output]:

@@ -22,10 +22,6 @@ from rollyard.events import (
     HandedOver,
     HandOver,
     Instruction,
-    Publish,
-    Published,
-    RolloverDone,
-    RolloverWanted,
     Signal,
     Sleep,
     Train,
@@ -47,7 +43,6 @@ class Swap(Mode):
         self._learner: EngineId | None = None  # who trains the next batch
         self._newest: EngineId | None = None  # who trained last
         self._handed = version  # what the learner has
-        self._led: tuple[EngineId, ...] = ()  # who is brought to the version on offer
         self._handlers[HandedOver] = self._on_handed_over
 
     @property
@@ -55,16 +50,12 @@ class Swap(Mode):
         """Who has the newest weights: both halves at the start, named by nobody."""
         return () if self._newest is None else (self._newest,)
 
+    def _to_lead(self) -> tuple[EngineId, ...]:
+        return self._current
+
     def _begin_aside(self) -> Iterable[Output]:
         for output in super()._begin_aside():
-            match output:
-                case Publish(version):
-                    self._led = self._current
-                    yield Publish(version, self._led)
-                case Evaluate(version):
-                    yield Evaluate(version, self._current)
-                case _:
-                    yield output
+            yield Evaluate(output.version, self._current) if isinstance(output, Evaluate) else output
 
     def _held_up(self) -> bool:
         """The learner must not be in the first proof or evaluation, which both halves have part in."""
@@ -105,15 +96,6 @@ class Swap(Mode):
         if self._doing is Doing.SLEEPING:
             self._doing = Doing.FREE
         return ()
-
-    def _on_published(self, event: Published) -> Iterable[Output]:
-        for output in super()._on_published(event):
-            yield RolloverWanted(event.version, self._led) if isinstance(output, RolloverWanted) else output
-
-    def _on_rolled_over(self, signal: RolloverDone) -> Iterable[Output]:
-        self._rolled = signal.version
-        self._awake.update(self._led)
-        return self._on_aside_done(signal)
 
     def _on_handed_over(self, event: HandedOver) -> Iterable[Output]:
         self._handed = event.version

@@ -75,6 +75,11 @@ class Controller:
         for engine in self._engines.values():
             self._start(self._listen(engine))
 
+    def revive(self, engine: EngineId) -> None:
+        """Another engine of this name has taken the place of one that was lost."""
+        self._lost.discard(engine)
+        self._start(self._listen(self._engines[engine]))
+
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
         """Begin what the instructions say, in order; requests for one engine go together."""
         requests: dict[EngineId, list[Request]] = defaultdict(list)

@@ -237,8 +237,6 @@ class RolloutCore:
         self._router.remove(event.engine)
         for request in lost:
             yield from self._fail(request, event.engine, event.cause, retryable=True)
-        if not len(self._router):
-            yield RolloutsFailed(f"no engine is left: {event.cause}")
 
     def _on_engine_loaded(self, event: EngineLoaded) -> Iterable[Output]:
         if event.engine in self._router:

@@ -129,6 +129,8 @@ class RolloverMachine:
             self._offered = frozenset(self._steps)
             self._causes.clear()
         self._sending = True
+        if not self._steps:  # those that it is for are gone
+            yield RolloverDone(signal.version)
         for engine in [engine for engine, step in self._steps.items() if step is Step.ASIDE and engine in self._offered]:
             if self._asleep[engine] and engine not in self._still:
                 self._steps[engine] = Step.WAKING
@@ -201,7 +203,7 @@ class RolloverMachine:
     def _settled(self, engine: EngineId) -> Iterable[Output]:
         """It has the target, or is gone."""
         del self._steps[engine]
-        if not self._steps and self._asleep and self._target is not None:
+        if not self._steps and self._target is not None:
             self._died = False
             yield RolloverDone(self._target)
         yield from self._offer_again()

@@ -68,6 +68,10 @@ class Sync:
             ev.Wake: self._wake,
         }
 
+    def revive(self, engine: ev.EngineId) -> None:
+        """Another engine of this name has taken the place of one that was lost."""
+        self._living.add(engine)
+
     # --------------------------------------------------------------------------------- the instructions
 
     async def _publish(self, instruction: ev.Publish) -> None:

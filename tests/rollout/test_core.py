@@ -170,13 +170,6 @@ def test_a_judge_that_always_fails_ends_the_run():
     assert len(failed) == 1 and "3 prompts in a row" in failed[0].cause
 
 
-def test_losing_the_last_engine_is_told():
-    core = opened(policy())
-    core.step(ev.EngineUp("e", 4, WeightVersion(0)), 0.0)
-    out = core.step(ev.EngineDown("e", "killed"), 0.0)
-    assert [o.cause for o in out if isinstance(o, ev.RolloutsFailed)] == ["no engine is left: killed"]
-
-
 def test_a_group_held_by_an_old_engine_is_not_overtaken():
     """S 1, B 1, version 1: group 10 is with an engine at 0. Were 11 trained first, 10 would be due 2 and may not use 0."""
     core = opened(policy(group_size=1, groups_per_batch=1, max_staleness=1, batches=9, min_scored=1), version=1)
