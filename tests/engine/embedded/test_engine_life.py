@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Engine
 from rollyard.types import FinishReason, RequestId, WeightVersion
+from tests.compiler import needs_compiler
 from tests.engine.embedded.serving import InPlace, Reference, Written, answers, ask, change, collect, serving
 from tests.tiny import tiny_folder
 
@@ -287,3 +289,29 @@ async def test_stats_add_up(folder: Path) -> None:
     assert stats.generated_tokens == sum(len(one.token_ids) for one in written.values()) == 32
     assert stats.prefilled_tokens == 24 and stats.steps == 8
     assert stats.step_s > 0 and stats.slots_busy == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["plain", pytest.param("native", marks=needs_compiler)])
+async def test_sleeping_gives_the_memory_of_the_cache_back(tmp_path: Path, kernels: str) -> None:
+    """To the system: what the process has in memory, not what it counts itself."""
+    folder, layers, width = tiny_folder(tmp_path, kv_heads=4, width=256, window=1024), 2, 256
+    token = layers * 2 * width * 4  # bytes of its keys and values in float32
+    prompts = [[2 + (7 * number + at) % 40 for at in range(500)] for number in range(32)]
+    asked = [ask(number, prompt, 2, ignore_eos=True) for number, prompt in enumerate(prompts)]
+    async with serving(folder, window=1024, slots=32, kernels=kernels) as engine:
+        first = await answers(engine, asked)
+        full = resident()
+        await engine.sleep()
+        given_back = full - resident()
+        assert given_back > 0.9 * token * sum(map(len, prompts))
+        await engine.wake(WakePart.WEIGHTS)
+        await engine.wake(WakePart.CACHE)
+        assert {name: each.token_ids for name, each in (await answers(engine, asked)).items()} == {
+            name: each.token_ids for name, each in first.items()
+        }
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
