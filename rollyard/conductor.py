@@ -65,3 +65,8 @@ class Conductor:
     def live(self) -> int:
         """Groups admitted and not yet taken or dropped."""
         return self._core.live
+
+    @property
+    def live_tokens(self) -> int:
+        """Written by members that are live or being trained."""
+        return self._core.live_tokens

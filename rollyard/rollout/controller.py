@@ -29,7 +29,7 @@ from rollyard.events import (
     SegmentArrived,
 )
 from rollyard.protocols import Engine, PromptSource, Scorer
-from rollyard.types import Completion, FinishReason, Request, RequestId, Segment, VersionSpan
+from rollyard.types import Activity, Completion, FinishReason, Request, RequestId, Segment, VersionSpan
 from rollyard.watch.timeline import Phase, Timeline
 
 Text = Callable[[Sequence[int], FinishReason], str]
@@ -88,7 +88,8 @@ class Controller:
                 case Generate(engine, request):
                     requests[engine].append(request)
                 case FetchPrompts(count):
-                    prompts, exhausted = self._source.take(count)
+                    with self._timeline.spans.doing(Activity.PROMPTS):
+                        prompts, exhausted = self._source.take(count)
                     self._post(PromptsOffered(prompts, exhausted))
                 case Score():
                     self._start(self._score(instruction))

@@ -47,7 +47,7 @@ from rollyard.events import (
 from rollyard.rollout.router import Router
 from rollyard.rollout.seeds import completion_seed
 from rollyard.rollout.staleness import due, fresh_enough, most_live
-from rollyard.rollout.state import Counts, GroupState, Member, Phase
+from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Phase, problem_of
 from rollyard.types import DropReason, FinishReason, Prompt, Request, RequestId, Sampling, Segment
 
 Output = Instruction | Signal
@@ -97,6 +97,7 @@ class RolloutCore:
         self._blocker: int | None = None  # the group a batch waits for
         self._dropped_in_row = 0
         self.counts = Counts()
+        self._ledger = Ledger(self.counts.tokens)
         self._handlers: dict[type[Message], Callable[..., Iterable[Output]]] = {
             PromptsOffered: self._on_prompts,
             EngineUp: self._on_engine_up,
@@ -130,6 +131,11 @@ class RolloutCore:
     def live(self) -> int:
         """Groups admitted and not yet taken or dropped."""
         return len(self._groups)
+
+    @property
+    def live_tokens(self) -> int:
+        """Written by members that are live or being trained."""
+        return sum(group.tokens for group in (*self._groups.values(), *self._training))
 
     # ------------------------------------------------------------------------------------------ admission
 
@@ -234,6 +240,7 @@ class RolloutCore:
         lost = [request for request, (engine, _) in self._attempts.items() if engine == event.engine]
         for request in lost:
             del self._attempts[request]
+            self._ledger.ended(request)
         self._router.remove(event.engine)
         for request in lost:
             yield from self._fail(request, event.engine, event.cause, retryable=True)
@@ -257,16 +264,19 @@ class RolloutCore:
     def _on_segment(self, event: SegmentArrived) -> Iterable[Output]:
         segment = event.segment
         if segment.request not in self._attempts:
+            self._ledger.came(segment, wanted=False)
             self.counts.late_segments += 1
             return
         member = self._member(segment.request)
         group = self._groups.get(segment.request.group)
         if member is not None and group is not None:
-            problem = self._problem(segment, group, member)
-            if problem:
+            oldest_allowed = self._due(group.prompt.id) - self._policy.max_staleness
+            if problem := problem_of(segment, self._left(group, member), oldest_allowed):
+                self._ledger.came(segment, wanted=False)
                 yield from self._give_up(segment, event.engine, problem)
                 return
         self._account(segment)
+        self._ledger.came(segment, wanted=member is not None)
         if member is None or group is None:
             return  # an attempt that was given up: only its slot mattered
         member.write(segment)
@@ -291,19 +301,6 @@ class RolloutCore:
         else:
             del self._attempts[segment.request]
             self._router.change(engine, requests=-1, tokens=-tokens)
-
-    def _problem(self, segment: Segment, group: GroupState, member: Member) -> str:
-        """What is wrong with an engine's answer; empty when nothing is."""
-        if len(segment.logprobs) != len(segment.token_ids):
-            return f"{len(segment.token_ids)} tokens came with {len(segment.logprobs)} logprobs"
-        if len(segment.token_ids) > self._left(group, member):
-            return f"more tokens than asked: {self._left(group, member)} were left to write"
-        if not all(math.isfinite(logprob) for logprob in segment.logprobs):
-            return "a logprob is not finite"
-        oldest_allowed = self._due(group.prompt.id) - self._policy.max_staleness
-        if segment.token_ids and segment.version.step < oldest_allowed:
-            return f"tokens of version {segment.version.step}, but {oldest_allowed} is the oldest allowed"
-        return ""
 
     def _give_up(self, segment: Segment, engine: EngineId, problem: str) -> Iterable[Output]:
         """Refuse what an engine wrote. Its slot stays taken until it says that the request ended."""
@@ -334,6 +331,7 @@ class RolloutCore:
         if event.request not in self._attempts:
             return
         engine, tokens = self._attempts.pop(event.request)
+        self._ledger.ended(event.request)
         self._router.change(engine, requests=-1, tokens=-tokens)
         yield from self._fail(event.request, engine, event.cause, retryable=event.retryable)
 
@@ -375,6 +373,7 @@ class RolloutCore:
         yield from self._settle(group)
 
     def _leave(self, member: Member, reason: DropReason, cause: str) -> Drop:
+        self._ledger.dropped(member, reason)
         member.phase, member.engine = Phase.DROPPED, None
         dropped = self.counts.members_dropped
         dropped[reason] = dropped.get(reason, 0) + 1
@@ -399,6 +398,7 @@ class RolloutCore:
             if member.phase is not Phase.DROPPED:
                 yield self._leave(member, reason, cause)
         for engine, request in held:
+            self._ledger.cut(request, reason)
             yield Abort(engine, (request,))
         self._remove(group)
         dropped = self.counts.dropped
@@ -481,6 +481,7 @@ class RolloutCore:
 
     def _on_trained(self, event: BatchTrained) -> Iterable[Output]:
         self._version = event.version.step
+        self._ledger.trained(self._training)
         self.counts.trained += len(self._training)
         self.counts.members_trained += sum(group.scored for group in self._training)
         self._training = []

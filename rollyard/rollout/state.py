@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from rollyard.events import EngineId
-from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout, Segment, VersionSpan
+from rollyard.types import (
+    Completion,
+    DropReason,
+    FinishReason,
+    Group,
+    Prompt,
+    RequestId,
+    Reward,
+    Rollout,
+    Segment,
+    VersionSpan,
+)
 
 
 class Phase(Enum):
@@ -58,6 +71,24 @@ class Member:
         return self.completion
 
 
+def problem_of(segment: Segment, left: int, oldest_allowed: int) -> str:
+    """What is wrong with an engine's answer; empty when nothing is.
+
+    Args:
+        left: tokens that the member may still write.
+        oldest_allowed: version step.
+    """
+    if len(segment.logprobs) != len(segment.token_ids):
+        return f"{len(segment.token_ids)} tokens came with {len(segment.logprobs)} logprobs"
+    if len(segment.token_ids) > left:
+        return f"more tokens than asked: {left} were left to write"
+    if not all(math.isfinite(logprob) for logprob in segment.logprobs):
+        return "a logprob is not finite"
+    if segment.token_ids and segment.version.step < oldest_allowed:
+        return f"tokens of version {segment.version.step}, but {oldest_allowed} is the oldest allowed"
+    return ""
+
+
 @dataclass(slots=True)
 class GroupState:
     """A live group: admitted, not yet taken for training or dropped."""
@@ -75,10 +106,28 @@ class GroupState:
     def scored(self) -> int:
         return sum(member.phase is Phase.SCORED for member in self.members)
 
+    @property
+    def tokens(self) -> int:
+        """Written by members that may yet be trained."""
+        return sum(len(member.token_ids) for member in self.members if member.phase is not Phase.DROPPED)
+
     def record(self) -> Group:
         """The finished group as the trainer sees it: members that were judged, those without a verdict too."""
         judged = (m for m in self.members if m.completion is not None and m.reward is not None)
         return Group(self.prompt, tuple(Rollout(m.completion, m.reward) for m in judged if m.completion and m.reward))
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Tokens that engines wrote for rollouts and that came. generated == trained + sum(dropped) + those of live members."""
+
+    generated: int = 0
+    trained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)  # by reason
+
+    def drop(self, tokens: int, reason: DropReason) -> None:
+        if tokens:
+            self.dropped[reason] = self.dropped.get(reason, 0) + tokens
 
 
 @dataclass(slots=True)
@@ -93,3 +142,42 @@ class Counts:
     members_dropped: dict[str, int] = field(default_factory=dict)
     retries: int = 0
     late_segments: int = 0  # news of attempts that were given up
+    tokens: TokenCounts = field(default_factory=TokenCounts)
+
+
+class Ledger:
+    """Where every token goes. What an attempt writes after it was given up is dropped for the reason of that.
+
+    Args:
+        counts: what it keeps.
+    """
+
+    def __init__(self, counts: TokenCounts) -> None:
+        self._counts = counts
+        self._cut: dict[RequestId, DropReason] = {}  # requests that engines still hold, of groups that left
+
+    def came(self, segment: Segment, *, wanted: bool) -> None:
+        """A segment arrived. `wanted`: its tokens were added to a member's."""
+        if segment.request.group < 0:
+            return  # an answer outside the rollouts, that nobody waits for any more
+        self._counts.generated += len(segment.token_ids)
+        reason = self._cut.get(segment.request, DropReason.FAILED)
+        if not wanted:
+            self._counts.drop(len(segment.token_ids), reason)
+        if segment.finish is not None:
+            self.ended(segment.request)
+
+    def cut(self, request: RequestId, reason: DropReason) -> None:
+        """Its group left while an engine held it."""
+        self._cut[request] = reason
+
+    def ended(self, request: RequestId) -> None:
+        """No engine holds it any more."""
+        self._cut.pop(request, None)
+
+    def dropped(self, member: Member, reason: DropReason) -> None:
+        """The member leaves, with what it wrote."""
+        self._counts.drop(len(member.token_ids), reason)
+
+    def trained(self, groups: Iterable[GroupState]) -> None:
+        self._counts.trained += sum(group.tokens for group in groups)

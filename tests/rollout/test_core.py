@@ -59,6 +59,44 @@ def test_nothing_lost_nothing_stale_nothing_idle(
     counts = world.core.counts
     assert not world.live and len(world.trained) + len(world.dropped) == len(world.admitted)
     assert counts.members_admitted == counts.members_trained + sum(counts.members_dropped.values())
+    running = [(name, request) for name, engine in world.engines.items() for request in engine.running.values()]
+    for name, request in running:  # what engines still wrote has a place in the books too: `send` looks
+        world.end(name, request, FinishReason.ABORT, tokens=1)
+    assert world.core.live_tokens == 0
+
+
+def test_each_token_has_its_place():
+    """One of three members is trained; what the others wrote, and what nobody wanted, is dropped for its reason."""
+    core = opened(policy(group_size=3, groups_per_batch=1, batches=2, max_staleness=1, retries=1, min_scored=1))
+    core.step(ev.EngineUp("e", 8, WeightVersion(0)), 0.0)
+    core.step(ev.PromptsOffered(prompts(0, 1), exhausted=True), 0.0)
+    core.step(ev.BatchWanted(), 0.0)
+    v0, books = WeightVersion(0), core.counts.tokens
+
+    def write(member: int, tokens: int, finish: FinishReason | None, attempt: int = 0, group: int = 0, late: int = 0) -> None:
+        logprobs = (-1.0,) * (tokens - late)
+        core.step(
+            ev.SegmentArrived("e", Segment(RequestId(group, member, attempt), (5,) * tokens, logprobs, v0, v0, finish)), 0.0
+        )
+
+    write(0, 2, FinishReason.ERROR)  # tried again, with its two tokens
+    write(0, 1, FinishReason.STOP, attempt=1)
+    write(1, 4, None, late=1)  # a logprob is missing: refused, and tried again from the beginning
+    write(1, 1, FinishReason.ABORT)  # the rest of what was refused
+    write(1, 3, FinishReason.ERROR, attempt=1)  # once too often
+    write(2, 5, FinishReason.LENGTH)
+    write(0, 2, None, group=1)
+    write(-1, 9, None, group=-1)  # an evaluation's
+    assert (books.generated, books.trained, books.dropped, core.live_tokens) == (18, 0, {"failed": 8}, 10)
+    for member, value in ((0, 1.0), (2, None)):
+        core.step(ev.Scored(0, member, Reward(value)), 0.0)
+    assert (books.dropped, core.live_tokens) == ({"failed": 8, "no_verdict": 5}, 5)
+    core.step(ev.BatchTrained(WeightVersion(1)), 0.0)
+    assert (books.trained, core.live_tokens) == (3, 2)
+    core.step(ev.RolloutsCancelled(), 0.0)
+    write(0, 3, FinishReason.ABORT, group=1)  # written before the engine heard of it
+    assert (books.generated, books.trained, core.live_tokens) == (21, 3, 0)
+    assert books.dropped == {"failed": 8, "no_verdict": 5, "stopped": 5}
 
 
 def steps_of(prompts: int, **changes) -> list[int]:

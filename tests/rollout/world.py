@@ -57,12 +57,15 @@ class World:
         self.rewards: dict[tuple[int, int], Reward] = {}
         self.batches: list[tuple[int, ...]] = []
         self.abort_wanted: set[RequestId] = set()
+        self.generated = self.trained_tokens = 0
         self.now = 0.0
 
     # ------------------------------------------------------------------------------------------- messages
 
     def send(self, message: ev.Event | ev.Signal) -> None:
         self.now += 1.0
+        if isinstance(message, ev.SegmentArrived):
+            self.generated += len(message.segment.token_ids)
         for output in self.core.step(message, self.now):
             self.take(output)
         self.check()
@@ -169,6 +172,10 @@ class World:
         """What must hold after every transition."""
         assert self.core.live == len(self.live)
         counts = self.core.counts
+        tokens = counts.tokens
+        assert tokens.generated == self.generated
+        assert tokens.generated == tokens.trained + sum(tokens.dropped.values()) + self.core.live_tokens
+        assert tokens.trained == self.trained_tokens
         in_training = len(self.training or ())
         assert counts.admitted == len(self.admitted)
         assert counts.admitted == counts.trained + sum(counts.dropped.values()) + len(self.live) + in_training
@@ -295,6 +302,8 @@ class World:
     def trainer(self) -> None:
         if self.training is not None:
             self.trained += self.training
+            whole = [(g, k) for g in self.training for k in range(self.policy.group_size) if (g, k) not in self.member_dropped]
+            self.trained_tokens += sum(len(self.tokens[key]) for key in whole)
             self.training = None
             self.version += 1
             self.send(ev.BatchTrained(WeightVersion(self.version)))
