@@ -17,9 +17,9 @@ from rollyard.bench.workload import Shape, Workload
 from rollyard.bench.workload import build as workload
 from rollyard.config import Config
 from rollyard.model.architecture import Architecture
+from rollyard.model.flops import Gemm, attention_flops, gemms
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Trainer
-from rollyard.train.flops import Gemm, attention_flops, gemms
 from rollyard.types import (
     Completion,
     FinishReason,

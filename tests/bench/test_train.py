@@ -12,9 +12,9 @@ from rollyard.bench.train import TRAIN, batch, measure, products_s, shapes
 from rollyard.bench.workload import Shape, build
 from rollyard.config import Config
 from rollyard.layers import resolve
+from rollyard.model.flops import Gemm, gemms
 from rollyard.model.folder import load
 from rollyard.place.inline import DeviceThread
-from rollyard.train.flops import Gemm, gemms
 from rollyard.train.trainer import ReferenceTrainer
 from rollyard.types import WeightVersion
 from tests.tiny import tiny_folder

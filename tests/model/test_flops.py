@@ -7,8 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from rollyard.model.architecture import Architecture
+from rollyard.model.flops import Gemm, attention_flops, gemms
 from rollyard.model.folder import load
-from rollyard.train.flops import Gemm, attention_flops, gemms
 from rollyard.train.learn import learn
 from rollyard.train.rows import Rows, families
 from rollyard.types import Sample, Sampling, TrainBatch

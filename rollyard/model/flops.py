@@ -61,6 +61,22 @@ def attention_flops(batch: TrainBatch, architecture: Architecture) -> int:
     return 3 * 2 * 2 * pairs * architecture.heads * architecture.head_dim * architecture.layers
 
 
+def pass_flops(architecture: Architecture, tokens: int, heads: int, pairs: int) -> int:
+    """Of forward passes: two for each weight of a linear layer and token, and for each pair of tokens that attend.
+
+    Counted as Kaplan et al. (2020) do, without embeddings, norms and what is done element by element.
+
+    Args:
+        tokens: that are computed.
+        heads: of them, those that the head predicts from.
+        pairs: of a token with itself and each before it.
+    """
+    queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
+    layer = architecture.hidden_size * (2 * queries + 2 * keys + 3 * architecture.feed_forward)
+    linear = 2 * (tokens * architecture.layers * layer + heads * architecture.hidden_size * architecture.vocab_size)
+    return linear + 2 * 2 * pairs * queries * architecture.layers
+
+
 def _pairs(tokens: int) -> int:
     """Of each token with itself and those before it."""
     return tokens * (tokens + 1) // 2
