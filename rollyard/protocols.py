@@ -6,11 +6,13 @@ Methods that touch a device are async: what they do runs elsewhere (a device thr
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rollyard.events import EngineId, Rollover, WakePart
 from rollyard.types import (
+    Activity,
     Answer,
     Baseline,
     Capabilities,
@@ -18,6 +20,7 @@ from rollyard.types import (
     EngineStats,
     Finding,
     Handed,
+    Interval,
     Judged,
     Manifest,
     Probed,
@@ -37,8 +40,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Spans(Protocol):
+    """What one device did, and when. Anybody on any thread of its process may add to it; one drains it."""
+
+    def now(self) -> int:
+        """Nanoseconds on the monotonic clock."""
+        ...
+
+    def add(self, activity: Activity, start_ns: int, end_ns: int, what: str = "") -> None:
+        """Something was done."""
+        ...
+
+    def doing(self, activity: Activity, what: str = "") -> AbstractContextManager[None]:
+        """From entering the block to leaving it."""
+        ...
+
+    def timed(self, activity: Activity, call: Callable[..., T], what: str = "") -> Callable[..., T]:
+        """`call`, which adds the time that it takes."""
+        ...
+
+    def drain(self) -> tuple[Interval, ...]:
+        """What was added since the last time; at most so much that it fits into a message, so ask until there is none."""
+        ...
+
+
 class Device(Protocol):
     """One place where torch work runs, one call at a time. Trainer and engine of a colocated run share one."""
+
+    @property
+    def spans(self) -> Spans: ...
 
     async def run(self, call: Callable[..., T], *args: Any) -> T: ...
 
@@ -118,6 +148,11 @@ class Engine(Protocol):
     async def wake(self, part: WakePart) -> None: ...
 
     def stats(self) -> EngineStats: ...
+
+    @property
+    def spans(self) -> Spans:
+        """What its device did; that device's own where it shares one."""
+        ...
 
     async def close(self) -> None: ...
 

@@ -33,6 +33,31 @@ class DropReason(StrEnum):
     STOPPED = "stopped"  # the run was stopped while it was live
 
 
+class Activity(StrEnum):
+    """What a device does with its time, the one that it counts as first: where two overlap, one hides the other."""
+
+    TRAIN = "train"
+    GENERATE = "generate"  # at least one sequence decodes or prefills
+    EVAL = "eval"  # the same for held-out prompts and probes
+    SCORE = "score"
+    CHECKPOINT = "checkpoint"
+    SYNC = "sync"  # weights are copied, brought near, switched to; a cache is given back or taken again
+    PROMPTS = "prompts"  # of the driver alone: prompts are read and handed out
+    SETUP = "setup"
+
+
+class Interval(NamedTuple):
+    """Something was done from `start_ns` to `end_ns`, on the monotonic clock that all processes of a machine share.
+
+    `what` says which part of the activity, such as "prepare" or "load" of sync.
+    """
+
+    activity: Activity
+    start_ns: int
+    end_ns: int
+    what: str = ""
+
+
 class WeightVersion(NamedTuple):
     """Which weights: `step` optimizer steps taken, in the `incarnation`-th life of the run.
 
@@ -349,6 +374,8 @@ class EngineStats:
     preemptions: int = 0
     near_ties: int = 0  # draws so close to a boundary that float rounding could flip them
     step_s: float = 0.0  # seconds inside engine steps
+    prefill_s: float = 0.0  # of those, the share of the tokens that were prefilled or recomputed; 0 where nobody says
+    prefill_steps: int = 0  # steps that had such tokens; 0 where nobody says
     plan_s: float = 0.0  # of those, seconds outside the forward pass and the draw: scheduling, and collecting segments
     linear_s: float = 0.0  # of those, seconds of linear layers, where the engine measures them
     copied_bytes: int = 0  # of weights, at all loads, into the engine's own layout or number format

@@ -19,7 +19,18 @@ from time import monotonic
 from rollyard.engine import admission
 from rollyard.errors import EngineError, EngineLost, RequestRejected, WeightSyncError
 from rollyard.events import Rollover, WakePart
-from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
+from rollyard.types import (
+    Activity,
+    Capabilities,
+    EngineStats,
+    FinishReason,
+    Manifest,
+    Request,
+    RequestId,
+    Segment,
+    WeightVersion,
+)
+from rollyard.watch.spans import Burst, SpanLog, activity_of
 
 SEGMENT_TOKENS = 16
 SEGMENT_S = 0.2
@@ -120,7 +131,9 @@ class FakeEngine:
         self._asleep = self._paused = self._draining = self._closed = False
         self._cause = ""
         self._flushed_at = clock()
-        self._steps = self._generated = 0
+        self.spans = SpanLog(lambda: round(clock() * 1e9))
+        self._burst = Burst(self.spans)
+        self._steps = self._generated = self._prefilled = self._recomputed = 0
         self._step_s = self._busy_slot_s = 0.0
 
     @property
@@ -179,6 +192,10 @@ class FakeEngine:
 
     async def pause(self, rollover: Rollover) -> None:
         """Stop at a token boundary; under DRAIN once every request has ended."""
+        with self.spans.doing(Activity.SYNC, "pause"):
+            await self._pause(rollover)
+
+    async def _pause(self, rollover: Rollover) -> None:
         self._check_alive()
         if rollover is Rollover.DRAIN:
             if self._paused and self._jobs():
@@ -192,8 +209,9 @@ class FakeEngine:
         self._deliver(self._flush_all())
 
     async def prepare(self, manifest: Manifest) -> None:
-        self._check_alive()
-        self._prepared = manifest.version
+        with self.spans.doing(Activity.SYNC, "prepare"):
+            self._check_alive()
+            self._prepared = manifest.version
 
     async def load(self, version: WeightVersion) -> None:
         """Switch to `version`, unless `on_load` says otherwise. Raises WeightSyncError when it was not prepared."""
@@ -202,7 +220,8 @@ class FakeEngine:
             raise WeightSyncError(f"engine {self._id} was not prepared for version {tuple(version)}")
         if not self._paused and self._jobs():
             raise EngineError(f"engine {self._id} cannot change weights while it generates: pause it first")
-        await self._sleep(self._load_s)
+        with self.spans.doing(Activity.SYNC, "load"):
+            await self._sleep(self._load_s)
         self._check_alive()
         if self.on_load is OnLoad.REFUSE:
             raise WeightSyncError(f"engine {self._id} did not take version {tuple(version)}: it was told to refuse")
@@ -211,9 +230,10 @@ class FakeEngine:
 
     async def resume(self) -> None:
         """Go on after a pause."""
-        self._check_alive()
-        self._paused = self._draining = False
-        self._note_work()
+        with self.spans.doing(Activity.SYNC, "resume"):
+            self._check_alive()
+            self._paused = self._draining = False
+            self._note_work()
 
     async def sleep(self) -> None:
         """Raises EngineError while requests run."""
@@ -231,6 +251,8 @@ class FakeEngine:
         return EngineStats(
             steps=self._steps,
             generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+            recomputed_tokens=self._recomputed,
             step_s=self._step_s,
             busy_slot_s=self._busy_slot_s,
             slots=self._slots,
@@ -263,6 +285,7 @@ class FakeEngine:
     async def _serve(self) -> None:
         while True:
             await self._work.wait()
+            self._burst.go()
             began = self._clock()
             late = bool(self._running) and all(job.due > began for job in self._running)
             await self._sleep(max(self._token_s, IDLE_S) if late else self._token_s)
@@ -276,6 +299,8 @@ class FakeEngine:
             job = heappop(self._waiting)
             job.due, job.oldest_kv = now + job.script.delay_s, self._version
             self._running.append(job)
+            self._prefill(job.request)
+        self._burst.tick(activity_of(any(job.request.id.group >= 0 for job in self._running)))
         due = [job for job in self._running if job.due <= now]
         segments = []
         for job in due:
@@ -309,6 +334,12 @@ class FakeEngine:
         if job.written == len(script.token_ids):
             return FinishReason.STOP
         return job.finish_at_end if job.written == job.end else None
+
+    def _prefill(self, request: Request) -> None:
+        """Of a request that goes on, all was computed before but its newest token."""
+        again = len(request.prompt_ids) + len(request.written_ids) - 1 if request.written_ids else 0
+        self._recomputed += again
+        self._prefilled += len(request.prompt_ids) + len(request.written_ids) - again
 
     def _job(self, request: Request) -> _Job:
         written, most = len(request.written_ids), request.sampling.max_tokens
@@ -348,7 +379,11 @@ class FakeEngine:
 
     def _note_work(self) -> None:
         busy = bool(self._running or self._waiting)
-        (self._work.set if busy and not self._paused else self._work.clear)()
+        if busy and not self._paused:
+            self._work.set()
+        else:
+            self._work.clear()
+            self._burst.rest()
         (self._still.clear if busy else self._still.set)()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:

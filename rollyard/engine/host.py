@@ -10,6 +10,7 @@ from rollyard.errors import EngineError
 from rollyard.events import Rollover, WakePart
 from rollyard.protocols import Channel, Engine
 from rollyard.types import FinishReason, Request, Segment, WeightVersion
+from rollyard.watch.spans import tell, telling
 
 STATS_S = 0.2  # seconds between two reports of totals
 
@@ -34,6 +35,7 @@ class EngineHost:
     def _report(self) -> None:
         self._reported_at = monotonic()
         self._channel.tell("stats", wire.STATS.dump_json(self._engine.stats()))
+        tell(self._engine.spans, self._channel)
 
     def _report_version(self) -> None:
         """Told rather than answered: it counts also when whoever asked for the load has given up meanwhile."""
@@ -74,6 +76,7 @@ class EngineHost:
 
     async def _prepare(self, content: bytes) -> bytes:
         await self._engine.prepare(wire.MANIFEST.validate_json(content))
+        tell(self._engine.spans, self._channel)
         return b""
 
     async def _load(self, content: bytes) -> bytes:
@@ -84,14 +87,17 @@ class EngineHost:
 
     async def _resume(self, content: bytes) -> bytes:
         await self._engine.resume()
+        self._report()
         return b""
 
     async def _sleep(self, content: bytes) -> bytes:
         await self._engine.sleep()
+        self._report()
         return b""
 
     async def _wake(self, content: bytes) -> bytes:
         await self._engine.wake(WakePart(content.decode()))
+        self._report()
         return b""
 
 
@@ -100,7 +106,8 @@ async def serve(engine: Engine, channel: Channel) -> None:
     host = EngineHost(engine, channel)
     tasks = [asyncio.create_task(host.forward()), asyncio.create_task(channel.ended())]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        async with telling(engine.spans, channel):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[1].done():
             tasks[0].result()
     finally:

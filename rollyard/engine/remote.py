@@ -11,6 +11,7 @@ from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSy
 from rollyard.events import Rollover, WakePart
 from rollyard.protocols import Channel
 from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
+from rollyard.watch.spans import hear
 
 QUICK_S = 60.0  # seconds for what should take none; a busy machine may be slow
 
@@ -44,6 +45,7 @@ class RemoteEngine:
         channel.handle("segments", self._take_segments)
         channel.handle("stats", self._take_stats)
         channel.handle("version", self._take_version)
+        self.spans = hear(channel)
         channel.ready()
 
     @property

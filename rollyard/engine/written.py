@@ -6,7 +6,9 @@ import hashlib
 from time import perf_counter
 
 from rollyard.model.tokenizer import StopWatcher
-from rollyard.types import EngineStats, FinishReason, Request, Segment, WeightVersion
+from rollyard.protocols import Spans
+from rollyard.types import Activity, EngineStats, FinishReason, Request, Segment, WeightVersion
+from rollyard.watch.spans import Burst, activity_of
 
 SEGMENT_S = 0.2
 
@@ -78,26 +80,38 @@ def seed(request: Request) -> int:
 class Tally:
     """Running totals, as seen from here: tokens that come together count as one step, from the one before to this one."""
 
-    def __init__(self, slots: int, decoder: str = "") -> None:
+    def __init__(self, slots: int, spans: Spans, decoder: str = "") -> None:
         self.decoder = decoder
+        self._burst, self._activity = Burst(spans), Activity.GENERATE
         self.copied_bytes = 0  # of weights
         self._slots = slots
         self._fresh = 0  # tokens of the step that is coming in
-        self._steps = self._generated = self._prefilled = self._shared = 0
+        self._steps = self._generated = self._prefilled = self._shared = self._recomputed = 0
         self._step_s = self._busy_slot_s = 0.0
         self._at = self._flushed_at = perf_counter()
 
     def began(self) -> None:
         """There is work after a time without."""
         self._at = perf_counter()
+        self._burst.go()
 
-    def prompt(self, tokens: int, shared: int) -> None:
-        """A prompt was computed; `shared` of its tokens were in the cache."""
-        self._prefilled += tokens - shared
+    def rest(self) -> None:
+        """There is no work any more, or it stands still."""
+        self._burst.tick(self._activity)
+        self._burst.rest()
+
+    def prompt(self, request: Request, shared: int) -> None:
+        """What a request came with was computed; `shared` tokens of it were in the cache."""
+        computed, again = len(request.prompt_ids) + len(request.written_ids) - shared, 0
+        if request.written_ids:
+            again = max(computed - 1, 0)  # the newest token never was computed before
+        self._prefilled += computed - again
+        self._recomputed += again
         self._shared += shared
 
-    def token(self) -> None:
+    def token(self, request: Request) -> None:
         self._fresh += 1
+        self._activity = activity_of(request.id.group >= 0)
 
     def step(self) -> bool:
         """What came together is complete. True when it is time to send what was written."""
@@ -109,6 +123,7 @@ class Tally:
             self._step_s += elapsed
             self._busy_slot_s += min(self._fresh, self._slots) * elapsed
             self._fresh, self._at = 0, now
+            self._burst.tick(self._activity)
         due = now - self._flushed_at >= SEGMENT_S
         if due:
             self._flushed_at = now
@@ -120,6 +135,7 @@ class Tally:
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
             shared_tokens=self._shared,
+            recomputed_tokens=self._recomputed,
             step_s=self._step_s,
             copied_bytes=self.copied_bytes,
             decoder=self.decoder,

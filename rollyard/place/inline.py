@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from rollyard.watch.spans import SpanLog
+
 T = TypeVar("T")
 
 
@@ -21,6 +23,7 @@ class DeviceThread:
     """
 
     def __init__(self, prepare: Callable[[], None] | None = None) -> None:
+        self.spans = SpanLog()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="device", initializer=prepare)
 
     async def run(self, call: Callable[..., T], *args: Any) -> T:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.protocols import Channel
+from rollyard.protocols import Channel, Spans
 from rollyard.train import wire
 from rollyard.train.group import Member
+from rollyard.watch.spans import tell
 
 
-def serve(trainer: Member, channel: Channel) -> None:
-    """Answer the calls `train.*`. Whoever owns the channel makes it ready, and closes the trainer."""
+def serve(trainer: Member, channel: Channel, spans: Spans) -> None:
+    """Answer the calls `train.*`. Whoever owns the channel makes it ready, and closes the trainer.
+
+    Args:
+        spans: of its device: what it did is told before the answer.
+    """
 
     async def start(content: bytes) -> bytes:
         return wire.VERSION.dump_json(trainer.version)
 
     async def step(content: bytes) -> bytes:
-        return wire.STATS.dump_json((await trainer.train(wire.SHARDS.validate_json(content)),))
+        stats = await trainer.train(wire.SHARDS.validate_json(content))
+        tell(spans, channel)
+        return wire.STATS.dump_json((stats,))
 
     async def save(content: bytes) -> bytes:
         await trainer.save(Path(content.decode()))
+        tell(spans, channel)
         return b""
 
     async def become(content: bytes) -> bytes:

@@ -9,6 +9,7 @@ from rollyard.errors import CheckpointError, ConfigError, EngineLost, RollyardEr
 from rollyard.protocols import Channel
 from rollyard.train import wire
 from rollyard.types import TrainBatch, TrainStats, WeightVersion
+from rollyard.watch.spans import hear
 
 QUICK_S = 60.0  # seconds for what should take none; a busy machine may be slow
 
@@ -29,6 +30,7 @@ class RemoteTrainer:
     def __init__(self, name: str, channel: Channel, version: WeightVersion, *, start_s: float, step_s: float) -> None:
         self._name, self._channel, self._version = name, channel, version
         self._start_s, self._step_s = start_s, step_s
+        self.spans = hear(channel)  # of its device; where an engine is there too, that one hears instead
 
     @property
     def version(self) -> WeightVersion:

@@ -22,7 +22,7 @@ from rollyard.train.loss import Denominators, TokenSums, policy_loss, token_sums
 from rollyard.train.ranks import Ranks, fingerprint, flat_gradients
 from rollyard.train.rows import CACHED_TOKENS, Rows, pieces
 from rollyard.train.state import State
-from rollyard.types import Sampling, TrainBatch, TrainStats, WeightVersion
+from rollyard.types import Activity, Sampling, TrainBatch, TrainStats, WeightVersion
 
 GAP_MAX = 4  # its place in Totals
 
@@ -105,14 +105,14 @@ class ReferenceTrainer:
         """
         if len(shards) != 1:
             raise TrainError(f"one rank trains on one part of a batch, not on {len(shards)}")
-        return await self._device.run(self._train, shards[0])
+        return await self._device.run(self._device.spans.timed(Activity.TRAIN, self._train, "step"), shards[0])
 
     async def save(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, with the rest of the state beside it. The folder must not exist.
 
         Raises CheckpointError when it cannot be written, or a change of the parameters failed half way.
         """
-        await self._device.run(self._save, folder)
+        await self._device.run(self._device.spans.timed(Activity.CHECKPOINT, self._save), folder)
 
     async def load_state(self, folder: Path) -> None:
         """Go on with the state in a checkpoint. The parameters are loaded with the model.
@@ -134,7 +134,7 @@ class ReferenceTrainer:
 
         Raises TrainError when a change of the parameters failed half way.
         """
-        await self._device.run(self._become, version)
+        await self._device.run(self._device.spans.timed(Activity.SYNC, self._become, "handoff"), version)
 
     async def open(self, address: str, limit_s: float) -> str:
         """See `Ranks.open`: where the ranks of a group can meet. Rank 0's is the process that they meet in."""
@@ -168,7 +168,7 @@ class ReferenceTrainer:
             if flat is not None:
                 self._ranks.add_up(flat)
             totals = totals.over(self._ranks)
-            norm = self._update(rate, totals.loss)
+            norm = self._device.spans.timed(Activity.TRAIN, self._update, "optimizer")(rate, totals.loss)
         self._version = self._version._replace(step=batch.step + 1)
         return _stats(self._version, totals, denominators.tokens, norm, rate)
 

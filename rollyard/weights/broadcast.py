@@ -21,7 +21,7 @@ from torch import Tensor
 from rollyard.errors import WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols import Device
-from rollyard.types import Manifest, TensorInfo, WeightVersion
+from rollyard.types import Activity, Manifest, TensorInfo, WeightVersion
 from rollyard.weights.flat import Prepared, check, fill, fingerprints, once_more, taken, views
 from rollyard.weights.layout import Layout, compare
 from rollyard.weights.source import Source
@@ -67,7 +67,8 @@ class BroadcastPublisher:
         def offer(manifest: Manifest) -> None:
             loop.call_soon_threadsafe(offered.set_result, manifest)
 
-        copying = asyncio.ensure_future(self._device.run(self._copy, version, copied, offer))
+        copy = self._device.spans.timed(Activity.SYNC, self._copy, "publish")
+        copying = asyncio.ensure_future(self._device.run(copy, version, copied, offer))
         self._goes(copying)
         await asyncio.wait((offered, copying), return_when=asyncio.FIRST_COMPLETED)
         if copying.done():
@@ -132,7 +133,8 @@ class BroadcastPublisher:
         if self._group is None or self._group.members != members:
             self._leave()
             self._groups += 1
-        sending = _on_thread(self._send, manifest.version, members, copied)
+        send = self._device.spans.timed(Activity.SYNC, self._send, "deliver")
+        sending = _on_thread(send, manifest.version, members, copied)
         self._goes(sending if copying is None else asyncio.ensure_future(_both(copying, sending)))
         return replace(manifest, source=f"{self._address}:{self._store.port}/{self._groups}/{','.join(members)}")
 

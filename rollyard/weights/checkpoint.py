@@ -19,7 +19,7 @@ from rollyard.events import EngineId
 from rollyard.model.folder import WEIGHTS, save
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
-from rollyard.types import Manifest, TensorInfo, WeightVersion
+from rollyard.types import Activity, Manifest, TensorInfo, WeightVersion
 from rollyard.weights.flat import Prepared, check, fingerprints, infos, once_more, taken
 from rollyard.weights.layout import compare
 from rollyard.weights.source import Source
@@ -44,7 +44,7 @@ class CheckpointPublisher:
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
         """Write the parameters. Raises WeightSyncError when they cannot be written."""
-        return await self._device.run(self._publish, version)
+        return await self._device.run(self._device.spans.timed(Activity.SYNC, self._publish, "publish"), version)
 
     async def again(self, engines: Sequence[EngineId]) -> Manifest:
         """The newest folder. Raises WeightSyncError when nothing was written."""

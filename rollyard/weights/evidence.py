@@ -6,16 +6,19 @@ A canary keeps the parameters of `begin` on the CPU until `restore`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import Tensor
 
 from rollyard.events import EngineId
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Answers, Device
-from rollyard.types import Baseline, Finding, Judged, Probed, Verdict, WeightVersion
+from rollyard.types import Activity, Baseline, Finding, Judged, Probed, Verdict, WeightVersion
 from rollyard.weights import canary, probe
+
+T = TypeVar("T")
 
 SHOWN = 2.0  # times the limit: what the absence of a tensor must come to, to be certain of it
 MUCH_COARSER = 20.0
@@ -60,7 +63,7 @@ class Evidence:
         return probe.prompts(self._model.architecture.vocab_size)
 
     async def published(self, version: WeightVersion, engines: Sequence[EngineId] = ()) -> None:
-        table = await self._device.run(probe.table, self._model)
+        table = await self._run(probe.table, self._model)
         if self._new is not None and self._new[0] != version:
             self._old = self._new[1]
         self._new = version, table
@@ -75,16 +78,16 @@ class Evidence:
         return probe.judge(answers, new, self._old, noise)
 
     async def begin(self, answers: Mapping[EngineId, Answers]) -> Baseline:
-        return await self._device.run(self._begin, answers)
+        return await self._run(self._begin, answers)
 
     async def move(self, attempt: int, names: Sequence[str]) -> None:
-        await self._device.run(self._move, attempt, names)
+        await self._run(self._move, attempt, names)
 
     async def judge(self, answers: Mapping[EngineId, Answers]) -> Judged:
-        return await self._device.run(self._judge, answers)
+        return await self._run(self._judge, answers)
 
     async def restore(self) -> None:
-        await self._device.run(self._restore)
+        await self._run(self._restore)
 
     async def returned(self, answers: Mapping[EngineId, Answers]) -> Mapping[EngineId, Finding]:
         case = self._under_way()
@@ -92,6 +95,9 @@ class Evidence:
             engine: Finding(probe.distance(each, case.base), canary.least_limit(case.noise[engine]))
             for engine, each in answers.items()
         }
+
+    async def _run(self, call: Callable[..., T], *args: object) -> T:
+        return await self._device.run(self._device.spans.timed(Activity.SYNC, call, "evidence"), *args)
 
     # ------------------------------------------------------------------------------------------- on the device
 

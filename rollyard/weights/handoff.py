@@ -9,7 +9,7 @@ import asyncio
 import time
 
 from rollyard.protocols import Device, Publisher, Receiver
-from rollyard.types import Handed, Manifest, WeightVersion
+from rollyard.types import Activity, Handed, Manifest, WeightVersion
 from rollyard.weights.flat import fill, replacing
 from rollyard.weights.layout import Layout
 from rollyard.weights.source import Source
@@ -41,8 +41,9 @@ class StateHandoff:
         """Receive and check it, on a thread of its own; then copy it in. Raises WeightSyncError, with the state as it was."""
         async with self._turn:  # whoever gave up waiting for another did not end it
             began = time.perf_counter()
-            await asyncio.to_thread(self._receiver.prepare, manifest)
-            await self._device.run(self._replace, manifest.version)
+            spans = self._device.spans
+            await asyncio.to_thread(spans.timed(Activity.SYNC, self._receiver.prepare, "handoff"), manifest)
+            await self._device.run(spans.timed(Activity.SYNC, self._replace, "handoff"), manifest.version)
             size = sum(place.size for place in Layout.of(manifest.tensors).places)
             return Handed(size, time.perf_counter() - began)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols import Device
-from rollyard.types import Manifest, TensorInfo, WeightVersion
+from rollyard.types import Activity, Manifest, TensorInfo, WeightVersion
 from rollyard.weights.flat import Prepared, check, fill, fingerprints, once_more, taken, views
 from rollyard.weights.layout import Layout, compare
 from rollyard.weights.source import Source
@@ -52,7 +52,7 @@ class SharedMemoryPublisher:
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
         """Copy the tensors into a slot. Raises WeightSyncError when engines use all slots."""
-        return await self._device.run(self._publish, version)
+        return await self._device.run(self._device.spans.timed(Activity.SYNC, self._publish, "publish"), version)
 
     async def again(self, engines: Sequence[EngineId]) -> Manifest:
         """What lies in the slot of the last offer. Raises WeightSyncError when there was none."""

@@ -13,7 +13,7 @@ from rollyard.engine.fake import END, FakeEngine, OnLoad, Script, by_seed
 from rollyard.errors import EngineError, EngineLost, RequestRejected, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.protocols import Engine
-from rollyard.types import FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion
+from rollyard.types import Activity, FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion
 
 V0, V1 = WeightVersion(0), WeightVersion(1)
 
@@ -246,4 +246,34 @@ async def test_the_window_ends_a_completion_or_refuses_it() -> None:
     assert len(tokens(written)) == 4 and written[-1].finish is FinishReason.CONTEXT
     with pytest.raises(RequestRejected, match="no room"):
         engine.generate([replace(ask(1), prompt_ids=(1,) * 6)])
+    await engine.close()
+
+
+async def test_it_says_what_it_did_and_when() -> None:
+    """Tokens take a tenth of a second each: three for a rollout, two for an evaluation; a load takes one second."""
+    clock = Clock()
+    engine = FakeEngine(script=lambda _: Script((5, 6, 7)), token_s=0.1, load_s=1.0, sleep=clock.sleep, clock=clock)
+    await started(engine)
+    engine.generate([ask(0)])
+    await collect(engine, 1)
+    clock.now += 5.0  # nothing to do
+    engine.generate([ask(-1, max_tokens=2)])
+    await collect(engine, 1)
+    told = [(span.activity, round((span.end_ns - span.start_ns) / 1e9, 6), span.what) for span in engine.spans.drain()]
+    assert [one for one in told if one[1]] == [
+        (Activity.SYNC, 1.0, "load"),
+        (Activity.GENERATE, 0.3, ""),
+        (Activity.EVAL, 0.2, ""),
+    ]
+    await engine.close()
+
+
+async def test_a_request_that_goes_on_is_computed_again_but_for_its_newest_token() -> None:
+    engine = await started(FakeEngine())
+    engine.generate([ask(0)])
+    await collect(engine, 1)
+    assert (engine.stats().prefilled_tokens, engine.stats().recomputed_tokens) == (2, 0)
+    engine.generate([ask(1, written=(3, 4, 5))])
+    await collect(engine, 1)
+    assert (engine.stats().prefilled_tokens, engine.stats().recomputed_tokens) == (3, 4)
     await engine.close()

@@ -56,7 +56,7 @@ async def trainer(channel: Channel, order: bytes) -> None:
 
     for name, handler in (("digest", digest), ("hang", hang), ("die", die)):
         channel.handle(name, handler)
-    serve(made, channel)
+    serve(made, channel, made._device.spans)
     channel.ready()
     await channel.ended()
 

@@ -21,6 +21,7 @@ from rollyard.train import wire
 from rollyard.train.host import serve
 from rollyard.train.remote import RemoteTrainer
 from rollyard.types import Sample, Sampling, TrainBatch, TrainStats, VersionSpan, WeightVersion
+from rollyard.watch.spans import SpanLog
 
 V0 = WeightVersion(0)
 
@@ -63,7 +64,7 @@ class Noting:
 async def line(trainer: Noting, step_s: float = 5.0) -> AsyncIterator[tuple[RemoteTrainer, Link]]:
     ours, theirs = socket.socketpair()
     here, there = [Link(name, *await asyncio.open_connection(sock=s)) for name, s in (("trainer 0", ours), ("us", theirs))]
-    serve(trainer, there)
+    serve(trainer, there, SpanLog())
     for each in (here, there):
         each.open()
         each.ready()

@@ -23,11 +23,14 @@ from rollyard.errors import CheckpointError, NonFinite, StaleWeights, TrainError
 from rollyard.model.folder import load
 from rollyard.train.trainer import ReferenceTrainer
 from rollyard.types import Sample, Sampling, TrainBatch, TrainStats, WeightVersion
+from rollyard.watch.spans import SpanLog
 from tests.tiny import tiny_folder
 
 
 class Here:
     """A device that computes in the calling thread."""
+
+    spans = SpanLog()
 
     async def run(self, call, *args):
         return call(*args)

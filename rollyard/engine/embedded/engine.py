@@ -16,14 +16,25 @@ from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.embedded.output import Output
 from rollyard.engine.embedded.pages import PagePool
 from rollyard.engine.embedded.runner import Runner
-from rollyard.engine.embedded.scheduler import Scheduler
+from rollyard.engine.embedded.scheduler import Plan, Scheduler
 from rollyard.engine.embedded.scheduler import Sequence as Running
 from rollyard.errors import ConfigError, EngineError, EngineLost, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
-from rollyard.protocols import Device, Receiver
-from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
+from rollyard.protocols import Device, Receiver, Spans
+from rollyard.types import (
+    Activity,
+    Capabilities,
+    EngineStats,
+    FinishReason,
+    Manifest,
+    Request,
+    RequestId,
+    Segment,
+    WeightVersion,
+)
+from rollyard.watch.spans import Burst, activity_of
 
 SEGMENT_TOKENS = 16
 SEGMENT_S = 0.2
@@ -87,8 +98,10 @@ class EmbeddedEngine:
         self._asleep = self._paused = self._draining = self._closed = False
         self._lost: BaseException | None = None
         self._flushed_at = perf_counter()
-        self._steps = self._generated = self._near_ties = self._copied_bytes = 0
-        self._step_s = self._plan_s = self._busy_slot_s = 0.0
+        self._burst = Burst(device.spans)
+        self._rollouts = 0  # of the open requests, those that are not for evaluation or a probe
+        self._steps = self._prefill_steps = self._generated = self._near_ties = self._copied_bytes = 0
+        self._step_s = self._prefill_s = self._plan_s = self._busy_slot_s = 0.0
         self._note_work()
 
     @property
@@ -117,7 +130,8 @@ class EmbeddedEngine:
         self._check_alive()
         if self._task is not None:
             raise EngineError(f"engine {self._id} was started already")
-        await self._device.run(self._runner.allocate)
+        with self.spans.doing(Activity.SETUP):
+            await self._device.run(self._runner.allocate)
         self._task = asyncio.create_task(self._serve(), name=f"engine {self._id}")
         self._task.add_done_callback(self._on_done)
 
@@ -138,6 +152,7 @@ class EmbeddedEngine:
             vocab_size = self._model.architecture.vocab_size
             admission.check_possible(request, self._window, vocab_size, self._scheduler.lacks(request))
         self._open.update(request.id for request in requests)
+        self._rollouts += sum(request.id.group >= 0 for request in requests)
         self._arrived.extend(requests)
         self._note_work()
 
@@ -158,6 +173,10 @@ class EmbeddedEngine:
 
     async def pause(self, rollover: Rollover) -> None:
         """Stop at a token boundary; under DRAIN once every request has ended. Raises EngineError if they stand still."""
+        with self.spans.doing(Activity.SYNC, "pause"):
+            await self._pause(rollover)
+
+    async def _pause(self, rollover: Rollover) -> None:
         if rollover is Rollover.DRAIN:
             self._check_alive()
             if self._paused and not self._still.is_set():
@@ -175,7 +194,7 @@ class EmbeddedEngine:
     async def prepare(self, manifest: Manifest) -> None:
         """Bring the tensors near, on a thread of its own. Raises WeightSyncError; nothing has changed then."""
         self._check_alive()
-        await asyncio.to_thread(self._receiver.prepare, manifest)
+        await asyncio.to_thread(self.spans.timed(Activity.SYNC, self._receiver.prepare, "prepare"), manifest)
 
     async def load(self, version: WeightVersion) -> None:
         """Switch to `version`. Raises WeightSyncError with the version unchanged, EngineError while it generates."""
@@ -183,15 +202,16 @@ class EmbeddedEngine:
             self._check_alive()
             if not self._paused and len(self._scheduler) + len(self._arrived):
                 raise EngineError(f"engine {self._id} cannot change weights while it generates: pause it first")
-            await self._device.run(self._take, version)
+            await self._device.run(self.spans.timed(Activity.SYNC, self._take, "load"), version)
             self._version = version
             self._scheduler.switch(version)
 
     async def resume(self) -> None:
         """Go on after a pause."""
-        self._check_alive()
-        self._paused = self._draining = False
-        self._note_work()
+        with self.spans.doing(Activity.SYNC, "resume"):
+            self._check_alive()
+            self._paused = self._draining = False
+            self._note_work()
 
     async def sleep(self) -> None:
         """Give back the memory of the cache. Raises EngineError while requests run."""
@@ -200,7 +220,7 @@ class EmbeddedEngine:
             if len(self._scheduler) + len(self._arrived):
                 raise EngineError(f"engine {self._id} cannot sleep: requests run")
             self._scheduler.forget()
-            await self._device.run(self._runner.release)
+            await self._device.run(self.spans.timed(Activity.SYNC, self._runner.release, "sleep"))
             self._asleep = True
 
     async def wake(self, part: WakePart) -> None:
@@ -208,7 +228,7 @@ class EmbeddedEngine:
         async with self._turn:
             self._check_alive()
             if part is WakePart.CACHE:
-                await self._device.run(self._runner.allocate)
+                await self._device.run(self.spans.timed(Activity.SYNC, self._runner.allocate, "wake"))
                 self._asleep = False
 
     def stats(self) -> EngineStats:
@@ -222,6 +242,8 @@ class EmbeddedEngine:
             preemptions=counters.preemptions,
             near_ties=self._near_ties,
             step_s=self._step_s,
+            prefill_s=self._prefill_s,
+            prefill_steps=self._prefill_steps,
             plan_s=self._plan_s,
             linear_s=self._runner.decoder.linear_s,
             copied_bytes=self._copied_bytes,
@@ -229,6 +251,11 @@ class EmbeddedEngine:
             busy_slot_s=self._busy_slot_s,
             slots=self._slots,
         )
+
+    @property
+    def spans(self) -> Spans:
+        """Its device's."""
+        return self._device.spans
 
     async def close(self) -> None:
         """Cut what runs, end `segments`, free the cache. Closing twice is harmless."""
@@ -257,6 +284,7 @@ class EmbeddedEngine:
 
     def _step(self, arrived: Sequence[Request]) -> list[Segment]:
         """One engine step, on the device's thread: the segments that are due."""
+        self._burst.go()
         began = perf_counter()
         self._submit(arrived)
         plan = self._scheduler.plan()
@@ -285,13 +313,21 @@ class EmbeddedEngine:
         now = perf_counter()
         if now - self._flushed_at >= SEGMENT_S:
             segments += self._flush_all()
+        self._count(plan, written, drawn.near_ties, now - began)
+        self._plan_s += planned - began + now - executed
+        return segments
+
+    def _count(self, plan: Plan, written: int, near_ties: int, elapsed: float) -> None:
+        """One more step, of `elapsed` seconds."""
         self._steps += 1
         self._generated += written
-        self._near_ties += drawn.near_ties
-        self._step_s += now - began
-        self._plan_s += planned - began + now - executed
-        self._busy_slot_s += written * (now - began)
-        return segments
+        self._near_ties += near_ties
+        self._step_s += elapsed
+        self._busy_slot_s += written * elapsed
+        if plan.chunk_tokens:
+            self._prefill_steps += 1
+            self._prefill_s += elapsed * plan.chunk_tokens / (plan.chunk_tokens + len(plan.decodes))
+        self._burst.tick(activity_of(self._rollouts > 0))
 
     def _take(self, version: WeightVersion) -> None:
         """On the device's thread. What arrived becomes the parameters' own memory: nothing is copied here."""
@@ -332,7 +368,9 @@ class EmbeddedEngine:
         return [output.flush(version) for output in self._outputs.values() if output.unsent]
 
     def _deliver(self, segments: list[Segment]) -> None:
-        self._open.difference_update(segment.request for segment in segments if segment.finish is not None)
+        ended = [segment.request for segment in segments if segment.finish is not None]
+        self._open.difference_update(ended)
+        self._rollouts -= sum(request.group >= 0 for request in ended)
         if segments:
             self._ready.put_nowait(tuple(segments))
         self._note_work()
@@ -340,7 +378,11 @@ class EmbeddedEngine:
     def _note_work(self) -> None:
         """Let the serving task run or rest, and who waits for the last request go on."""
         busy = bool(self._arrived) or len(self._scheduler) > 0
-        (self._work.set if busy and not self._paused else self._work.clear)()
+        if busy and not self._paused:
+            self._work.set()
+        else:
+            self._work.clear()
+            self._burst.rest()
         (self._still.clear if busy else self._still.set)()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:

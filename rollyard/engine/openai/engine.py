@@ -20,6 +20,7 @@ from rollyard.engine.written import seed
 from rollyard.errors import EngineError, RequestRejected, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
+from rollyard.watch.spans import Burst, SpanLog, activity_of
 
 if TYPE_CHECKING:
     from rollyard.model.tokenizer import StopWatcher, Tokenizer
@@ -73,6 +74,8 @@ class OpenAIEngine:
         self._still = asyncio.Event()
         self._still.set()
         self._paused = self._draining = self._closed = False
+        self.spans = SpanLog()
+        self._burst = Burst(self.spans)
         self._generated = 0
 
     @property
@@ -296,10 +299,16 @@ class OpenAIEngine:
 
     def _deliver(self, segment: Segment) -> None:
         self._generated += len(segment.token_ids)
+        self._burst.tick(activity_of(segment.request.group >= 0))
         self._ready.put_nowait((segment,))
 
     def _note_work(self) -> None:
-        (self._still.clear if self._jobs else self._still.set)()
+        if self._jobs:
+            self._burst.go()
+            self._still.clear()
+        else:
+            self._burst.rest()
+            self._still.set()
 
     def _on_done(self, job: _Job, task: asyncio.Task[None]) -> None:
         """What nobody foresaw ends the request too."""

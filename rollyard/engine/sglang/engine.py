@@ -28,7 +28,18 @@ from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSy
 from rollyard.events import Rollover, WakePart
 from rollyard.model.architecture import Architecture
 from rollyard.model.tokenizer import Tokenizer
-from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
+from rollyard.types import (
+    Activity,
+    Capabilities,
+    EngineStats,
+    FinishReason,
+    Manifest,
+    Request,
+    RequestId,
+    Segment,
+    WeightVersion,
+)
+from rollyard.watch.spans import SpanLog
 
 SEGMENT_S = 0.2
 CUT_S = 5.0  # seconds a server may take to end what it was told to; then the line is closed
@@ -86,7 +97,8 @@ class SGLangEngine:
         self._asleep = self._paused = self._draining = self._closed = False
         self._lost: EngineLost | None = None
         self._ticking: asyncio.Task[None] | None = None
-        self._totals = Totals(slots)
+        self.spans = SpanLog()
+        self._totals = Totals(slots, self.spans)
 
     @property
     def id(self) -> str:
@@ -155,6 +167,11 @@ class SGLangEngine:
     async def pause(self, rollover: Rollover) -> None:
         """Stop at a token boundary; under DRAIN once every request has ended, which may take `drain_s`."""
         self._check_alive()
+        with self.spans.doing(Activity.SYNC, "pause"):
+            await self._pause(rollover)
+        self._check_alive()
+
+    async def _pause(self, rollover: Rollover) -> None:
         if rollover is Rollover.DRAIN:
             await self._drain()
         elif rollover is Rollover.ABORT:
@@ -168,12 +185,13 @@ class SGLangEngine:
             with self._watching():
                 await self._control.stand(lambda: self._totals.heard_at)
             self._flush()
-        self._check_alive()
+            self._totals.rest()
 
     async def prepare(self, manifest: Manifest) -> None:
         """See that the folder is there: all else happens when it is loaded. Raises WeightSyncError."""
         self._check_alive()
-        await self._control.check_folder(manifest)
+        with self.spans.doing(Activity.SYNC, "prepare"):
+            await self._control.check_folder(manifest)
         self._prepared = manifest
 
     async def load(self, version: WeightVersion) -> None:
@@ -183,7 +201,7 @@ class SGLangEngine:
             raise EngineError(f"engine {self._id} cannot change weights while it generates: pause it first")
         if self._prepared is None or self._prepared.version != version:
             raise WeightSyncError(f"engine {self._id} was not prepared for version {tuple(version)}")
-        with self._watching():
+        with self._watching(), self.spans.doing(Activity.SYNC, "load"):
             await self._control.load(self._prepared)
         self._version = version
         self._load_count += 1
@@ -192,10 +210,11 @@ class SGLangEngine:
     async def resume(self) -> None:
         """Go on after a pause."""
         self._check_alive()
-        with self._watching():
+        with self._watching(), self.spans.doing(Activity.SYNC, "resume"):
             await self._control.go_on()
         self._paused = self._draining = False
-        self._totals.began()
+        if self._jobs:
+            self._totals.began()
         self._note_work()
 
     async def sleep(self) -> None:
@@ -205,14 +224,14 @@ class SGLangEngine:
             raise EngineError(f"engine {self._id} cannot sleep: requests run")
         if self._about is None or not self._about.sleep:
             raise EngineError(f"engine {self._id} cannot sleep: its server was started without --enable-memory-saver")
-        with self._watching():
+        with self._watching(), self.spans.doing(Activity.SYNC, "sleep"):
             await self._control.release(weights=self._about.sleep_weights)
         self._asleep = True
 
     async def wake(self, part: WakePart) -> None:
         """Take the memory again that `sleep` gave back."""
         self._check_alive()
-        with self._watching():
+        with self._watching(), self.spans.doing(Activity.SYNC, "wake"):
             await self._control.take_back(part)
         self._asleep = self._asleep and part is not WakePart.CACHE
 
@@ -278,7 +297,7 @@ class SGLangEngine:
             async with aclosing(self._client.events("/generate", body)) as events:
                 async for data in events:
                     news = job.reader.read(data)
-                    self._totals.heard(news, len(self._jobs))
+                    self._totals.heard(job.request, news, len(self._jobs))
                     self._take(job, news)
                     if job.request.id not in self._jobs:
                         break
@@ -368,6 +387,8 @@ class SGLangEngine:
         """Send what can be sent, and let who waits for the last request go on."""
         if self._lost is None and not self._closed:
             self._send_waiting()
+        if not self._jobs:
+            self._totals.rest()
         (self._still.clear if self._jobs or self._waiting else self._still.set)()
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

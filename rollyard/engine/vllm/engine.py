@@ -28,7 +28,18 @@ from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSy
 from rollyard.events import Rollover, WakePart
 from rollyard.model.architecture import Architecture
 from rollyard.model.tokenizer import Tokenizer
-from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
+from rollyard.types import (
+    Activity,
+    Capabilities,
+    EngineStats,
+    FinishReason,
+    Manifest,
+    Request,
+    RequestId,
+    Segment,
+    WeightVersion,
+)
+from rollyard.watch.spans import SpanLog
 
 SEGMENT_TOKENS = 16
 POLL_S = 0.01  # seconds between two looks at weights that are on their way
@@ -83,7 +94,8 @@ class VllmEngine:
         self._watching: asyncio.Task[None] | None = None
         self._paused = self._draining = self._closed = False
         self._lost = ""
-        self._tally = Tally(slots)
+        self.spans = SpanLog()
+        self._tally = Tally(slots, self.spans)
 
     @property
     def id(self) -> str:
@@ -109,7 +121,7 @@ class VllmEngine:
         with self._named():
             self._tokenizer = await asyncio.to_thread(Tokenizer, self._folder)
             self._slots = min(self._slots, await self._core.start(self._receiver, self._order))
-            self._tally = Tally(self._slots, self._core.name)
+            self._tally = Tally(self._slots, self.spans, self._core.name)
             if self._core.ours:  # another server may be half way between two versions, and has done this before
                 await self._warm_up()
         self._watching = asyncio.create_task(self._watch(), name=f"engine {self._id}")
@@ -149,6 +161,10 @@ class VllmEngine:
 
     async def pause(self, rollover: Rollover) -> None:
         """Stop at a token boundary; under DRAIN once every request has ended. Raises EngineError if they stand still."""
+        with self.spans.doing(Activity.SYNC, "pause"):
+            await self._pause(rollover)
+
+    async def _pause(self, rollover: Rollover) -> None:
         self._check_alive()
         if rollover is Rollover.DRAIN:
             if self._paused and self._jobs:
@@ -162,15 +178,17 @@ class VllmEngine:
                 await self._cut(list(self._jobs.values()))
             await self._stand_still()
             self._send()
+            self._tally.rest()
 
     async def prepare(self, manifest: Manifest) -> None:
         """Have the tensors brought near by a thread of vLLM's worker. Raises WeightSyncError; nothing has changed then."""
         self._check_alive()
         self._prepares += 1
         number = self._prepares
-        await self._ask("rollyard_prepare", number, wire.MANIFEST.dump_json(manifest).decode())
-        while not all(answer["done"] for answer in await self._ask("rollyard_prepared", number)):  # noqa: ASYNC110 (it cannot call us)
-            await asyncio.sleep(POLL_S)
+        with self.spans.doing(Activity.SYNC, "prepare"):
+            await self._ask("rollyard_prepare", number, wire.MANIFEST.dump_json(manifest).decode())
+            while not all(answer["done"] for answer in await self._ask("rollyard_prepared", number)):  # noqa: ASYNC110 (it cannot call us)
+                await asyncio.sleep(POLL_S)
 
     async def load(self, version: WeightVersion) -> None:
         """Switch to `version`. Raises WeightSyncError with the version unchanged, EngineError while it generates.
@@ -190,7 +208,8 @@ class VllmEngine:
             if not self._paused:
                 await self._stand_still()
             try:
-                await self._switch(version)
+                with self.spans.doing(Activity.SYNC, "load"):
+                    await self._switch(version)
             finally:
                 if not self._paused and not self._lost:
                     with self._named():
@@ -200,10 +219,11 @@ class VllmEngine:
         """Go on after a pause, and after a load that is under way."""
         async with self._turn:
             self._check_alive()
-            with self._named():
+            with self._named(), self.spans.doing(Activity.SYNC, "resume"):
                 await self._core.go_on()
             self._paused = self._draining = False
-        self._tally.began()
+        if self._jobs:
+            self._tally.began()
 
     async def sleep(self) -> None:
         """Raises EngineError: it is not written, and on a CPU vLLM says that it sleeps and gives nothing back."""
@@ -274,11 +294,12 @@ class VllmEngine:
             self._lose(str(error))
             return
         if written.tokens:
-            self._tally.prompt(len(ids), cached)
+            self._tally.prompt(request, cached)
         del self._jobs[request.id]
         self._deliver(*segments)
         if not self._jobs:
             self._still.set()
+            self._tally.rest()
 
     async def _hear(self, job: Job, asked: Asked) -> tuple[Ended, Counter[str] | None, int]:
         """How a request ended, which weights vLLM says wrote it, if it does, and the tokens of its prompt that were cached."""
@@ -305,7 +326,7 @@ class VllmEngine:
         written, finish = job.written, None
         for token_id, logprob in zip(output.token_ids, output.logprobs, strict=True):
             finish = written.push(token_id, logprob)
-            self._tally.token()
+            self._tally.token(written.request)
             if finish is not None:
                 return finish, ""
         due = written.unsent >= SEGMENT_TOKENS and not output.finish and not self._held(job)

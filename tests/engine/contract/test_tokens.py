@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from itertools import count
+from time import monotonic_ns
 from typing import Any
 
 import pytest
 
 from rollyard.batch.sample import row
 from rollyard.events import Rollover
-from rollyard.types import Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Rollout
+from rollyard.types import Activity, Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Rollout
 from tests.engine.contract.model import ENDS_WITHIN, PROMPTS, WINDOW, Model, text
 from tests.engine.contract.talk import Heard, Talk, ask
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+EVALUATIONS = count()
 NEAR = 1e-3  # nats between an engine's logprobs and those of a plain forward pass
 
 
@@ -160,3 +163,36 @@ async def test_totals_grow(talk: Talk) -> None:
     assert after.slots == talk.engine.slots > 0
     if after.steps:  # a server may not tell its steps
         assert after.steps > before.steps and after.step_s > before.step_s
+
+
+async def test_an_engine_says_when_it_writes_and_for_what(talk: Talk) -> None:
+    while talk.engine.spans.drain():
+        pass
+    began = monotonic_ns()
+    await talk.answers(*(ask(prompt, 10, ignore_eos=True) for prompt in PROMPTS[:2]))
+    between = monotonic_ns()
+    await talk.answers(ask(PROMPTS[2], 10, ignore_eos=True, name=RequestId(-7, next(EVALUATIONS))))
+    await talk.engine.pause(Rollover.DRAIN)
+    ended = monotonic_ns()
+    await talk.engine.resume()
+    spans = talk.engine.spans.drain()
+    assert {span.activity for span in spans} >= {Activity.GENERATE, Activity.EVAL}
+    assert all(began <= span.start_ns <= span.end_ns for span in spans)
+    for span in spans:
+        if span.activity is Activity.GENERATE:
+            assert span.start_ns < between
+        elif span.activity is Activity.EVAL:
+            assert between <= span.end_ns <= ended
+
+
+async def test_what_is_computed_again_is_told_apart(talk: Talk) -> None:
+    """Prompt and tokens of a request that goes on, but for the newest; or less, where they are in a cache."""
+    whole = (*PROMPTS[0], *range(3, 23))
+    before = talk.engine.stats()
+    await talk.answers(ask(whole, 2, ignore_eos=True, written=(5, 6, 7, 8)))
+    await talk.engine.pause(Rollover.DRAIN)
+    after = talk.engine.stats()
+    await talk.engine.resume()
+    if after.prefilled_tokens or after.recomputed_tokens:  # not every server tells
+        assert 3 <= after.recomputed_tokens - before.recomputed_tokens <= len(whole) + 3
+        assert after.prefilled_tokens - before.prefilled_tokens <= 1
