@@ -52,10 +52,11 @@ from rollyard.rollout.controller import Controller
 from rollyard.rollout.core import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
 from rollyard.stations import Builder, Stations
-from rollyard.types import EngineStats, Group, TrainStats, WeightVersion
+from rollyard.types import Activity, EngineStats, Group, TrainStats, WeightVersion
 from rollyard.warmup import architecture, base_policy
+from rollyard.watch.accounts import ENGINE
 from rollyard.watch.recorder import Recorder
-from rollyard.watch.report import Counts, Report, ReportBuilder
+from rollyard.watch.report import Counts, Report, ReportBuilder, TokenLedger
 from rollyard.watch.sinks import JsonlSink
 from rollyard.watch.snapshot import Header
 from rollyard.watch.step import Step
@@ -213,7 +214,9 @@ class Ring:
             worker.begin(config)
         folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
         self._activity = "loading the model"
-        await device.run(worker.set_threads, worker.threads_of(config, Architecture.from_folder(folder)))
+        shape = Architecture.from_folder(folder)
+        await device.run(worker.set_threads, worker.threads_of(config, shape))
+        self._recorder.works(shape, *await device.run(worker.measure_machine, config))
         self._stations = await Builder(config, folder, self._folder.path, device, self._built).build(reward)
         await self._join()
 
@@ -250,6 +253,8 @@ class Ring:
         )
         self._actions |= self._sync.actions
         self.conductor = self._conduct(WeightVersion(0))
+        for name, role, spans in stations.spans:
+            self._recorder.accounts.watch(name, role, spans)
         self._activity = "starting the stations"
         await stations.start()
         self._activity = ""
@@ -307,7 +312,8 @@ class Ring:
             if isinstance(event, BaseException):
                 raise event
             if isinstance(event, ev.PromptsOffered):
-                with self._timeline.phase(Phase.GENERATE):  # handing out requests is part of generating
+                # Handing out requests is part of generating.
+                with self._timeline.phase(Phase.GENERATE), self._timeline.spans.doing(Activity.PROMPTS):
                     self._happen(event)
             else:
                 self._happen(event)
@@ -362,6 +368,7 @@ class Ring:
             judged = [advantages(group, config.advantage) for group in groups]
             budget, sampling = config.batch.token_budget, worker.sampling_of(config)
             parts = shards(instruction.step, groups, judged, budget, sampling, stations.ranks)
+            self._recorder.trains(parts)
             training = asyncio.ensure_future(trainer.train(parts))
             try:
                 self._recorder.flush()  # what the batch is made of, while the device is busy
@@ -390,6 +397,7 @@ class Ring:
         self._controller.revive(name)
         self._sync.revive(name)
         engine = self._stations.engines[name]
+        self._recorder.accounts.watch(name, ENGINE, engine.spans)
         self._inbox.put_nowait(ev.EngineUp(name, engine.slots, engine.version))
 
     async def _evaluate(self, instruction: ev.Evaluate) -> None:
@@ -454,13 +462,15 @@ class Ring:
             await self._built.aclose()
         except Exception as error:  # noqa: BLE001 (the report comes all the same)
             _warn_about(error)
-        counts = self._counts
+        counts, live = self._counts, 0 if self.conductor is None else self.conductor.live_tokens
         report = self._recorder.close(
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),
             Counts(counts.members_admitted, counts.members_trained, dict(counts.members_dropped)),
+            TokenLedger(counts.tokens.generated, counts.tokens.trained, dict(counts.tokens.dropped), live),
             [*self._past, *(engine.stats() for engine in self._engines)],
         )
         report.write(self._folder.report)
+        self._recorder.accounts.write_trace(self._folder.trace)
         self._recorder.close_journal()
         return report
 

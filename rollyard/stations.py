@@ -22,10 +22,23 @@ from rollyard.model.architecture import Architecture
 from rollyard.place.child import Children
 from rollyard.place.inline import DeviceThread
 from rollyard.place.layout import Host, layout
-from rollyard.protocols import Channel, Engine, Evidence, Handoff, Launcher, PromptSource, Publisher, Receiver, Scorer, Trainer
+from rollyard.protocols import (
+    Channel,
+    Engine,
+    Evidence,
+    Handoff,
+    Launcher,
+    PromptSource,
+    Publisher,
+    Receiver,
+    Scorer,
+    Spans,
+    Trainer,
+)
 from rollyard.reward.function import RewardFunction
 from rollyard.rollout.controller import Text
 from rollyard.types import EngineStats, FinishReason, Prompt, WeightVersion
+from rollyard.watch.accounts import ENGINE, TRAINER
 
 S = TypeVar("S")
 
@@ -47,6 +60,7 @@ class Stations:
     handoffs: Mapping[EngineId, Handoff]  # by half
     starts: tuple[Callable[[], Awaitable[None]], ...]
     relaunch: Callable[[EngineId], Awaitable[Engine]] | None = None  # where engines can be lost alone
+    spans: Sequence[tuple[str, str, Spans]] = ()  # name, role and device of whatever the report accounts for
 
     async def start(self) -> None:
         """Wait until all are ready. Raises EngineError or TrainError for one that cannot be."""
@@ -72,6 +86,7 @@ class Found:
     evidence: list[tuple[Host, Evidence]] = field(default_factory=list)
     handoffs: dict[EngineId, Handoff] = field(default_factory=dict)
     starts: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    spans: list[tuple[str, str, Spans]] = field(default_factory=list)
 
 
 class Builder:
@@ -148,6 +163,7 @@ class Builder:
         publisher = worker.build_publisher(config, policy, device, self._scratch)
         self._built.callback(publisher.close)
         found.trainers.append((host, trainer))
+        found.spans.append((host.name, TRAINER, device.spans))
         found.publishers.append((host, publisher))
         found.evidence.append((host, worker.build_evidence(policy, device)))
         if host.engine is not None:
@@ -187,9 +203,11 @@ class Builder:
         found.publishers.append((host, RemotePublisher(channel, limit)))
         found.evidence.append((host, RemoteEvidence(channel, limit)))
         if host.engine is None:
+            found.spans.append((host.name, TRAINER, trainer.spans))
             channel.ready()
         else:
             found.engines[host.engine] = worker.remote_engine(config, host.engine, channel)
+            found.spans.append((host.name, TRAINER, found.engines[host.engine].spans))
             found.handoffs[host.engine] = RemoteHandoff(channel, limit)
 
     # ----------------------------------------------------------------------------------------- joined together
@@ -214,6 +232,7 @@ class Builder:
             evidence=self._believed(),
             handoffs=found.handoffs if swap else {},
             relaunch=self._engine if config.place.apart else None,
+            spans=(*((id_, ENGINE, engine.spans) for id_, engine in found.engines.items()), *found.spans),
             starts=(*found.starts, *(engine.start for engine in found.engines.values())),
         )
 

@@ -26,6 +26,7 @@ from rollyard.environment import engine_keys, process_environment
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event
 from rollyard.model.architecture import Architecture
+from rollyard.model.machine import Machine, measure
 from rollyard.place import child
 from rollyard.place.inline import DeviceThread
 from rollyard.place.layout import Host, Roles
@@ -119,6 +120,17 @@ def device_of(config: Config) -> str:
     if config.place.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("torch sees no GPU", where="place.device", remedy="use auto or cpu, or a CUDA build of torch")
     return config.place.device
+
+
+def measure_machine(config: Config) -> tuple[int, Machine | None]:
+    """Bytes of a number of the policy, and what a device can do at most: None for a GPU that other processes use.
+
+    Called on the device's thread, before anything has taken memory there.
+    """
+    import torch
+
+    dtype, kind = getattr(torch, config.model.dtype), device_of(config)
+    return dtype.itemsize, measure(kind, dtype) if kind == "cpu" or trains_here(config) else None
 
 
 def build_prompts(config: Config, tokenizer: Tokenizer) -> tuple[PromptSource, tuple[Prompt, ...]]:
@@ -291,6 +303,7 @@ async def launch_host(order: HostOrder, launch: Launch) -> Channel:
 async def serve_host(channel: Channel, order: bytes) -> None:
     """What it runs: build the trainer, and the engine if there is one; serve them until the line ends."""
     from rollyard.train import host as trainers
+    from rollyard.watch.spans import telling
     from rollyard.weights import host as weights
 
     ordered = TypeAdapter(HostOrder).validate_json(order)
@@ -299,14 +312,15 @@ async def serve_host(channel: Channel, order: bytes) -> None:
     policy = await device.run(load_policy, config, ordered.folder)
     trainer = await device.run(build_trainer, config, policy, device, WeightVersion(0))
     publisher = build_publisher(config, policy, device, ordered.scratch)
-    trainers.serve(trainer, channel)
+    trainers.serve(trainer, channel, device.spans)
     weights.serve(publisher, build_evidence(policy, device), channel)
     if config.place.placement == "swap":
         weights.serve_handoff(build_handoff(config, ordered.host.name, policy, trainer, device), channel)
     try:
         if ordered.host.engine is None:
             channel.ready()
-            await channel.ended()
+            async with telling(device.spans, channel):
+                await channel.ended()
         else:
             build = partial(build_engine, config, ordered.host.engine, policy, device, cast(Receiver, publisher))
             await serve(await device.run(build), channel)

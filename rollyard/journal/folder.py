@@ -14,7 +14,8 @@ import tomli_w
 from rollyard.config import Config
 from rollyard.errors import ConfigError
 
-CONFIG, METRICS, JOURNAL, REPORT, CHECKPOINTS = "config.toml", "metrics.jsonl", "journal.sqlite", "report.json", "checkpoints"
+CONFIG, METRICS, JOURNAL, CHECKPOINTS = "config.toml", "metrics.jsonl", "journal.sqlite", "checkpoints"
+REPORT, TRACE = "report.json", "trace.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ class RunFolder:
     @property
     def report(self) -> Path:
         return self.path / REPORT
+
+    @property
+    def trace(self) -> Path:
+        return self.path / TRACE
 
     def checkpoint(self, step: int) -> Path:
         return self.path / CHECKPOINTS / f"step-{step:06d}"

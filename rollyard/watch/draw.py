@@ -14,6 +14,7 @@ from rich.text import Text
 from rollyard.watch.report import Counts, Report, WeightTraffic
 from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.timeline import PhaseSeconds
+from rollyard.watch.usage import lags, ledger, tables
 
 COLOURS: Final = {
     "generate": "blue",
@@ -178,12 +179,14 @@ def table(report: Report) -> RenderableType:
         ("lengths", spread),
         ("prompts", _counts(report.prompts)),
         ("members", _counts(report.members)),
+        ("tokens", ledger(report.tokens)),
+        *([("stale", lags(report.staleness))] if report.staleness else []),
         ("weights", f"{len(report.versions)} versions, {report.weights.transport}, {report.weights.bytes_copied:,} bytes copied"),
         *_arrival(report.weights),
         ("ended", Text(report.finished.cause, "bold red" if report.finished.failed else "")),
     ]
     title = Text(f"rollyard · {report.name}", "bold")
-    return Panel(Group(_grid(rows), Text(), _phases(report.phases)), title=title, title_align="left")
+    return Panel(Group(_grid(rows), Text(), _phases(report.phases), *tables(report.usage)), title=title, title_align="left")
 
 
 def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:

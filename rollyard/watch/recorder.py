@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from rollyard.errors import JournalError
-from rollyard.events import Event, Finish, Instruction, Scored, Train
+from rollyard.events import Event, Finish, Instruction, Score, Scored, Train
 from rollyard.journal.journal import Journal
+from rollyard.model.architecture import Architecture
+from rollyard.model.machine import Machine
 from rollyard.protocols import Sink
-from rollyard.types import Canary, EngineStats, Group, Handed, TrainStats, WeightVersion
-from rollyard.watch.report import Counts, Finished, Report, ReportBuilder
+from rollyard.types import Activity, Canary, EngineStats, Group, Handed, TrainBatch, TrainStats, WeightVersion
+from rollyard.watch.accounts import Accounts
+from rollyard.watch.report import Counts, Finished, Report, ReportBuilder, TokenLedger, Usage
+from rollyard.watch.roofline import Work
 from rollyard.watch.snapshot import Snapshot
 from rollyard.watch.step import Step
 from rollyard.watch.terminal import View
@@ -38,6 +42,9 @@ class Recorder:
         self._view = view
         self._timeline = timeline
         self._batch = batch
+        self.accounts = Accounts(timeline)
+        self._work: Work | None = None
+        self._machine: Machine | None = None
         self._judged = 0
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
@@ -49,7 +56,22 @@ class Recorder:
 
     def begin(self) -> None:
         """The setup is over: the first step begins."""
+        self.accounts.built()
         self._before = self._timeline.seconds()
+
+    def works(self, architecture: Architecture, item: int, machine: Machine | None) -> None:
+        """What is run, and where.
+
+        Args:
+            item: bytes of a number of the weights.
+            machine: one device, where it was measured.
+        """
+        self._work, self._machine = Work(architecture, item), machine
+
+    def trains(self, shards: Sequence[TrainBatch]) -> None:
+        """An optimizer step is taken on this."""
+        if self._work is not None:
+            self._work.trained(shards)
 
     def record(self, entries: Iterable[Event | Instruction]) -> None:
         """Keep what the conductor saw and said. Raises JournalError, once."""
@@ -57,6 +79,8 @@ class Recorder:
             self._builder.record(entry)
             if isinstance(entry, Scored):
                 self._judged += 1
+            elif isinstance(entry, Score) and self._work is not None:
+                self._work.completed(entry.prompt, entry.completion)
             elif isinstance(entry, Train):
                 self._judged = 0
             elif isinstance(entry, Finish):
@@ -120,6 +144,7 @@ class Recorder:
 
     def picture(self, activity: str, slots_busy: float | None) -> None:
         """Show how things stand."""
+        self.accounts.collect()
         self._view.update(
             Snapshot(
                 step=len(self._rewards),
@@ -136,16 +161,35 @@ class Recorder:
             )
         )
 
-    def close(self, prompts: Counts, members: Counts, engines: Iterable[EngineStats]) -> Report:
+    def close(self, prompts: Counts, members: Counts, tokens: TokenLedger, engines: Iterable[EngineStats]) -> Report:
         """The report. Raises JournalError when the last rows cannot be written; the report is complete all the same."""
         finished = Finished(self.finish.cause, self.finish.failed)
-        phases = self._timeline.seconds()
-        report = self._builder.build(phases=phases, prompts=prompts, members=members, engines=engines, finished=finished)
+        phases, stats = self._timeline.seconds(), tuple(engines)
+        report = self._builder.build(
+            phases=phases,
+            prompts=prompts,
+            members=members,
+            engines=stats,
+            finished=finished,
+            tokens=tokens,
+            usage=self._usage(stats),
+        )
         self._view.finish(report)
         self._view.close()
         for sink in self._sinks:
             sink.close()
         return report
+
+    def _usage(self, engines: Sequence[EngineStats]) -> Usage:
+        devices, pools = self.accounts.close()
+        if self._work is None:
+            return Usage(devices, pools)
+        seconds = {what: self.accounts.seconds(Activity.TRAIN, what) for what in ("step", "optimizer")}
+        seconds["sync"] = sum(device.busy_ns.get(Activity.SYNC.value, 0) for device in devices) / 1e9
+        copied = self._builder.bytes_copied + sum(engine.copied_bytes for engine in engines)
+        whole_s = sum(device.wall_ns for device in devices) / 1e9
+        operations = self._work.table(engines, seconds, copied, whole_s, self._machine)
+        return Usage(devices, pools, operations, None if self._machine is None else self._machine.balance)
 
     def close_journal(self) -> None:
         if not self._broken:

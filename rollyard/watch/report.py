@@ -7,7 +7,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,9 @@ from typing import Any, Final
 from rollyard.errors import JournalError
 from rollyard.events import Event, Instruction, Published, Score, SegmentArrived
 from rollyard.types import Canary, EngineStats, Handed, WeightVersion
-from rollyard.watch.step import Step
+from rollyard.watch.devices import DeviceTime, PoolTime
+from rollyard.watch.roofline import Operation
+from rollyard.watch.step import Step, has_verdict
 from rollyard.watch.timeline import PhaseSeconds
 
 SOFTWARE: Final = ("rollyard", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
@@ -60,6 +62,33 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLedger:
+    """Where the tokens went that engines wrote for rollouts: generated == trained + sum of dropped + live.
+
+    A member that is dropped takes along what it wrote, over all its attempts; what an engine wrote for an attempt that was
+    given up meanwhile is dropped for the reason of that. Only tokens that came count: what a lost engine had not sent is
+    unknown. `recomputed` tokens, of prompts and completions, were computed again after a preemption or a cut, as far as
+    engines say; those of evaluations are among them.
+    """
+
+    generated: int = 0
+    trained: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)  # by reason
+    live: int = 0  # when the report was made: 0 when the run has ended
+    recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What devices did with their time, and what the time was needed for. See `watch.devices` and `watch.roofline`."""
+
+    devices: tuple[DeviceTime, ...] = ()
+    pools: tuple[PoolTime, ...] = ()  # by role
+    operations: tuple[Operation, ...] = ()
+    balance: float | None = None  # FLOPs a byte, of the machine as it was measured
+
+
+@dataclass(frozen=True, slots=True)
 class WeightTraffic:
     """How new weights reached the engines, and the bytes copied for it over the whole run, by transport and engines.
 
@@ -89,7 +118,8 @@ class Report:
     rollouts, those of dropped ones included and those of evaluations not; `generation_tokens_per_s` is per second of
     the generate phase. `slots_busy` is the mean share of decode slots doing work while engines were stepping,
     `decoder` how the embedded engine computed, and why not faster. `versions` are the weight versions published,
-    [step, incarnation] each.
+    [step, incarnation] each. `staleness` counts trained tokens by their lag: the version that was trained, less the one that
+    wrote them.
     """
 
     name: str
@@ -112,6 +142,9 @@ class Report:
     versions: tuple[WeightVersion, ...]
     finished: Finished
     software: Mapping[str, str]
+    tokens: TokenLedger = field(default_factory=TokenLedger)
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
 
     def to_json(self) -> str:
         """A JSON object, one line a field. The counts of prompts stand at the top: admitted, trained, dropped."""
@@ -136,6 +169,7 @@ def read_report(path: Path) -> Report:
     """The report that `Report.write` wrote. Raises OSError, or JournalError when it is none."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        usage = record.pop("usage")
         reward = record.pop("reward")
         return Report(
             phases=PhaseSeconds(wall_s=record["wall_s"], **record.pop("phases")),
@@ -147,6 +181,14 @@ def read_report(path: Path) -> Report:
             weights=_read_weights(record.pop("weights")),
             versions=tuple(WeightVersion(*version) for version in record.pop("versions")),
             finished=Finished(**record.pop("finished")),
+            tokens=TokenLedger(**record.pop("tokens")),
+            staleness={int(lag): tokens for lag, tokens in record.pop("staleness").items()},
+            usage=Usage(
+                tuple(DeviceTime(**device | {"roles": tuple(device["roles"])}) for device in usage["devices"]),
+                tuple(PoolTime(**pool) for pool in usage["pools"]),
+                tuple(Operation(**operation) for operation in usage["operations"]),
+                usage["balance"],
+            ),
             **record,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -179,6 +221,7 @@ class ReportBuilder:
         self._evaluations: list[float | None] = []
         self._versions: list[WeightVersion] = []
         self._lengths: Counter[int] = Counter()
+        self._staleness: Counter[int] = Counter()
         self.generation_tokens = 0
 
     def record(self, entry: Event | Instruction) -> None:
@@ -193,6 +236,9 @@ class ReportBuilder:
 
     def add_step(self, step: Step) -> None:
         self._rewards.append(step.reward_mean)
+        for rollout in (rollout for group in step.groups for rollout in group.rollouts if has_verdict(rollout)):
+            for span in rollout.completion.spans:
+                self._staleness[step.step - 1 - span.version.step] += span.tokens
 
     def add_evaluation(self, mean_reward: float | None) -> None:
         self._evaluations.append(mean_reward)
@@ -215,8 +261,21 @@ class ReportBuilder:
         """Mean reward of each step so far."""
         return tuple(self._rewards)
 
+    @property
+    def bytes_copied(self) -> int:
+        """By transports."""
+        return self._bytes_copied
+
     def build(
-        self, *, phases: PhaseSeconds, prompts: Counts, members: Counts, engines: Iterable[EngineStats], finished: Finished
+        self,
+        *,
+        phases: PhaseSeconds,
+        prompts: Counts,
+        members: Counts,
+        engines: Iterable[EngineStats],
+        finished: Finished,
+        tokens: TokenLedger,
+        usage: Usage,
     ) -> Report:
         """The report of what was gathered so far. `engines` are the totals of every engine the run had."""
         stats = tuple(engines)
@@ -240,6 +299,9 @@ class ReportBuilder:
             versions=tuple(self._versions),
             finished=finished,
             software=software(),
+            tokens=replace(tokens, recomputed=sum(engine.recomputed_tokens for engine in stats)),
+            staleness=dict(sorted(self._staleness.items())),
+            usage=usage,
         )
 
 

@@ -6,8 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import fsum, isfinite
 
-from rollyard.types import Group, TrainStats, WeightVersion
+from rollyard.types import Group, Rollout, TrainStats, WeightVersion
 from rollyard.watch.timeline import PhaseSeconds
+
+
+def has_verdict(rollout: Rollout) -> bool:
+    """A reward that is not finite is none."""
+    return rollout.reward.value is not None and isfinite(rollout.reward.value)
 
 
 def verdicts(group: Group) -> list[float]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import NamedTuple
 
+from rollyard.watch.spans import SpanLog
+
 
 class Phase(StrEnum):
     """What a run does, the one that takes the time first. Generation hides scoring; setup gives way to all it contains."""
@@ -61,11 +63,12 @@ class Timeline:
     """Phase accounting. Starts when made.
 
     Args:
-        clock: nanoseconds that never go back.
+        clock: nanoseconds that never go back; for the accounts of devices those of the monotonic clock.
     """
 
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock = clock
+        self.spans = SpanLog(clock)  # what the driver does besides, and no phase tells: see `watch.accounts`
         self._start = self._since = clock()
         self._depth = dict.fromkeys(Phase, 0)
         self._opened = dict.fromkeys(Phase, 0)
@@ -100,6 +103,11 @@ class Timeline:
     def current(self) -> Phase | None:
         """The phase that the present moment goes to."""
         return next((phase for phase in Phase if self._depth[phase]), None)
+
+    @property
+    def bounds_ns(self) -> tuple[int, int]:
+        """The start, and the moment up to which `seconds` last gave accounts."""
+        return self._start, self._since
 
     @property
     def intervals(self) -> tuple[Interval, ...]:

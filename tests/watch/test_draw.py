@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from rollyard.types import Canary
+from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.draw import LivePanel, bar, cells, duration, shares, sparkline, stacked, table
 from rollyard.watch.report import (
     Counts,
@@ -15,8 +16,11 @@ from rollyard.watch.report import (
     Lengths,
     Report,
     RewardCurve,
+    TokenLedger,
+    Usage,
     WeightTraffic,
 )
+from rollyard.watch.roofline import Operation
 from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.timeline import PhaseSeconds
 
@@ -56,6 +60,20 @@ REPORT = Report(
     versions=(),
     finished=Finished("3 steps done", failed=False),
     software={},
+    tokens=TokenLedger(12_000, 11_000, {"failed": 1_000}, 0, 42),
+    staleness={0: 8_250, 1: 2_750},
+    usage=Usage(
+        (
+            DeviceTime("engine-0", ("engine",), 10**10, {}, {}, 0.75, {"train": 0.2, "sync": 0.05}, 0, 0, 1_500_000_000),
+            DeviceTime("trainer-0", ("trainer",), 10**10, {}, {}, 0.5, {"generate": 0.497, "score": 0.003}),
+        ),
+        (PoolTime("engine", 1, 0.75, {"train": 0.2}, 2_000_000_000),),
+        (
+            Operation("rollout", "prefill", 10, 1, 10.0, "compute", None, None),
+            Operation("rollout", "decode", 10, 4, 2.5, "memory", 7.5, 0.375),
+        ),
+        8.0,
+    ),
 )
 
 
@@ -161,8 +179,17 @@ def test_the_report_as_a_table_in_80_columns() -> None:
         "model.norm.weight",
         "2 verified, 1 undecidable",
         "3 steps done",
+        "12,000 generated, 11,000 trained, 1,000 dropped (1,000 failed), 42",
+        "lag 0 75%, lag 1 25%",
     ):
         assert part in text
+    rows = [line.strip("│ ").split() for line in shown]
+    assert ["engine-0", "75.0%", "train", "20.0%,", "sync", "5.0%", "1.50", "s"] in rows
+    assert ["trainer-0", "50.0%", "generate", "49.7%"] in rows  # what is less than half a percent is left out
+    assert ["1", "×", "engine", "75.0%", "train", "20.0%;", "bubbles", "2.00", "s"] in rows
+    assert ["rollout", "prefill", "10.0", "compute", "-", "-"] in rows
+    assert ["rollout", "decode", "2.5", "memory", "7.50", "37.5%"] in rows
+    assert ["machine", "balance", "8.0"] in rows
     bars = {name: line.count("█") for line in shown for name in ("generate", "train", "sync") if f"│ {name} " in line}
     assert bars["generate"] == pytest.approx(2 * bars["train"], abs=1)
     assert bars["sync"] == 0

@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 from rollyard.errors import JournalError
 from rollyard.events import FetchPrompts, Published, Score, SegmentArrived
 from rollyard.types import EngineStats, RequestId, Segment, WeightVersion
-from rollyard.watch.report import Counts, Finished, Report, ReportBuilder, percentile, read_report, slots_busy
+from rollyard.watch.devices import DeviceTime, PoolTime
+from rollyard.watch.report import (
+    Counts,
+    Finished,
+    Report,
+    ReportBuilder,
+    TokenLedger,
+    Usage,
+    percentile,
+    read_report,
+    slots_busy,
+)
+from rollyard.watch.roofline import Operation
 from rollyard.watch.timeline import PhaseSeconds
 from tests.watch.records import STEP, V0, group
 
@@ -25,8 +37,15 @@ def finish(report: ReportBuilder) -> Report:
         phases=PHASES,
         prompts=Counts(6, 3, {"failed": 2, "context": 1}),
         members=Counts(12, 6, {"failed": 4, "context": 2}),
-        engines=[EngineStats(step_s=2.0, busy_slot_s=6.0, slots=4, decoder="native")],
+        engines=[EngineStats(step_s=2.0, busy_slot_s=6.0, slots=4, recomputed_tokens=5, decoder="native")],
         finished=Finished("1 step done", failed=False),
+        tokens=TokenLedger(40, 20, {"failed": 20}, 0),
+        usage=Usage(
+            (DeviceTime("e0", ("engine", "trainer"), 100, {"train": 60}, {"generate": 40}, 0.6, {"generate": 0.4}, 3, 2, 1),),
+            (PoolTime("engine", 1, 0.6, {"generate": 0.4}, 40),),
+            (Operation("rollout", "decode", 100, 50, 2.0, "memory", 0.5, 0.25),),
+            4.0,
+        ),
     )
 
 
@@ -80,9 +99,41 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "trained": 3,
         "dropped": {"failed": 2, "context": 1},
         "members": {"admitted": 12, "trained": 6, "dropped": {"failed": 4, "context": 2}},
-        "weights": {"transport": "in_place", "bytes_copied": 120, "canary": None, "probes": {}},
+        "weights": {"transport": "in_place", "bytes_copied": 120, "canary": None, "probes": {}, "handed": []},
         "versions": [[0, 0], [1, 0]],
         "finished": {"cause": "1 step done", "failed": False},
+        "tokens": {"generated": 40, "trained": 20, "dropped": {"failed": 20}, "live": 0, "recomputed": 5},
+        "staleness": {"0": 13},  # of the last step's 2 + 4 + 6 + 1 tokens with a verdict; the step before had none
+        "usage": {
+            "devices": [
+                {
+                    "device": "e0",
+                    "roles": ["engine", "trainer"],
+                    "wall_ns": 100,
+                    "busy_ns": {"train": 60},
+                    "wait_ns": {"generate": 40},
+                    "busy_share": 0.6,
+                    "wait_share": {"generate": 0.4},
+                    "transfer_ns": 3,
+                    "hidden_ns": 2,
+                    "stall_ns": 1,
+                }
+            ],
+            "pools": [{"role": "engine", "devices": 1, "busy_share": 0.6, "wait_share": {"generate": 0.4}, "bubble_ns": 40}],
+            "operations": [
+                {
+                    "phase": "rollout",
+                    "operation": "decode",
+                    "flops": 100,
+                    "bytes": 50,
+                    "flops_per_byte": 2.0,
+                    "bound": "memory",
+                    "seconds": 0.5,
+                    "share": 0.25,
+                }
+            ],
+            "balance": 4.0,
+        },
     }
     assert {"python", "torch", "transformers", "numpy", "rollyard"} <= software.keys()
 

@@ -1,0 +1,148 @@
+"""Gathers what every device did, for the report and the trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TextIO
+
+from rollyard.protocols import Spans
+from rollyard.types import Activity, Interval
+from rollyard.watch.devices import DeviceTime, Lane, PoolTime, account
+from rollyard.watch.timeline import Phase, Timeline
+
+# What the driver sees of a phase explains why a device waits. Not generation: it holds its requests to the last token,
+# also while an engine is idle that should not be; what devices say of it counts.
+EXPLAINS: Final = {
+    Phase.TRAIN: Activity.TRAIN,  # advantages, packing
+    Phase.SYNC: Activity.SYNC,
+    Phase.SCORE: Activity.SCORE,
+    Phase.EVAL: Activity.EVAL,
+    Phase.CHECKPOINT: Activity.CHECKPOINT,
+}
+DRIVER: Final = "driver"
+ENGINE: Final = "engine"  # roles
+TRAINER: Final = "trainer"
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One device: who works there, and what came of it so far."""
+
+    spans: list[Spans] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+    intervals: list[Interval] = field(default_factory=list)
+    newest: dict[tuple[Activity, str], int] = field(default_factory=dict)  # index of the last one of a kind
+
+    def collect(self) -> None:
+        """Take what is new. A piece that goes on where the one before ended becomes part of it."""
+        for spans in self.spans:
+            while new := spans.drain():
+                for interval in new:
+                    self._take(interval)
+
+    def _take(self, interval: Interval) -> None:
+        kind = interval.activity, interval.what
+        at = self.newest.get(kind)
+        if at is not None and self.intervals[at].end_ns == interval.start_ns:
+            self.intervals[at] = self.intervals[at]._replace(end_ns=interval.end_ns)
+        else:
+            self.newest[kind] = len(self.intervals)
+            self.intervals.append(interval)
+
+
+class Accounts:
+    """The books of all devices of a run. Every interval is kept until the end: about 200 bytes each.
+
+    Args:
+        timeline: gives the wall time, and the phases that explain waits.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._driver = _Watched([timeline.spans])
+        self._devices: list[_Watched] = []
+        self._built_ns: int | None = None
+
+    def watch(self, name: str, role: str, spans: Spans) -> None:
+        """A station works on a device. Stations with the same `spans` share one; a station that is started again keeps its own.
+
+        Args:
+            name: of the station, such as engine-0.
+            role: engine or trainer.
+        """
+        watched = next((each for each in self._devices if name in each.names or spans in each.spans), None)
+        if watched is None:
+            self._devices.append(watched := _Watched())
+        watched.spans += [spans] * (spans not in watched.spans)
+        watched.names += [name] * (name not in watched.names)
+        watched.roles += [role] * (role not in watched.roles)
+
+    def built(self) -> None:
+        """All stations are built: what comes before belongs to setup where nobody says otherwise."""
+        self._built_ns = self._timeline.spans.now()
+
+    def collect(self) -> None:
+        """Take what is new. Cheap, and to be called now and then."""
+        for watched in (self._driver, *self._devices):
+            watched.collect()
+
+    def close(self) -> tuple[tuple[DeviceTime, ...], tuple[PoolTime, ...]]:
+        """The accounts of devices and of roles, up to the moment of the timeline's last accounts."""
+        return account(self._lanes(), self._explaining(), *self._timeline.bounds_ns)
+
+    def seconds(self, activity: Activity, what: str) -> float:
+        """Of one part of an activity, over all devices."""
+        intervals = [interval for watched in self._devices for interval in watched.intervals]
+        return sum(i.end_ns - i.start_ns for i in intervals if i.activity is activity and i.what == what) / 1e9
+
+    def write_trace(self, path: Path) -> None:
+        """Chrome trace events, for chrome://tracing or ui.perfetto.dev: a process each device, a line each activity.
+
+        Times are microseconds from the run's start. Raises OSError.
+        """
+        self.collect()
+        lanes = [Lane(DRIVER, (DRIVER,), self._explaining()), *self._lanes()]
+        partial = path.with_name(f".{path.name}.partial")
+        with partial.open("w", encoding="utf-8") as file:
+            _write(file, lanes, self._timeline.bounds_ns[0])
+        partial.replace(path)
+
+    def _lanes(self) -> list[Lane]:
+        self.collect()
+        start, until = self._timeline.bounds_ns
+        setup = Interval(Activity.SETUP, start, until if self._built_ns is None else self._built_ns)
+        return [Lane("+".join(watched.names), tuple(watched.roles), (setup, *watched.intervals)) for watched in self._devices]
+
+    def _explaining(self) -> list[Interval]:
+        start = self._timeline.bounds_ns[0]
+        phases = [
+            Interval(EXPLAINS[phase], begin + start, end + start)
+            for phase, begin, end in self._timeline.intervals
+            if phase in EXPLAINS
+        ]
+        return [*phases, *self._driver.intervals]
+
+
+def _write(file: TextIO, lanes: list[Lane], start_ns: int) -> None:
+    """One event a line."""
+    file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+    between = "\n"
+    for event in (event for number, lane in enumerate(lanes) for event in _events(number, lane, start_ns)):
+        file.write(between + json.dumps(event))
+        between = ",\n"
+    file.write("\n]}\n")
+
+
+def _events(number: int, lane: Lane, start_ns: int) -> Iterator[dict[str, object]]:
+    yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": lane.device}}
+    for line, activity in enumerate(Activity):
+        intervals = [interval for interval in lane.intervals if interval.activity is activity]
+        if intervals:
+            yield {"ph": "M", "name": "thread_name", "pid": number, "tid": line, "args": {"name": activity}}
+        for _, begin, end, what in sorted(intervals, key=lambda interval: interval.start_ns):
+            name, at, length = what or activity, (begin - start_ns) / 1e3, (end - begin) / 1e3
+            yield {"ph": "X", "name": name, "cat": activity, "pid": number, "tid": line, "ts": at, "dur": length}

@@ -1,0 +1,82 @@
+"""The report's tables of devices and of operations, as rich renderables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rollyard.watch.devices import DeviceTime, PoolTime
+from rollyard.watch.report import TokenLedger, Usage
+
+SHOWN: Final = 0.005  # a smaller share is not worth its place
+
+
+def ledger(tokens: TokenLedger) -> str:
+    """Where tokens went, in one line."""
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in tokens.dropped.items())
+    parts = [
+        f"{tokens.generated:,} generated, {tokens.trained:,} trained",
+        f"{sum(tokens.dropped.values()):,} dropped" + (f" ({reasons})" if reasons else ""),
+        *([f"{tokens.live:,} live"] if tokens.live else []),
+        f"{tokens.recomputed:,} computed again",
+    ]
+    return ", ".join(parts)
+
+
+def lags(staleness: Mapping[int, int]) -> str:
+    """Share of trained tokens by version lag."""
+    whole = sum(staleness.values())
+    return ", ".join(f"lag {lag} {tokens / whole:.0%}" for lag, tokens in staleness.items())
+
+
+def tables(usage: Usage) -> list[RenderableType]:
+    """What is known of devices and operations; nothing where nothing is."""
+    found: list[RenderableType] = []
+    if usage.devices:
+        found += (Text(), _devices(usage.devices, usage.pools))
+    if usage.operations:
+        found += (Text(), _operations(usage))
+    return found
+
+
+def _devices(devices: Iterable[DeviceTime], pools: Iterable[PoolTime]) -> Table:
+    grid = _grid()
+    grid.add_column("device", no_wrap=True)
+    grid.add_column("busy", justify="right", no_wrap=True)
+    grid.add_column("waits for", ratio=1)
+    grid.add_column("stall", justify="right", no_wrap=True)
+    for device in devices:
+        stall = f"{device.stall_ns / 1e9:.2f} s" if "engine" in device.roles else ""
+        grid.add_row(device.device, f"{device.busy_share:.1%}", _waits(device.wait_share), stall)
+    for pool in pools:
+        bubbles = f"{_waits(pool.wait_share)}; bubbles {pool.bubble_ns / 1e9:.2f} s"
+        grid.add_row(f"{pool.devices} × {pool.role}", f"{pool.busy_share:.1%}", bubbles, "", style="bold")
+    return grid
+
+
+def _waits(shares: Mapping[str, float]) -> str:
+    most = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{cause} {share:.1%}" for cause, share in most if share >= SHOWN) or "-"
+
+
+def _operations(usage: Usage) -> Table:
+    grid = _grid()
+    for name in ("phase", "operation"):
+        grid.add_column(name, no_wrap=True)
+    for name in ("FLOPs/byte", "bound by", "seconds", "share"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    for row in usage.operations:
+        seconds = "-" if row.seconds is None else f"{row.seconds:.2f}"
+        share = "-" if row.share is None else f"{row.share:.1%}"
+        grid.add_row(row.phase, row.operation, f"{row.flops_per_byte:.1f}", row.bound or "-", seconds, share)
+    if usage.balance is not None:
+        grid.add_row("machine", "balance", f"{usage.balance:.1f}", "", "", "", style="bold")
+    return grid
+
+
+def _grid() -> Table:
+    return Table(box=None, padding=(0, 1, 0, 0), expand=True, header_style="bold", show_edge=False)
