@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from rollyard.environment import peer_environment, process_environment, settle_environment
+from rollyard.environment import adopt, carried, peer_environment, process_environment, settle_environment, settle_ray
 
-NAMES = ("OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM", "ROLLYARD_TUNED")
+NAMES = ("OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM", "ROLLYARD_TUNED", "OMP_NUM_THREADS")
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +41,24 @@ def test_what_the_user_set_holds_for_both(value):
     settle_environment()
     assert os.environ["OMP_WAIT_POLICY"] == peer_environment()["OMP_WAIT_POLICY"] == value
     assert "TOKENIZERS_PARALLELISM" not in peer_environment()
+
+
+def test_a_process_on_another_machine_keeps_its_own_folders():
+    os.environ.update(PATH="/here", CUDA_VISIBLE_DEVICES="3", NCCL_DEBUG="INFO", ROLLYARD_ENGINE_KEY="secret")
+    given = process_environment() | {"LD_PRELOAD": "/lib/libomp.so"}
+    travels = carried(given)
+    assert travels["NCCL_DEBUG"] == "INFO" and travels["LD_PRELOAD"] == "/lib/libomp.so"
+    assert travels["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert not {"PATH", "CUDA_VISIBLE_DEVICES", "ROLLYARD_ENGINE_KEY"} & set(travels)
+    os.environ.update(PATH="/there", OMP_NUM_THREADS="1")  # the last is Ray's guess
+    adopt(travels)
+    assert os.environ["PATH"] == "/there" and os.environ["NCCL_DEBUG"] == "INFO" and "OMP_NUM_THREADS" not in os.environ
+
+
+def test_a_cluster_of_our_own_asks_for_a_token_unless_the_user_says_otherwise():
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    assert not settle_ray() and os.environ["RAY_AUTH_MODE"] == "disabled"
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        os.environ.pop(name, None)
+    assert settle_ray() and not settle_ray()
+    assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64

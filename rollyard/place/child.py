@@ -42,6 +42,7 @@ class Child:
         process: the child.
         reader, writer: the socket to it.
         log: where it prints.
+        leads: a process group of its own.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class Child:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         log: IO[bytes],
+        leads: bool = True,
     ) -> None:
         self.name = name
-        self._process, self._log = process, log
+        self._process, self._log, self._leads = process, log, leads
         self._closed = False
         self._link = Link(name, reader, writer, self._find_cause, self.said)
         self._link.open()
@@ -100,8 +102,8 @@ class Child:
         return self._link.pass_on(deliver)
 
     def kill(self) -> None:
-        """At once, with the whole group."""
-        _end_group(self._process.pid)
+        """At once, with the whole group that it leads."""
+        _end(self._process, self._leads)
 
     def said(self) -> str:
         """The end of what it printed."""
@@ -156,6 +158,8 @@ async def launch(
     environment: Mapping[str, str],
     python: Path | None = None,
     log: IO[bytes] | None = None,
+    leads: bool = True,
+    grace_s: float = 0.0,
 ) -> Child:
     """Start a child that runs `target`.
 
@@ -165,6 +169,8 @@ async def launch(
         environment: its variables.
         python: its interpreter; this one when None.
         log: where it prints, a file of its own when None. Closed with the child.
+        leads: a process group of its own, or it stays in that of this process, which is ended as a whole by somebody else.
+        grace_s: seconds it may still take for what it has started, once this process is gone.
 
     Raises EngineLost when it cannot be started.
     """
@@ -179,21 +185,22 @@ async def launch(
                 "from rollyard.place.child import main; main()",
                 str(theirs.fileno()),
                 str(os.getpid()),
+                str(grace_s),
                 target,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
                 env={**environment, **_imports(environment)},
-                start_new_session=True,
+                start_new_session=leads,
             )
         except OSError as error:
             raise EngineLost(f"{name} cannot be started with {python or sys.executable}: {error}") from error
         finally:
             theirs.close()
-        undo.callback(_end_group, process.pid)
+        undo.callback(_end, process, leads)
         reader, writer = await asyncio.open_connection(sock=ours, limit=BUFFER)
-        child = Child(name, process, reader, writer, log)
+        child = Child(name, process, reader, writer, log, leads)
         undo.pop_all()
     child.tell("order", order)
     return child
@@ -221,6 +228,13 @@ def _imports(environment: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
+def _end(process: asyncio.subprocess.Process, leads: bool) -> None:
+    if leads:
+        _end_group(process.pid)
+    elif process.returncode is None:
+        process.kill()
+
+
 def _end_group(leader: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
@@ -237,9 +251,9 @@ def find(target: str) -> Host:
 
 
 def main() -> None:
-    """Run `TARGET` with the line to the parent. Arguments: a file descriptor, the parent's process id, and TARGET."""
-    descriptor, parent, target = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    threading.Thread(target=_outlive_not, args=(parent,), daemon=True).start()
+    """Run `TARGET` with the line to the parent. Arguments: a file descriptor, the parent's process id, a grace, and TARGET."""
+    descriptor, parent, grace_s, target = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    threading.Thread(target=outlive_not, args=(parent, grace_s), daemon=True).start()
     failed, lost = True, False
     try:
         host = find(target)
@@ -268,8 +282,9 @@ async def _serve(host: Host, descriptor: int) -> bool:
         await link.close()
 
 
-def _outlive_not(parent: int) -> None:
+def outlive_not(parent: int, grace_s: float = 0.0) -> None:
     """End the whole group once the parent is gone: also when the event loop hangs, and whatever was started meanwhile."""
     while os.getppid() == parent:
         threading.Event().wait(ALIVE_S)
+    threading.Event().wait(grace_s)
     _end_group(0)

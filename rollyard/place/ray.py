@@ -14,6 +14,7 @@ import json
 import math
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from typing import Any
 from rollyard.environment import adopt, carried, process_environment, ray_address, settle_ray
 from rollyard.errors import ConfigError, EngineLost
 from rollyard.place.bundles import Bundle, counted, fitting
-from rollyard.place.child import Child, find, last_lines, launch
+from rollyard.place.child import Child, find, last_lines, launch, outlive_not
 from rollyard.place.line import Line, serve
 from rollyard.place.mailed import Mailed, split
 from rollyard.protocols import Channel
@@ -33,6 +34,7 @@ START_S = 120.0  # seconds that Ray, or an actor in a free bundle, may take to s
 QUIT_S = 10.0  # seconds a host may take to end by itself
 REACH_S = 10.0  # seconds that a cluster's address may take to answer
 GONE_S = 5.0  # seconds that Ray may take to end a process
+GRACE_S = 1.0  # seconds that Ray here outlives a run that was killed: it ends what actors started
 WAIT_S = 10.0  # seconds a long poll waits
 LOOK_S = 1.0  # seconds between two looks at a placement group that is not there yet
 STORE = 2**29  # bytes of a local cluster's object store: what is under way, not weights
@@ -160,7 +162,7 @@ class Cluster:
         """The address of a cluster on this machine. It has as many CPUs as are asked for: they only count."""
         order = json.dumps({"num_cpus": math.ceil(sum(bundle.cpus for bundle in self._bundles))})
         target, environment = f"{__name__}:serve_head", process_environment()
-        self._head = await launch(target, order.encode(), name="Ray", environment=environment)
+        self._head = await launch(target, order.encode(), name="Ray", environment=environment, grace_s=GRACE_S)
         address = await self._head.call("address", limit_s=START_S)
         self._watching = asyncio.create_task(self._watch(self._head), name="Ray")
         return address.decode()
@@ -391,6 +393,8 @@ class Body:
         adopt(variables)
         if Path(folder).is_dir():
             os.chdir(folder)
+        if _leads():  # Ray's workers notice the end of Ray itself only after seconds
+            threading.Thread(target=outlive_not, args=(os.getppid(),), daemon=True).start()
 
     async def begin(self, target: str, order: bytes, python: str) -> str:
         """Start the target. Returns JSON: the process id and the logs, or the problem."""
@@ -432,9 +436,10 @@ class Body:
         await self._line.close()
 
     async def _launch(self, target: str, order: bytes, python: Path) -> Child:
-        """A child that prints where this process does."""
+        """A child that prints where this process does, and is in the process group that Ray ends with it."""
         log = open(self._logs[-1][0], "ab+") if self._logs else None  # noqa: ASYNC230, SIM115 (closed with the child)
-        return await launch(target, order, name=self._name, environment=process_environment(), python=python, log=log)
+        own = process_environment()
+        return await launch(target, order, name=self._name, environment=own, python=python, log=log, leads=not _leads())
 
     async def _relay(self, child: Child) -> None:
         self._line.end_because(await child.ended())
@@ -443,6 +448,11 @@ class Body:
 
 async def _found(line: Line, target: str, order: bytes) -> None:
     await serve(line, find(target), order)
+
+
+def _leads() -> bool:
+    """Whether this process leads a process group, as Ray's workers do; Ray ends the group when the worker ends."""
+    return os.getpgrp() == os.getpid()
 
 
 def _logs() -> list[tuple[str, int]]:
@@ -487,7 +497,11 @@ async def serve_head(channel: Channel, order: bytes) -> None:
 
     channel.handle("address", address)
     channel.ready()
+    ended = asyncio.ensure_future(channel.ended())
     try:
-        await channel.ended()
+        await ended
     finally:
-        ray.shutdown()
+        if ended.cancelled():  # told to quit
+            ray.shutdown()
+        else:  # the run is gone: Ray ends its actors and what they started, then this group ends
+            threading.Event().wait(GRACE_S)

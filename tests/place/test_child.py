@@ -18,7 +18,7 @@ import pytest
 import rollyard
 from rollyard.errors import ConfigError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.place import child as children
-from rollyard.place.child import Child, launch
+from rollyard.place.child import Child, Children, launch
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}  # where the hosts of these tests are found
@@ -87,6 +87,16 @@ async def test_a_child_imports_this_very_package() -> None:
     package, folder = os.path.dirname(about["rollyard"]), os.path.dirname(os.path.dirname(about["rollyard"]))
     assert os.readlink(package) == os.path.dirname(rollyard.__file__)
     assert os.listdir(folder) == ["rollyard"]
+
+
+async def test_whoever_starts_children_closes_them_all() -> None:
+    before, children_ = own_children(), Children()
+    for name in ("one", "two"):
+        await children_.launch("tests.place.hosts:helpful", b"", name=name, environment=ENVIRONMENT)
+    assert len(own_children() - before) == 2
+    await children_.close()
+    await children_.close()
+    assert own_children() == before
 
 
 async def test_what_a_child_started_goes_with_it() -> None:

@@ -151,7 +151,7 @@ async def test_a_call_that_nobody_answers(cluster: Cluster, python: Path | None)
             await actor.call("never", limit_s=0.2)
         assert await actor.call("echo", b"still there", limit_s=5) == b"still there"
     async with running(cluster, HELPFUL, python=python) as actor:
-        await actor.call("about", limit_s=START_S)
+        started = int(await actor.call("start", limit_s=START_S))
         with pytest.raises(TimeLimitExceeded, match=r"(?s)did not answer hang within 0\.5 s.*going to think"):
             await actor.call("hang", limit_s=0.5)
         with pytest.MonkeyPatch.context() as patch:
@@ -159,7 +159,7 @@ async def test_a_call_that_nobody_answers(cluster: Cluster, python: Path | None)
             began = time.monotonic()
             await actor.close()
         assert time.monotonic() - began < 3
-        await eventually(lambda: not alive(actor.pid), 2)
+        await eventually(lambda: not alive(actor.pid) and not alive(started), 2)
 
 
 @pytest.mark.parametrize("python", [None, RELAY])
@@ -320,6 +320,22 @@ asyncio.run(main())
 """
 
 
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+async def gone(tree: set[int], within_s: float) -> None:
+    until = time.monotonic() + within_s
+    while left := {pid for pid in tree if alive(pid)}:
+        assert time.monotonic() < until, f"not within {within_s} s: {[command(pid) for pid in left]}"
+        await asyncio.sleep(0.02)
+
+
+def lead(tree: set[int]) -> int:
+    """The process group of Ray's own processes."""
+    return os.getpgid(next(pid for pid in tree if "raylet/raylet" in command(pid)))
+
+
 @pytest.mark.parametrize("ends", ["killed", "closed", "without Ray"])
 async def test_a_cluster_of_another_process_leaves_nothing(cluster: Cluster, ends: str) -> None:
     """Not of Ray's processes either. It stands beside the one of these tests meanwhile."""
@@ -332,17 +348,19 @@ async def test_a_cluster_of_another_process_leaves_nothing(cluster: Cluster, end
         assert len(pids) == 4 and set(pids) <= tree and len(tree) > 8
         if ends == "killed":
             driver.kill()
-            await eventually(lambda: not any(alive(pid) for pid in tree), 3)
+            await gone(tree, 3)
         else:
             if ends == "without Ray":
                 driver.stdin.write(b"wait\n")
-                raylet = next(pid for pid in tree if "raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_text())
-                os.killpg(raylet, signal.SIGKILL)
+                os.killpg(lead(tree), signal.SIGKILL)
+                said = await asyncio.wait_for(driver.stdout.readline(), 2)
+                assert said == b"lost is gone with Ray, which was ended by signal 9\n"
             driver.stdin.write(b"close\n")
             while (line := await driver.stdout.readline()) not in (b"closed\n", b""):
                 pass  # Ray prints there, too
             assert line
-            await eventually(lambda: not any(alive(pid) for pid in tree) and not descendants(driver.pid), 2)
+            await gone(tree, 2)
+            assert not descendants(driver.pid)
     finally:
         with suppress(ProcessLookupError):
             driver.kill()
