@@ -31,6 +31,7 @@ class Cause(Enum):
 
 
 State = Activity | Cause
+ACTIVITIES = tuple(Activity)
 CAUSES = {Activity(cause.value): cause for cause in Cause if cause is not Cause.UNEXPLAINED}
 _NEAR, _HELD = "near", "held"  # what a device does besides
 
@@ -99,12 +100,14 @@ def account(
         for role in sorted({role for lane in lanes for role in lane.roles})
     }
     bubbles: Counter[str] = Counter()
+    alike: Counter[tuple[tuple[State, ...], tuple[bool, ...], tuple[bool, ...]]] = Counter()  # few differ, over many moments
     for moment in moments(lanes, driver, start_ns, end_ns):
-        length = moment.end_ns - moment.start_ns
-        for book, state, near, held in zip(books, moment.states, moment.near, moment.held, strict=True):
-            book.enter(length, state, near, held)
+        alike[moment.states, moment.near, moment.held] += moment.end_ns - moment.start_ns
+    for (states, near, held), length in alike.items():
+        for book, state, comes_near, stands in zip(books, states, near, held, strict=True):
+            book.enter(length, state, comes_near, stands)
         for role, pool in pools.items():
-            if all(isinstance(moment.states[i], Cause) for i in pool):
+            if all(isinstance(states[i], Cause) for i in pool):
                 bubbles[role] += length
     devices = tuple(book.close(lane, end_ns - start_ns) for book, lane in zip(books, lanes, strict=True))
     return devices, tuple(_pool(role, [devices[i] for i in pool], bubbles[role]) for role, pool in pools.items())
@@ -124,23 +127,20 @@ def moments(lanes: Sequence[Lane], driver: Sequence[Interval], start_ns: int, en
     edges.sort(key=lambda edge: edge[0])
     open_: list[Counter[str]] = [Counter() for _ in everybody]
     doing: list[Activity | None] = [None for _ in lanes]
+    near, held = ([False for _ in lanes] for _ in range(2))
     going: Counter[str] = Counter()  # on all of them
     at = start_ns
     for time, index, kind, change in (*edges, (end_ns, -1, "", 0)):
         if time > at:
-            yield _moment(at, time, open_, doing, going)
+            cause = next((cause for activity, cause in CAUSES.items() if going[activity]), Cause.UNEXPLAINED)
+            yield Moment(at, time, tuple(activity or cause for activity in doing), tuple(near), tuple(held))
             at = time
         open_[index][kind] += change
         going[kind] += change
         if 0 <= index < len(lanes):
-            doing[index] = next((activity for activity in Activity if open_[index][activity]), None)
-
-
-def _moment(at: int, until: int, open_: list[Counter[str]], doing: list[Activity | None], going: Counter[str]) -> Moment:
-    cause = next((cause for activity, cause in CAUSES.items() if going[activity]), Cause.UNEXPLAINED)
-    devices = open_[: len(doing)]
-    near, held = (tuple(bool(counts[kind]) for counts in devices) for kind in (_NEAR, _HELD))
-    return Moment(at, until, tuple(activity or cause for activity in doing), near, held)
+            own = open_[index]
+            doing[index] = next((activity for activity in ACTIVITIES if own[activity]), None)
+            near[index], held[index] = own[_NEAR] > 0, own[_HELD] > 0
 
 
 def _held(intervals: Sequence[Interval], end_ns: int) -> Iterator[tuple[int, int]]:
