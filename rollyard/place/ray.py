@@ -12,21 +12,19 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import sys
 import threading
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rollyard.environment import adopt, carried, process_environment, ray_address, settle_ray
+from rollyard.environment import carried, process_environment, ray_address, settle_ray
 from rollyard.errors import ConfigError, EngineLost
+from rollyard.place.body import Body, printed
 from rollyard.place.bundles import Bundle, counted, fitting
-from rollyard.place.child import Child, find, last_lines, launch, outlive_not
-from rollyard.place.line import Line, serve
-from rollyard.place.mailed import Mailed, split
+from rollyard.place.child import Child, launch
+from rollyard.place.mailed import Mailed
 from rollyard.protocols import Channel
 
 HERE = "local"  # Ray's own word for a cluster that is started for this process
@@ -35,7 +33,6 @@ QUIT_S = 10.0  # seconds a host may take to end by itself
 REACH_S = 10.0  # seconds that a cluster's address may take to answer
 GONE_S = 5.0  # seconds that Ray may take to end a process
 GRACE_S = 1.0  # seconds that Ray here outlives a run that was killed: it ends what actors started
-WAIT_S = 10.0  # seconds a long poll waits
 LOOK_S = 1.0  # seconds between two looks at a placement group that is not there yet
 STORE = 2**29  # bytes of a local cluster's object store: what is under way, not weights
 
@@ -351,7 +348,7 @@ class Actor:
 
     def said(self) -> str:
         """The end of what it printed, or where that is."""
-        return _printed(self._logs)
+        return printed(self._logs)
 
     async def _carry(self) -> None:
         sending = asyncio.create_task(self._send())
@@ -376,101 +373,7 @@ class Actor:
             self._line.fail(f"died: {reason(error)}{self.said()}")
 
 
-# -------------------------------------------------------------------------------------------- in other processes
-
-
-class Body:
-    """What the actor is: the other end of the line, and the target.
-
-    Args:
-        name: of the host, for messages.
-        variables: of its environment.
-        folder: the run's; it works there, too, where its node has that.
-    """
-
-    def __init__(self, name: str, variables: Mapping[str, str], folder: str) -> None:
-        self._name, self._logs = name, _logs()
-        adopt(variables)
-        if Path(folder).is_dir():
-            os.chdir(folder)
-        if _leads():  # Ray's workers notice the end of Ray itself only after seconds
-            threading.Thread(target=outlive_not, args=(os.getppid(),), daemon=True).start()
-
-    async def begin(self, target: str, order: bytes, python: str) -> str:
-        """Start the target. Returns JSON: the process id and the logs, or the problem."""
-        self._line = Mailed("the run")
-        self._deliver: Callable[[bytes], None] = self._line.take
-        if python:
-            try:
-                child = await self._launch(target, order, Path(python))
-            except EngineLost as error:
-                return json.dumps({"problem": str(error)})
-            self._deliver = child.pass_on(self._line.forward)
-            self._hosting = asyncio.create_task(self._relay(child))
-        else:
-            self._hosting = asyncio.create_task(self._host(target, order))
-        return json.dumps({"pid": os.getpid(), "logs": self._logs})
-
-    async def take(self, batch: bytes) -> None:
-        """What the run sent."""
-        with suppress(ValueError):  # the line has failed with it
-            for frame in split(batch):
-                self._deliver(frame)
-
-    async def fetch(self) -> bytes:
-        """What is there for the run, once there is something; nothing after a while."""
-        try:
-            async with asyncio.timeout(WAIT_S):
-                return await self._line.batch()
-        except TimeoutError:
-            return b""
-
-    async def _host(self, target: str, order: bytes) -> None:
-        serving = asyncio.create_task(_found(self._line, target, order))
-        await asyncio.wait((serving,))
-        if (error := serving.exception()) is not None:
-            traceback.print_exception(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._line.end_because(f"failed{_printed(self._logs)}" if error is not None else "ended")
-        await self._line.close()
-
-    async def _launch(self, target: str, order: bytes, python: Path) -> Child:
-        """A child that prints where this process does, and is in the process group that Ray ends with it."""
-        log = open(self._logs[-1][0], "ab+") if self._logs else None  # noqa: ASYNC230, SIM115 (closed with the child)
-        own = process_environment()
-        return await launch(target, order, name=self._name, environment=own, python=python, log=log, leads=not _leads())
-
-    async def _relay(self, child: Child) -> None:
-        self._line.end_because(await child.ended())
-        await child.close()
-
-
-async def _found(line: Line, target: str, order: bytes) -> None:
-    await serve(line, find(target), order)
-
-
-def _leads() -> bool:
-    """Whether this process leads a process group, as Ray's workers do; Ray ends the group when the worker ends."""
-    return os.getpgrp() == os.getpid()
-
-
-def _logs() -> list[tuple[str, int]]:
-    """Where this process prints (Ray gives each worker two files), and how much is there already."""
-    paths = [os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in (1, 2)]
-    return [(path, os.stat(path).st_size) for path in paths if os.path.isfile(path)]
-
-
-def _printed(logs: Sequence[tuple[str, int]]) -> str:
-    """The end of what was printed since, or where that is."""
-    said = ""
-    for path, since in logs:
-        try:
-            with open(path, "rb") as log:
-                said += last_lines(log, since)
-        except OSError:
-            said += f"\n  (what it printed is in {path} on its node)"
-    return said
+# -------------------------------------------------------------------------------------------- in another process
 
 
 async def serve_head(channel: Channel, order: bytes) -> None:
