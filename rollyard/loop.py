@@ -384,7 +384,7 @@ class Ring:
             async with asyncio.timeout(self._config.weights.limit_s):
                 handed = await hand_over(handoffs[source], handoffs[target], version, target)
                 await self._stations.trainers[target].become(version)
-        self._recorder.handed(handed)
+        self._recorder.handed(handed, self._stations.size)
         self._inbox.put_nowait(ev.HandedOver(version))
 
     async def _restart(self, instruction: ev.Restart) -> None:

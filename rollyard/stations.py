@@ -52,6 +52,7 @@ class Stations:
     scorer: Scorer
     text: Text
     window: int  # tokens of prompt and completion at most
+    size: int  # bytes of one copy of the weights
     engines: dict[EngineId, Engine]
     trainers: Mapping[EngineId | None, Trainer]  # by half; under None the only one
     ranks: int  # parts of every batch
@@ -213,7 +214,7 @@ class Builder:
     # ----------------------------------------------------------------------------------------- joined together
 
     def _joined(self, source: PromptSource, held_out: tuple[Prompt, ...], scorer: Scorer, text: Text) -> Stations:
-        config, found = self._config, self._found
+        config, found, shape = self._config, self._found, Architecture.from_folder(self._folder)
         swap = config.place.placement == "swap"
         if swap:
             trainers: dict[EngineId | None, Trainer] = {host.engine: trainer for host, trainer in found.trainers}
@@ -224,7 +225,8 @@ class Builder:
             held_out=held_out,
             scorer=scorer,
             text=text,
-            window=worker.window_of(config, Architecture.from_folder(self._folder)),
+            window=worker.window_of(config, shape),
+            size=shape.parameters * worker.NUMBER_BYTES[config.model.dtype],
             engines=found.engines,
             trainers=trainers,
             ranks=1 if swap else len(found.trainers),

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from rollyard.weights.sync import Sync
 
 SMALL = 20_000_000  # parameters; below, one thread is faster than several
+NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
 DRAIN_S = 24 * 3600.0  # seconds that finishing what runs may take: as long as the longest rollout
 
 

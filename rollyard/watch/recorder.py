@@ -121,9 +121,9 @@ class Recorder:
         """Bytes that a weight sync had to copy."""
         self._builder.add_bytes_copied(count)
 
-    def handed(self, found: Handed) -> None:
-        """One half took over the training state of the other."""
-        self._builder.add_handoff(found)
+    def handed(self, found: Handed, size: int) -> None:
+        """One half took over the training state of the other. `size`: bytes of one copy of the weights."""
+        self._builder.add_handoff(found, size)
 
     def proved(self, found: Canary) -> None:
         """What the canary found."""

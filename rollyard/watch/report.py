@@ -92,7 +92,8 @@ class Usage:
 class WeightTraffic:
     """How new weights reached the engines, and the bytes copied for it over the whole run, by transport and engines.
 
-    `handed` are the bytes and seconds of the training states that halves handed over, on the critical path.
+    `handed` are the bytes and seconds of the training states that halves handed over, on the critical path; `size` is, for
+    comparison, that of one copy of the weights (0 where nothing was handed over).
     """
 
     transport: str
@@ -100,6 +101,7 @@ class WeightTraffic:
     canary: Canary | None = None
     probes: Mapping[str, int] = field(default_factory=dict)  # verdicts on loads, see `rollyard.weights.probe`
     handed: tuple[Handed, ...] = ()
+    size: int = 0  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,8 @@ class Report:
     """What a run did.
 
     `phases` are seconds of the main timeline (see `rollyard.watch.timeline`). `generation_tokens` were sampled for
-    rollouts, those of dropped ones included and those of evaluations not; `generation_tokens_per_s` is per second of
-    the generate phase. `slots_busy` is the mean share of decode slots doing work while engines were stepping,
+    rollouts, those of dropped ones included and those of evaluations not; `generation_tokens_per_s` is per second in
+    which an engine held one. `slots_busy` is the mean share of decode slots doing work while engines were stepping,
     `decoder` how the embedded engine computed, and why not faster. `versions` are the weight versions published,
     [step, incarnation] each. `staleness` counts trained tokens by their lag: the version that was trained, less the one that
     wrote them.
@@ -217,6 +219,7 @@ class ReportBuilder:
         self._canary: Canary | None = None
         self._probes: dict[str, int] = {}
         self._handed: list[Handed] = []
+        self._size = 0
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
         self._versions: list[WeightVersion] = []
@@ -250,8 +253,9 @@ class ReportBuilder:
     def add_canary(self, found: Canary) -> None:
         self._canary = found
 
-    def add_handoff(self, found: Handed) -> None:
+    def add_handoff(self, found: Handed, size: int) -> None:
         self._handed.append(found)
+        self._size = size
 
     def add_probe(self, verdict: str) -> None:
         self._probes[str(verdict)] = self._probes.get(verdict, 0) + 1
@@ -287,7 +291,7 @@ class ReportBuilder:
             wall_s=phases.wall_s,
             phases=phases,
             generation_tokens=self.generation_tokens,
-            generation_tokens_per_s=self.generation_tokens / phases.generate_s if phases.generate_s else 0.0,
+            generation_tokens_per_s=self.generation_tokens / phases.generating_s if phases.generating_s else 0.0,
             reward=RewardCurve(known[0] if known else None, known[-1] if known else None, self.rewards),
             eval=EvalRewards(*(self._evaluations[i] if self._evaluations else None for i in (0, -1))),
             lengths=Lengths(*(percentile(self._lengths, p) for p in (50, 95, 100))),
@@ -295,7 +299,7 @@ class ReportBuilder:
             decoder=", ".join(dict.fromkeys(engine.decoder for engine in stats if engine.decoder)),
             prompts=prompts,
             members=members,
-            weights=WeightTraffic(self._transport, copied, self._canary, dict(self._probes), tuple(self._handed)),
+            weights=WeightTraffic(self._transport, copied, self._canary, dict(self._probes), tuple(self._handed), self._size),
             versions=tuple(self._versions),
             finished=finished,
             software=software(),

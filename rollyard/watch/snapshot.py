@@ -38,7 +38,7 @@ class Snapshot:
     @property
     def tokens_per_s(self) -> float:
         """Sampled tokens per second of generation."""
-        return self.tokens / self.phases.generate_s if self.phases.generate_s else 0.0
+        return self.tokens / self.phases.generating_s if self.phases.generating_s else 0.0
 
     def eta_s(self, steps: int) -> float | None:
         """Seconds until `steps` are done at the pace so far, setup left out. None before the first step."""

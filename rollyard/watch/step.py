@@ -54,7 +54,7 @@ class Step:
     @property
     def tokens_per_s(self) -> float:
         """Sampled tokens per second of generation; 0 when there was none."""
-        return self.tokens / self.phases.generate_s if self.phases.generate_s else 0.0
+        return self.tokens / self.phases.generating_s if self.phases.generating_s else 0.0
 
     @property
     def flat_groups(self) -> int:

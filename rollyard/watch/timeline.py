@@ -38,7 +38,10 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PhaseSeconds:
-    """Seconds of the main timeline. Each is measured; only `unaccounted_s` is what the others leave of `wall_s`."""
+    """Seconds of the main timeline. Each is measured; only `unaccounted_s` is what the others leave of `wall_s`.
+
+    `generating_s` stands beside them: an engine held a request of the run, whatever else was done meanwhile.
+    """
 
     wall_s: float = 0.0
     generate_s: float = 0.0
@@ -49,6 +52,7 @@ class PhaseSeconds:
     checkpoint_s: float = 0.0
     setup_s: float = 0.0
     unaccounted_s: float = 0.0
+    generating_s: float = 0.0
 
     def since(self, earlier: PhaseSeconds) -> PhaseSeconds:
         """What came after `earlier` on the same timeline."""
@@ -56,7 +60,7 @@ class PhaseSeconds:
 
     def parts(self) -> dict[str, float]:
         """Seconds by phase name, `unaccounted` last; they add up to `wall_s`."""
-        return {f.name.removesuffix("_s"): getattr(self, f.name) for f in fields(self)[1:]}
+        return {f.name.removesuffix("_s"): getattr(self, f.name) for f in fields(self)[1:-1]}
 
 
 class Timeline:
@@ -73,6 +77,7 @@ class Timeline:
         self._depth = dict.fromkeys(Phase, 0)
         self._opened = dict.fromkeys(Phase, 0)
         self._spent = dict.fromkeys(Phase, 0)
+        self._generating = 0
         self._intervals: list[Interval] = []
 
     def open(self, phase: Phase) -> None:
@@ -119,7 +124,8 @@ class Timeline:
         now = self._advance()
         wall = now - self._start
         spent = {f"{phase}_s": nanoseconds / 1e9 for phase, nanoseconds in self._spent.items()}
-        return PhaseSeconds(wall_s=wall / 1e9, unaccounted_s=(wall - sum(self._spent.values())) / 1e9, **spent)
+        left = wall - sum(self._spent.values())
+        return PhaseSeconds(wall_s=wall / 1e9, unaccounted_s=left / 1e9, generating_s=self._generating / 1e9, **spent)
 
     def _advance(self) -> int:
         """Give the time since the last change to the phase it belongs to."""
@@ -127,5 +133,7 @@ class Timeline:
         phase = self.current
         if phase is not None:
             self._spent[phase] += now - self._since
+        if self._depth[Phase.GENERATE]:
+            self._generating += now - self._since
         self._since = now
         return now

@@ -52,7 +52,7 @@ STEP = Step(
         group(2, (1, 0.0), (9, float("nan"))),
     ),
     train=TRAIN,
-    phases=PhaseSeconds(wall_s=5.0, generate_s=2.5, train_s=2.0, unaccounted_s=0.5),
+    phases=PhaseSeconds(wall_s=5.0, generate_s=2.5, train_s=2.0, unaccounted_s=0.5, generating_s=2.5),
     tokens=50,
     dropped={"failed": 2, "context": 1},
 )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from rollyard.types import Canary
+from rollyard.types import Canary, Handed
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.draw import LivePanel, bar, cells, duration, shares, sparkline, stacked, table
 from rollyard.watch.report import (
@@ -25,7 +25,7 @@ from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.timeline import PhaseSeconds
 
 HEADER = Header(run="sort", model="llama 0.43M", placement="colocated", engine="embedded", steps=100)
-PHASES = PhaseSeconds(wall_s=20.0, generate_s=10.0, train_s=5.0, setup_s=4.0, unaccounted_s=1.0)
+PHASES = PhaseSeconds(wall_s=20.0, generate_s=10.0, train_s=5.0, setup_s=4.0, unaccounted_s=1.0, generating_s=10.0)
 SNAPSHOT = Snapshot(
     step=40,
     phases=PHASES,
@@ -56,7 +56,7 @@ REPORT = Report(
     decoder="native",
     prompts=Counts(99, 96, {"failed": 3}),
     members=Counts(792, 768, {"failed": 24}),
-    weights=WeightTraffic("in_place", 0, Canary(26, 1e-7, 2e-7, 1e-4, ("model.norm.weight",)), {"verified": 2, "undecidable": 1}),
+    weights=WeightTraffic("in_place", 0, Canary(26, 1e-7, 2e-7, 1e-4, ("model.norm.weight",)), {"verified": 2, "undecidable": 1}, (Handed(600, 0.25), Handed(600, 0.75)), 200),
     versions=(),
     finished=Finished("3 steps done", failed=False),
     software={},

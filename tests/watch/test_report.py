@@ -25,7 +25,7 @@ from rollyard.watch.roofline import Operation
 from rollyard.watch.timeline import PhaseSeconds
 from tests.watch.records import STEP, V0, group
 
-PHASES = PhaseSeconds(10.0, 4.0, 0.5, 3.0, 0.25, 1.0, 0.25, 0.75, 0.25)
+PHASES = PhaseSeconds(10.0, 4.0, 0.5, 3.0, 0.25, 1.0, 0.25, 0.75, 0.25, 4.0)
 
 
 def builder() -> ReportBuilder:
@@ -87,6 +87,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
             "checkpoint_s": 0.25,
             "setup_s": 0.75,
             "unaccounted_s": 0.25,
+            "generating_s": 4.0,
         },
         "generation_tokens": 4,
         "generation_tokens_per_s": 1.0,
@@ -99,7 +100,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "trained": 3,
         "dropped": {"failed": 2, "context": 1},
         "members": {"admitted": 12, "trained": 6, "dropped": {"failed": 4, "context": 2}},
-        "weights": {"transport": "in_place", "bytes_copied": 120, "canary": None, "probes": {}, "handed": []},
+        "weights": {"transport": "in_place", "bytes_copied": 120, "canary": None, "probes": {}, "handed": [], "size": 0},
         "versions": [[0, 0], [1, 0]],
         "finished": {"cause": "1 step done", "failed": False},
         "tokens": {"generated": 40, "trained": 20, "dropped": {"failed": 20}, "live": 0, "recomputed": 5},

@@ -27,7 +27,21 @@ def test_each_phase_gets_its_time_and_the_rest_is_unaccounted() -> None:
     for phase, seconds in ((Phase.SETUP, 1), (Phase.GENERATE, 2), (Phase.TRAIN, 3), (Phase.SYNC, 4), (Phase.GENERATE, 8)):
         with timeline.phase(phase):
             clock.go(seconds)
-    assert timeline.seconds() == PhaseSeconds(wall_s=18.5, setup_s=1, generate_s=10, train_s=3, sync_s=4, unaccounted_s=0.5)
+    assert timeline.seconds() == PhaseSeconds(
+        wall_s=18.5, setup_s=1, generate_s=10, train_s=3, sync_s=4, unaccounted_s=0.5, generating_s=10
+    )
+
+
+def test_generation_that_training_hides_is_told_beside_the_phases() -> None:
+    clock = Clock()
+    timeline = Timeline(clock)
+    with timeline.phase(Phase.GENERATE):
+        clock.go(1)
+        with timeline.phase(Phase.TRAIN):
+            clock.go(6)
+    seconds = timeline.seconds()
+    assert seconds == PhaseSeconds(wall_s=7, generate_s=1, train_s=6, generating_s=7)
+    assert sum(seconds.parts().values()) == seconds.wall_s
 
 
 def test_scoring_counts_only_where_generation_does_not_hide_it() -> None:
@@ -41,7 +55,7 @@ def test_scoring_counts_only_where_generation_does_not_hide_it() -> None:
     assert timeline.current is Phase.SCORE
     clock.go(4)  # waited for
     timeline.close(Phase.SCORE)
-    assert timeline.seconds() == PhaseSeconds(wall_s=7, generate_s=3, score_s=4)
+    assert timeline.seconds() == PhaseSeconds(wall_s=7, generate_s=3, score_s=4, generating_s=3)
     assert timeline.intervals == (
         Interval(Phase.GENERATE, 0, 3 * SECOND),
         Interval(Phase.SCORE, 1 * SECOND, 7 * SECOND),
