@@ -196,7 +196,7 @@ def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:
         count = len(weights.handed)
         size, seconds = sum(each.bytes for each in weights.handed) / count, sum(each.seconds for each in weights.handed) / count
         beside = f"{size / weights.size:.1f} times what async moves"
-        rows.append(("handed", f"{count} training states, {size:,.0f} bytes in {seconds:.3f} s each, {beside}"))
+        rows.append(("handed", f"{count} states of {size / 1e6:.3g} MB in {seconds:.3f} s, {beside}"))
     if (canary := weights.canary) is not None:
         rows.append(("canary", f"{canary.tensors} tensors moved, engines {canary.gap:.1g} nats off (limit {canary.limit:.2g})"))
         if canary.unseen:
