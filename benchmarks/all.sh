@@ -31,4 +31,6 @@ for dtype in float32 bfloat16; do
   done
   bench sync --workload idle --dtype "$dtype"
 done
+echo "== rollyard bench placements" >&2 # runs each placement once
+.venv/bin/rollyard bench placements --json >>"$file" || failed=1
 exit "$failed"

@@ -74,18 +74,21 @@ def newest(files: Iterable[Path]) -> list[Row]:
 
 def key(row: Row) -> tuple[str, ...]:
     """What was measured."""
+    if row["bench"] == "placements":
+        return ("placements",)
     return (row["bench"], row["workload"], row["sides"][1]["name"], row["dtype"])
 
 
 def place(row: Row) -> tuple[Any, ...]:
     """What it was measured with."""
     machine = row["machine"]
-    return (machine["cpu"], tuple(machine["features"]), machine["cores"], row["threads"], row["model"])
+    return (machine["cpu"], tuple(machine["features"]), machine["cores"], row.get("threads"), row.get("model"))
 
 
 def render(rows: list[Row]) -> str:
-    """A section for each machine, number of threads and model."""
-    parts = []
+    """A section for the placements on each machine; one for each machine, number of threads and model."""
+    parts = [part for row in rows if row["bench"] == "placements" for part in placements(row)]
+    rows = [row for row in rows if row["bench"] != "placements"]
     for where in dict.fromkeys(map(place, rows)):
         cpu, features, cores, threads, model = where
         parts.append(f"### {model} on {cpu}, {cores} cores ({' '.join(features)}), {threads} threads")
@@ -172,6 +175,85 @@ def sides_table(row: Row) -> str:
         span = f"{number(spread['median'])} ({number(spread['least'])} to {number(spread['most'])})"
         lines.append(f"| {side['name']} | {span} | {' | '.join(found)} |")
     return "\n".join(lines)
+
+
+def placements(row: Row) -> list[str]:
+    """Runs with doubles, which are the same on any machine, and runs of the tiny model."""
+    machine, load = row["machine"], row["load"]
+    where = (
+        f"{machine['cpu']}, {machine['cores']} cores; {versions(row)}; load average {load['before']:.1f} to {load['after']:.1f}"
+    )
+    parts = []
+    if row["doubles"]:
+        parts += ["### Placements, with stations that only take time", doubles_table(row), workload(row["work"])]
+    if row["real"]:
+        parts += ["### Placements, with the tiny model", real_table(row)]
+    return [*parts, f"Measured on {where}."]
+
+
+def doubles_table(row: Row) -> str:
+    """A line for each run; further formulas on lines of their own."""
+    lines = [
+        "| work | placement | steps/s | tokens/s | generating | slots in use | training | tokens by lag 0, 1, ... "
+        "| of theory | goal | theory, steps/s |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: | --- | --- |",
+    ]
+    for one in row["doubles"]:
+        shares = [f"{one[name]:.0%}" for name in ("generating", "slots", "training")]
+        rates = [number(one["steps_per_s"]), number(one["tokens_per_s"])]
+        cells = [one["ratio"], f"{one['placement']} {one['rollover']}".rstrip(), *rates, *shares, lags(one["staleness"])]
+        for expected in one["expected"]:
+            share, formula = f"{expected['share']:.1%}", f"{expected['formula']}: {number(expected['steps_per_s'])}"
+            lines.append(f"| {' | '.join([*cells, share, asked(expected), formula])} |")
+            cells = [""] * len(cells)
+    return "\n".join(lines)
+
+
+def asked(expected: Row) -> str:
+    """The goal of a figure, and whether it was reached; nothing where nothing is asked for."""
+    least, most, share = expected["least"], expected["most"], expected["share"]
+    if least is None:
+        return ""
+    span = f"{least:.0%}" + (f" to {most:.0%}" if most else "")
+    return f"{span}: {verdict(least <= share <= (most or share))}"
+
+
+def real_table(row: Row) -> str:
+    lines = [
+        "| placement | S | steps | steps/s | tokens/s | generating | training | tokens by lag 0, 1, ... "
+        "| reward | held out | load |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for one in row["real"]:
+        cells = [
+            f"{one['placement']} {one['rollover']}".rstrip(),
+            str(one["staleness_limit"]),
+            str(one["steps"]),
+            number(one["steps_per_s"]),
+            number(one["tokens_per_s"]),
+            *(f"{one[name]:.0%}" for name in ("generating", "training")),
+            lags(one["staleness"]),
+            *(f"{one[f'{name}_first']:.3f} to {one[f'{name}_last']:.3f}" for name in ("reward", "eval")),
+            f"{one['load']['after']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def lags(staleness: dict[str, int]) -> str:
+    whole = sum(staleness.values())
+    return ", ".join(f"{staleness.get(str(lag), 0) / whole:.0%}" for lag in range(max(map(int, staleness)) + 1))
+
+
+def workload(work: Row) -> str:
+    times = ", ".join(f"{name} {1000 * work[f'{name}_s']:.3g} ms" for name in ("token", "copy", "transfer", "load", "handoff"))
+    return (
+        f"{work['generate']} generation devices of {work['slots']} slots and {work['train']} training device; "
+        f"B {work['groups']}, K {work['size']}, S {work['staleness']} with async, {work['steps']} steps. "
+        f"Lengths: lognormal, median {work['median']}, sigma {work['sigma']:g}, "
+        f"at most {work['cap']} tokens, which cuts {work['cut']:.0%} of them; mean {work['mean']:.1f}. "
+        f"Times: {times}."
+    )
 
 
 def figures(rows: list[Row]) -> str:

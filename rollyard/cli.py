@@ -17,8 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rollyard.bench import report
-from rollyard.bench.choice import BENCHES, MODEL, SECTIONS, measure
+from rollyard.bench.choice import BENCHES, MODEL, PLACEMENTS, SECTIONS, measure
 from rollyard.bench.setting import Setting
+from rollyard.bench.theory import Work
+from rollyard.bench.turns import Tell
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
 from rollyard.layers import Resolved, nearest, options, presets, resolve
@@ -113,6 +115,22 @@ def _add_bench(commands: Any) -> None:
         command.add_argument("--threads", type=_count, default=os.cpu_count(), metavar="N", help="CPU threads of each side")
         command.add_argument("--json", action="store_true", help="print one JSON object")
         _add_options(command, {}, SECTIONS)
+    _add_placements(kinds)
+
+
+def _add_placements(kinds: Any) -> None:
+    text = PLACEMENTS[0].upper() + PLACEMENTS[1:] + "."
+    command = kinds.add_parser("placements", help=PLACEMENTS, description=text, allow_abbrev=False)
+    command.add_argument(
+        "--only", choices=("doubles", "real"), help="only stations that take time and compute nothing, or only the tiny model"
+    )
+    for name, default, meaning in (
+        ("steps", Work.steps, "steps with doubles"),
+        ("staleness", Work.staleness, "versions a rollout may lag behind with async"),
+        ("longest", Work.cap, "tokens of a completion at most, with doubles"),
+    ):
+        command.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=f"{meaning} (default: {default})")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _count(text: str) -> int:
@@ -176,16 +194,34 @@ def _run(resolved: Resolved) -> int:
 
 
 def _bench(given: argparse.Namespace, console: Console) -> int:
+    def tell(line: str) -> None:
+        console.print(f"[dim]{_plain(line)}[/]", soft_wrap=True)
+
+    if given.bench == "placements":
+        return _placements(given, tell)
     if not given.model.is_dir():
         raise ConfigError(f"there is no folder {given.model}", where="--model", remedy="make model, or give a model's folder")
     overrides = {name: value for name, value in vars(given).items() if "." in name}
     peer = getattr(given, "peer", "")
     setting = Setting(given.model, given.workload, peer, given.dtype, given.rounds, given.threads, overrides)
-    result = asyncio.run(measure(given.bench, setting, lambda line: console.print(f"[dim]{_plain(line)}[/]", soft_wrap=True)))
+    result = asyncio.run(measure(given.bench, setting, tell))
     if given.json:
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
     else:
         Console().print(report.table(result))
+    return 0
+
+
+def _placements(given: argparse.Namespace, tell: Tell) -> int:
+    from rollyard.bench import placements, shown
+
+    parts = {"doubles": given.only != "real", "real": given.only != "doubles"}
+    choice = placements.Choice(given.steps, given.staleness, given.longest, **parts)
+    result = asyncio.run(placements.bench(choice, tell))
+    if given.json:
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
+    else:
+        Console().print(shown.table(result))
     return 0
 
 

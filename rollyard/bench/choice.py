@@ -35,6 +35,8 @@ BENCHES = {
     "step": Bench("seconds of a whole GRPO step, beside TRL's GRPOTrainer", ("fixed", "natural"), ("trl",)),
 }
 
+PLACEMENTS = "one workload under all placements: with stations that only take time, beside theory, and with the tiny model"
+
 
 async def measure(bench: str, setting: Setting, tell: Tell) -> Result:
     """Run one of them. Raises ConfigError, PeerError, EngineError, TrainError, TimeLimitExceeded."""

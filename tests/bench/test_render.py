@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from rollyard.bench.placements import Choice
 from rollyard.bench.result import Agreement, Difference, Figure, Load, Measured
 from rollyard.bench.setting import Setting
 from rollyard.bench.turns import Rounds
@@ -102,6 +103,31 @@ def test_scheduling_is_held_to_its_share_of_a_step(render, value, told):
     row = with_figure("queue", names, "256 running", ("scheduler share", value))
     last = render.table([row]).splitlines()[-1]
     assert last.startswith("| queue: scheduler share, 256 running |") and f"| under 0.03 | {told} |" in last
+
+
+def placements_row() -> dict[str, object]:
+    expected = [{"formula": "a bound", "steps_per_s": 2.1, "share": 0.94, "least": 0.95, "most": None}]
+    expected.append({"formula": "another", "steps_per_s": 2.0, "share": 1.0, "least": None, "most": None})
+    shares = {"generating": 0.9, "slots": 0.8, "training": 0.3, "staleness": {"0": 25, "1": 75}}
+    one = {"ratio": "3:1", "placement": "async", "rollover": "keep", "steps_per_s": 1.97, "tokens_per_s": 812.4, **shares}
+    rewards = {"reward_first": 0.25, "reward_last": 0.5, "eval_first": 0.2, "eval_last": 0.4}
+    real = {**one, **rewards, "steps": 24, "staleness_limit": 2, "load": {"before": 0.0, "after": 1.25}}
+    about = {name: json.loads(line(1.0))[name] for name in ("machine", "versions")}
+    load, work = {"before": 0.1, "after": 0.2}, Choice().work(1.0).settings()
+    row = {"bench": "placements", "doubles": [{**one, "expected": expected}], "real": [real], "load": load, "options": {}}
+    return {**row, **about, "work": work}
+
+
+def test_placements_have_tables_of_their_own(render, tmp_path):
+    changed = placements_row() | {"options": {"staleness": 4}}
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (placements_row(), changed)) + line(400.0))
+    rows = render.newest([tmp_path / "1.jsonl"])
+    assert [row["bench"] for row in rows] == ["placements", "engine"] and not rows[0]["options"]
+    text = render.render(rows)
+    assert "| 3:1 | async keep | 1.97 | 812 | 90% | 80% | 30% | 25%, 75% | 94.0% | 95%: **missed** | a bound: 2.1 |" in text
+    assert "|  |  |  |  |  |  |  |  | 100.0% |  | another: 2 |" in text
+    assert "| async keep | 2 | 24 | 1.97 | 812 | 90% | 30% | 25%, 75% | 0.250 to 0.500 | 0.200 to 0.400 | 1.2 |" in text
+    assert "4 generation devices of 16 slots" in text and "#### Generation" in text
 
 
 def test_results_go_between_the_marks_of_the_page(render):
