@@ -7,59 +7,22 @@ from pathlib import Path
 
 import pytest
 
-import rollyard
-from rollyard.config import Config
 from rollyard.watch.report import Report
+from tests.small import Curve, config, learnt
 
-SMALL = {"steps": 3, "batch": 8, "width": 32, "feed_forward": 64, "heads": 2, "layers": 1}
-
-Curve = list[tuple[int, list[tuple[object, ...]], float, float]]  # step, rollouts, loss, norm of the gradients
+pytestmark = pytest.mark.timeout(300)
+Learn = Callable[..., tuple[Curve, Report]]
 
 
 @pytest.fixture
-def learnt(tmp_path: Path) -> Callable[..., tuple[Curve, Report]]:
-    """Run a small task; what was trained on and what came of it. `changes` are dotted options."""
+def learn(tmp_path: Path) -> Learn:
+    """A small run in order, with these options."""
 
     def run(**changes: object) -> tuple[Curve, Report]:
-        values = {
-            "run.out": str(tmp_path / str(len(list(tmp_path.iterdir())))),
-            "run.steps": 4,
-            "prompts.held_out": 4,
-            "rollout.group_size": 2,
-            "rollout.groups_per_step": 4,
-            "rollout.overtaking": "never",
-            "engine.slots": 32,
-            "engine.kernels": "plain",
-            "train.lr": 1e-3,
-        }
-        small = {f"warmup.{name}": value for name, value in SMALL.items()}
-        given = values | small | {name.replace("__", "."): value for name, value in changes.items()}
-        done = rollyard.Run(resolved(given), reward=share_of_a)
-        curve = [
-            (
-                step.step,
-                [
-                    (group.id, each.completion.member, each.completion.token_ids, each.completion.spans)
-                    for group in step.groups
-                    for each in group.rollouts
-                ],
-                step.train.loss,
-                step.train.grad_norm,
-            )
-            for step in done
-        ]
-        assert done.report is not None and not done.report.finished.failed
-        return curve, done.report
+        own = {"prompts.held_out": 4, "rollout.overtaking": "never", "train.lr": 1e-3}
+        return learnt(config(tmp_path / str(len(list(tmp_path.iterdir()))), **own, **changes))
 
     return run
-
-
-def resolved(given: dict[str, object]) -> Config:
-    return rollyard.resolve(preset="sort", environment={}, overrides=given).config
-
-
-def share_of_a(prompt: str, completion: str, **columns: object) -> float:
-    return completion.count("a") / (1 + len(completion))
 
 
 def same(one: Curve, other: Curve) -> None:
@@ -71,26 +34,37 @@ def same(one: Curve, other: Curve) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_swap_learns_what_async_learns(learnt: Callable[..., tuple[Curve, Report]]) -> None:
+@pytest.mark.parametrize("transport", ["shared_memory", "broadcast"])
+def test_swap_learns_what_async_learns(learn: Learn, transport: str) -> None:
     """With a lag of one version, in order, drained, and every batch written by one version."""
-    swapped, report = learnt(place__placement="swap", rollout__max_staleness=1)
-    overlapped, _ = learnt(place__placement="async", rollout__max_staleness=1)
+    swapped, report = learn(place__placement="swap", rollout__max_staleness=1, weights__transport=transport)
+    overlapped, _ = learn(place__placement="async", rollout__max_staleness=1, weights__transport=transport)
     same(swapped, overlapped)
-    assert len(report.weights.handed) == 3 and all(each.bytes > 0 and each.seconds > 0 for each in report.weights.handed)
+    assert len(report.weights.handed) == 3 and all(each.seconds > 0 for each in report.weights.handed)
+    assert all(each.bytes > 3 * report.weights.size > 0 for each in report.weights.handed)  # two moments, and more
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "spread",
-    [
-        {"place__train": 2},
-        {"place__placement": "separate", "place__generate": 2, "place__train": 2},
-    ],
+    [{"place__train": 2}, {"place__placement": "separate", "place__generate": 2, "place__train": 2}],
     ids=["two devices in turn", "two engines and two trainers"],
 )
-def test_how_many_there_are_changes_nothing(learnt: Callable[..., tuple[Curve, Report]], spread: dict[str, object]) -> None:
-    one, _ = learnt()
-    many, _ = learnt(**spread)
-    same(one, many)
+def test_how_many_there_are_changes_nothing(learn: Learn, spread: dict[str, object]) -> None:
+    same(learn()[0], learn(**spread)[0])
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "spread",
+    [{"place__train": 2}, {"place__placement": "separate", "place__generate": 2, "place__train": 2}],
+    ids=["two devices in turn", "two engines and two trainers"],
+)
+def test_actors_learn_what_this_process_learns(learn: Learn, spread: dict[str, object]) -> None:
+    same(learn()[0], learn(place__runtime="ray", **spread)[0])
+
+
+@pytest.mark.ray
+def test_halves_that_are_actors_learn_what_children_learn(learn: Learn) -> None:
+    changes = {"place.placement": "swap", "rollout.max_staleness": 1}
+    same(learn(**changes)[0], learn(place__runtime="ray", **changes)[0])

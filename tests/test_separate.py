@@ -12,31 +12,15 @@ import pytest
 import rollyard
 from rollyard.config import Config
 from rollyard.errors import RunFailed
+from tests.small import ENGINE, children, config
 from tests.weights.moving import MOVING
-
-SMALL = {"steps": 3, "batch": 8, "width": 32, "feed_forward": 64, "heads": 2, "layers": 1}
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Config]:
-    """Config of a small run of a built-in task, whose base policy is made once; `changes` are dotted options."""
-
-    def make_(**changes: object) -> Config:
-        values = {
-            "run.out": str(tmp_path / "run"),
-            "run.steps": 2,
-            "place.placement": "separate",
-            "prompts.held_out": 4,
-            "rollout.group_size": 2,
-            "rollout.groups_per_step": 2,
-            "engine.slots": 16,
-            "engine.kernels": "plain",
-        }
-        small = {f"warmup.{name}": value for name, value in SMALL.items()}
-        given = values | small | {name.replace("__", "."): value for name, value in changes.items()}
-        return rollyard.resolve(preset="sort", environment={}, overrides=given).config
-
-    return make_
+    """Config of a small run with engines in processes of their own; `changes` are options."""
+    own = {"run.steps": 2, "place.placement": "separate", "prompts.held_out": 4, "rollout.groups_per_step": 2}
+    return lambda **changes: config(tmp_path / "run", **own | {name.replace("__", "."): each for name, each in changes.items()})
 
 
 @pytest.mark.parametrize("transport", MOVING)
@@ -50,7 +34,7 @@ def test_a_run_over_each_transport(make: Callable[..., Config], transport: str) 
     assert report is not None and not report.finished.failed and report.steps == 2
     assert report.weights.transport == transport and report.eval.last is not None
     assert report.weights.canary is not None and report.weights.canary.unseen == ()
-    assert not engines()
+    assert not children(ENGINE)
 
 
 @pytest.mark.parametrize("rollover", ["drain", "abort", "keep"])
@@ -63,7 +47,7 @@ def test_generation_goes_on_while_the_trainer_trains(make: Callable[..., Config]
     report = run.report
     assert report is not None and not report.finished.failed and report.steps == 4
     assert lags == {0, 1}
-    assert not engines()
+    assert not children(ENGINE)
 
 
 @pytest.mark.slow
@@ -82,7 +66,7 @@ def test_a_run_whose_engine_is_killed_goes_on_with_the_other(make: Callable[...,
     run = rollyard.Run(make(**changes, place__restarts=0))
     for step in run:
         if step.step == 1:
-            os.kill(engines()[0], signal.SIGKILL)
+            os.kill(children(ENGINE)[0], signal.SIGKILL)
     report = run.report
     assert report is not None and not report.finished.failed and report.steps == 4 and report.eval.last is not None
     assert report.wall_s < 60  # nobody waited for the dead one until the limit
@@ -95,11 +79,11 @@ def test_an_engine_that_is_killed_is_started_again(make: Callable[..., Config], 
     run = rollyard.Run(make(**changes))
     for step in run:
         if step.step == 2:
-            os.kill(engines()[0], signal.SIGKILL)
+            os.kill(children(ENGINE)[0], signal.SIGKILL)
     report = run.report
     assert report is not None and not report.finished.failed and report.steps == 5 and report.eval.last is not None
     assert (report.prompts.admitted, dict(report.prompts.dropped)) == (report.prompts.trained, {})
-    assert not engines()
+    assert not children(ENGINE)
 
 
 @pytest.mark.slow
@@ -108,18 +92,5 @@ def test_an_engine_that_is_killed_too_often_ends_the_run(make: Callable[..., Con
     with pytest.raises(RunFailed, match=r"no engine is left: engine engine-0 is lost: it was ended by signal 9"):
         for step in run:
             if step.step in (1, 3):
-                os.kill(engines()[0], signal.SIGKILL)
-    assert not engines()
-
-
-def engines() -> list[int]:
-    """The engines of this process."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"rollyard.place.child" in (stat.parent / "cmdline").read_bytes():
-                found.append(int(stat.parent.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return sorted(found)
+                os.kill(children(ENGINE)[0], signal.SIGKILL)
+    assert not children(ENGINE)
