@@ -222,8 +222,8 @@ def build_sync(
     return Sync(publishers, Prover(evidence, ask), engines, config.weights, post, timeline, recorder)
 
 
-def build_handoff(config: Config, name: str, policy: Policy, trainer: ReferenceTrainer, device: Device) -> StateHandoff:
-    """What brings the trainer's whole state to the other half, and back, which `name` is one of."""
+def build_handoff(config: Config, half: EngineId, policy: Policy, trainer: ReferenceTrainer, device: Device) -> StateHandoff:
+    """What brings the whole state of the trainer of `half` to the other half, and back."""
     from rollyard.weights.broadcast import BroadcastPublisher, BroadcastReceiver
     from rollyard.weights.handoff import StateHandoff
     from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
@@ -233,7 +233,7 @@ def build_handoff(config: Config, name: str, policy: Policy, trainer: ReferenceT
     state = Source(trainer.state, policy.model.stamp, where)
     if config.weights.transport == "broadcast":
         sender: Publisher = BroadcastPublisher(state, device, config.weights.address, limit)
-        receiver: Receiver = BroadcastReceiver(name, state.infos, where, limit, buffers=1)
+        receiver: Receiver = BroadcastReceiver(half, state.infos, where, limit, buffers=1)
     else:
         sender = SharedMemoryPublisher(state, device, slots=1)
         receiver = SharedMemoryReceiver(state.infos, where)
@@ -316,7 +316,8 @@ async def serve_host(channel: Channel, order: bytes) -> None:
     trainers.serve(trainer, channel, device.spans)
     weights.serve(publisher, build_evidence(policy, device), channel)
     if config.place.placement == "swap":
-        weights.serve_handoff(build_handoff(config, ordered.host.name, policy, trainer, device), channel)
+        assert ordered.host.engine is not None, "a half has an engine"
+        weights.serve_handoff(build_handoff(config, ordered.host.engine, policy, trainer, device), channel)
     try:
         if ordered.host.engine is None:
             channel.ready()
