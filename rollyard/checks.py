@@ -32,7 +32,8 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     if config.place.apart and not config.engine.url:
         worker.interpreter(config.engine)
     if config.engine.kind == "vllm":
-        vllm.check(config.engine, worker.transport_of(config), config.rollout.temperature)
+        transport, window = worker.transport_of(config), worker.window_of(config, architecture)
+        vllm.check(config.engine, transport, config.rollout.temperature, window, cpu=worker.device_of(config) == "cpu")
 
 
 def check_window(config: Config, architecture: Architecture) -> None:

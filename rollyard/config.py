@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -123,7 +124,7 @@ class WeightsConfig(Section):
     rollover: Rollover = Field(Rollover.DRAIN, description="requests in flight when weights change: drain, abort or keep")
     limit_s: Positive = Field(300.0, description="seconds that bringing a version to all engines may take")
     retries: Natural = Field(1, description="times a version is offered again after it did not reach every engine")
-    address: str = Field("127.0.0.1", description="of this machine, as engines reach it (broadcast)")
+    address: str = Field("127.0.0.1", description="of the trainer's machine, as engines and other trainers reach it")
     canary: bool = Field(True, description="prove at the start that every tensor reaches every engine")
     probe: bool = Field(True, description="compare a few logprobs of engine and trainer after each load")
 
@@ -270,6 +271,9 @@ def _check_place(config: Config) -> None:
     if place.ray_address and place.runtime != "ray":
         problem = "a Ray cluster is named, and the run does not use Ray"
         raise ConfigError(problem, where="place.ray_address", remedy="add --place.runtime ray")
+    if place.ray_address and place.device == "auto":
+        problem = "which devices the nodes of a running cluster have is not known here"
+        raise ConfigError(problem, where="place.device", remedy="say cpu or cuda with place.ray_address")
     if place.apart:
         _check_apart(config)
     else:
@@ -322,10 +326,19 @@ def _check_engine(engine: EngineConfig) -> None:
     if engine.url and engine.kind == "embedded":
         raise ConfigError("an embedded engine is no server", where="engine.url", remedy="leave it out, or name another engine")
     for url in engine.url:
-        if not url.startswith(("http://", "https://")):
+        if not _is_address(url):
             raise ConfigError(f"{url!r} is no address", where="engine.url", remedy="give such as http://127.0.0.1:30000")
     if len({url.rstrip("/") for url in engine.url}) < len(engine.url):
         raise ConfigError("a server is named twice", where="engine.url", remedy="give each engine a server of its own")
+
+
+def _is_address(url: str) -> bool:
+    """A host over HTTP, with a port that there can be."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _check_warmup(warmup: WarmupConfig) -> None:

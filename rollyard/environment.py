@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -95,3 +95,9 @@ def settle_ray() -> bool:
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     return True
+
+
+def only_devices(numbers: Iterable[int]) -> dict[str, str]:
+    """Variables of a process that is to see these GPUs alone, of those that this one sees."""
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seen[number] if seen else str(number) for number in numbers)}

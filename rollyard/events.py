@@ -97,7 +97,10 @@ class HandedOver(Event):
 
 @dataclass(frozen=True, slots=True)
 class Published(Event):
+    """A version is on offer to `engines` (None: to all that are up)."""
+
     version: WeightVersion
+    engines: tuple[EngineId, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,7 @@ class RolloverWanted(Signal):
     """Bring a version to all engines, or to those that are named."""
 
     version: WeightVersion
-    engines: tuple[EngineId, ...] = ()
+    engines: tuple[EngineId, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

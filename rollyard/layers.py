@@ -1,4 +1,4 @@
-"""Where values of options come from: the only reader of the environment.
+"""Where values of options come from; with `environment` the only reader of the environment.
 
 Values come in layers, later ones win: default < preset < file < environment < command line. `resolve` joins the
 layers, remembers where each value came from, and checks the whole.

@@ -39,7 +39,7 @@ from rollyard.checks import check
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.environment import cache_folder, settle_environment
-from rollyard.errors import ConfigError, EngineError, RollyardError, RunFailed
+from rollyard.errors import ConfigError, EngineError, RollyardError, RunFailed, TimeLimitExceeded
 from rollyard.evaluate import Evaluator
 from rollyard.journal.folder import RunFolder, folder_of, keep_newest, make_folder
 from rollyard.journal.journal import Journal, RunRecord
@@ -135,10 +135,7 @@ class Run:
             ring = Ring(self.config, folder, timeline, recorder, self._inbox)
         try:
             with timeline.phase(Phase.SETUP):
-                if self._given is None:
-                    await ring.build(self._reward, lambda: self._stop_cause)
-                else:
-                    await ring.take(self._given())
+                await self._unless_stopped(ring)
             recorder.begin()
             async for step in ring.turn():
                 yield step
@@ -159,6 +156,20 @@ class Run:
                 folder.remove()  # nothing was run in it, and it must not stand in the way of the mended command
         if self.report.finished.failed:
             raise RunFailed(self.report.finished.cause)
+
+    async def _unless_stopped(self, ring: Ring) -> None:
+        """Build, and give it up at once when the run is stopped meanwhile. Raises Stopped then."""
+        if self._given is None:
+            building = asyncio.ensure_future(ring.build(self._reward, lambda: self._stop_cause))
+        else:
+            building = asyncio.ensure_future(ring.take(self._given()))
+        while not building.done():
+            await asyncio.wait((building,), timeout=REFRESH_S)
+            if self._stop_cause:
+                building.cancel()
+                await asyncio.wait((building,))
+                raise Stopped(self._stop_cause)
+        building.result()
 
     def _recorder(self, folder: RunFolder, timeline: Timeline) -> Recorder:
         config = self.config
@@ -378,20 +389,19 @@ class Ring:
         self._inbox.put_nowait(ev.BatchTrained(trainer.version))
 
     async def _hand_over(self, instruction: ev.HandOver) -> None:
-        version, handoffs = instruction.version, self._stations.handoffs
-        source, target = instruction.source, instruction.target
+        version, target, stations = instruction.version, instruction.target, self._stations
         with self._timeline.phase(Phase.SYNC):
-            async with asyncio.timeout(self._config.weights.limit_s):
-                handed = await hand_over(handoffs[source], handoffs[target], version, target)
-                await self._stations.trainers[target].become(version)
-        self._recorder.handed(handed, self._stations.size)
+            giving, taking = stations.handoffs[instruction.source], stations.handoffs[target]
+            handed = await hand_over(giving, taking, version, target, self._config.weights.retries)
+            await stations.trainers[target].become(version)
+        self._recorder.handed(handed, stations.size)
         self._inbox.put_nowait(ev.HandedOver(version))
 
     async def _restart(self, instruction: ev.Restart) -> None:
         name = instruction.engine
         try:
-            self._past.append(await self._stations.restart(name))
-        except EngineError as error:
+            await self._stations.restart(name, self._past.append)
+        except (EngineError, TimeLimitExceeded) as error:
             self._inbox.put_nowait(ev.EngineDown(name, str(error)))
             return
         self._controller.revive(name)
@@ -441,11 +451,13 @@ class Ring:
 
     async def _rescue(self) -> None:
         """Save what a run that did not end as planned had learnt since its last checkpoint."""
-        await self._device.run(int)  # whatever the device was doing is over
-        version = self._newest.version
-        if version in (WeightVersion(0), self._saved) or not self._recorder.finish.failed:
+        if not self._recorder.finish.failed:
             return
+        version = self._newest.version
         try:
+            version = await self._newest.settle()
+            if version in (WeightVersion(0), self._saved):
+                return
             await self._checkpoint(ev.Checkpoint(version))
         except RollyardError as error:
             warnings.warn(f"version {version.step} is not saved: {error}", RuntimeWarning, stacklevel=2)

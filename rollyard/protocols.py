@@ -179,6 +179,10 @@ class Trainer(Protocol):
         """
         ...
 
+    async def settle(self) -> WeightVersion:
+        """Wait until nothing is under way, also what nobody waits for any more; the version then. Raises TrainError."""
+        ...
+
     async def save(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, and beside it what training needs to go on."""
         ...

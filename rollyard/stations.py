@@ -13,10 +13,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from rollyard import worker
 from rollyard.config import Config
+from rollyard.environment import only_devices
 from rollyard.events import EngineId
 from rollyard.model.architecture import Architecture
 from rollyard.place.child import Children
@@ -27,7 +28,6 @@ from rollyard.protocols import (
     Engine,
     Evidence,
     Handoff,
-    Launcher,
     PromptSource,
     Publisher,
     Receiver,
@@ -67,14 +67,18 @@ class Stations:
         """Wait until all are ready. Raises EngineError or TrainError for one that cannot be."""
         await asyncio.gather(*(start() for start in self.starts))
 
-    async def restart(self, engine: EngineId) -> EngineStats:
-        """A new engine in the place of one that was lost, whose totals are returned. Raises EngineError."""
+    async def restart(self, engine: EngineId, keep: Callable[[EngineStats], None]) -> None:
+        """A new engine in the place of one that was lost, whose totals are kept.
+
+        Raises EngineError, or TimeLimitExceeded when it is not ready in time.
+        """
         assert self.relaunch is not None, "it is not lost alone"
         lost = self.engines[engine]
         await lost.close()
-        self.engines[engine] = await self.relaunch(engine)
+        new = await self.relaunch(engine)
+        keep(lost.stats())
+        self.engines[engine] = new
         await self.engines[engine].start()
-        return lost.stats()
 
 
 @dataclass(slots=True)
@@ -132,28 +136,33 @@ class Builder:
         hosts = layout(roles, worker.devices_there(config))
         here = worker.trains_here(config)
         away = [host for host in hosts if not (here and host.rank == 0)]
-        launcher = await self._launcher(away)
+        self._launches = await self._launchers(hosts, [host for host in away if host.rank is not None or not config.engine.url])
         self._built.push_async_callback(self._close_engines)
         for host in hosts:
             if host not in away:
                 await self._build_here(host)
-        self._launch = launcher.launch
         for host in away:
             await self._build_away(host)
 
-    async def _launcher(self, hosts: list[Host]) -> Launcher:
-        if self._config.place.runtime == "inline":
+    async def _launchers(self, hosts: Sequence[Host], away: Sequence[Host]) -> dict[str, worker.Launch]:
+        """What starts each host that is not here, by name: on devices, or in a bundle, of its own."""
+        config = self._config
+        if config.place.runtime == "inline":
             children = Children()
             self._built.push_async_callback(children.close)
-            return children
+            numbers = dict(zip((host.name for host in hosts), _devices(hosts, first=worker.trains_here(config)), strict=True))
+            if worker.device_of(config) != "cuda":
+                return {host.name: children.launch for host in away}
+            return {host.name: partial(_on_devices, children.launch, numbers[host.name]) for host in away}
         from rollyard.place.bundles import Bundle
         from rollyard.place.ray import Cluster
 
-        gpus = int(self._config.place.device == "cuda")
-        cluster = Cluster([Bundle(1, host.devices * gpus) for host in hosts], address=self._config.place.ray_address)
+        gpus = int(worker.device_of(config) == "cuda" if config.place.device == "auto" else config.place.device == "cuda")
+        bundles, address = [Bundle(1, host.devices * gpus) for host in away], config.place.ray_address
+        cluster = Cluster(bundles, address=address)
         self._built.push_async_callback(cluster.close)
         await cluster.start()
-        return cluster
+        return {host.name: partial(cluster.launch, bundle=number) for number, host in enumerate(away)}
 
     async def _build_here(self, host: Host) -> None:
         """In this process: the trainer's device is a thread of it."""
@@ -178,7 +187,7 @@ class Builder:
             found.engines[host.engine] = await self._engine(host.engine)
             return
         order = worker.HostOrder(config, host, self._folder.resolve(), self._scratch.resolve())
-        channel = await worker.launch_host(order, self._launch)
+        channel = await worker.launch_host(order, self._launches[host.name])
         if host.engine is None:
             self._built.push_async_callback(channel.close)
         await self._reach(host, channel)
@@ -187,7 +196,7 @@ class Builder:
         """One with a process of its own: a new one, or a server that is running."""
         config = self._config
         if not config.engine.url:
-            return await worker.launch_engine(config, name, self._folder, self._launch)
+            return await worker.launch_engine(config, name, self._folder, self._launches[name])
         number = int(name.rpartition("-")[2])
         return worker.attach_engine(config, name, config.engine.url[number], self._folder)
 
@@ -263,3 +272,20 @@ class Builder:
             if isinstance(met, BaseException):
                 problem = f"closing the run: {type(met).__name__}: {met}"
                 warnings.warn(problem, RuntimeWarning, stacklevel=2)
+
+
+def _devices(hosts: Sequence[Host], *, first: bool) -> list[range]:
+    """Which GPUs each host is given, by number; `first`: the trainer that is in this process has number 0."""
+    found, taken = [], int(first)
+    for host in hosts:
+        here = first and host.rank == 0
+        found.append(range(1) if here else range(taken, taken + host.devices))
+        taken += 0 if here else host.devices
+    return found
+
+
+def _on_devices(
+    launch: worker.Launch, numbers: range, *args: Any, environment: Mapping[str, str], **named: Any
+) -> Awaitable[Channel]:
+    """Start a process that sees these GPUs alone."""
+    return launch(*args, environment={**environment, **only_devices(numbers)}, **named)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -219,7 +219,7 @@ def build_sync(
     from rollyard.weights.prover import Prover
     from rollyard.weights.sync import Sync
 
-    return Sync(publishers, Prover(evidence, ask), engines, config.weights, post, timeline, recorder)
+    return Sync(publishers, Prover(evidence, ask, config.weights.limit_s), engines, config.weights, post, timeline, recorder)
 
 
 def build_handoff(config: Config, half: EngineId, policy: Policy, trainer: ReferenceTrainer, device: Device) -> StateHandoff:
@@ -308,26 +308,28 @@ async def serve_host(channel: Channel, order: bytes) -> None:
     from rollyard.weights import host as weights
 
     ordered = TypeAdapter(HostOrder).validate_json(order)
-    config, device = ordered.config, DeviceThread()
-    await device.run(set_threads, threads_of(config, Architecture.from_folder(ordered.folder)))
-    policy = await device.run(load_policy, config, ordered.folder)
-    trainer = await device.run(build_trainer, config, policy, device, WeightVersion(0))
-    publisher = build_publisher(config, policy, device, ordered.scratch)
-    trainers.serve(trainer, channel, device.spans)
-    weights.serve(publisher, build_evidence(policy, device), channel)
-    if config.place.placement == "swap":
-        assert ordered.host.engine is not None, "a half has an engine"
-        weights.serve_handoff(build_handoff(config, ordered.host.engine, policy, trainer, device), channel)
-    try:
-        if ordered.host.engine is None:
-            channel.ready()
-            async with telling(device.spans, channel):
-                await channel.ended()
-        else:
-            build = partial(build_engine, config, ordered.host.engine, policy, device, cast(Receiver, publisher))
+    config, engine, device = ordered.config, ordered.host.engine, DeviceThread()
+    with ExitStack() as built:
+        built.callback(device.close)
+        await device.run(set_threads, threads_of(config, Architecture.from_folder(ordered.folder)))
+        policy = await device.run(load_policy, config, ordered.folder)
+        trainer = await device.run(build_trainer, config, policy, device, WeightVersion(0))
+        publisher = build_publisher(config, policy, device, ordered.scratch)
+        built.callback(publisher.close)
+        trainers.serve(trainer, channel, device.spans)
+        weights.serve(publisher, build_evidence(policy, device), channel)
+        if config.place.placement == "swap":
+            assert engine is not None, "a half has an engine"
+            handoff = build_handoff(config, engine, policy, trainer, device)
+            built.callback(handoff.close)
+            weights.serve_handoff(handoff, channel)
+        if engine is not None:
+            build = partial(build_engine, config, engine, policy, device, cast(Receiver, publisher))
             await serve(await device.run(build), channel)
-    finally:
-        publisher.close()
+            return
+        channel.ready()
+        async with telling(device.spans, channel):
+            await channel.ended()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from rollyard.place.mode import Schedule
 from rollyard.rollout.core import RolloutPolicy
 from rollyard.types import FinishReason, Prompt, Request, Reward, Sampling, Segment, WeightVersion
 
+PUBLISHING = "publishing"
+
 
 @dataclass(frozen=True)
 class Work:
@@ -36,7 +38,9 @@ class Answers:
         seed: int,
         broken: frozenset[int] = frozenset(),
         deaths: int = 0,
+        faults: int = 0,
     ):
+        self.faults = faults
         self.deaths = deaths  # engines that will be lost, some of them while they start again
         self.conductor, self.random, self.prompts, self.broken = conductor, random.Random(seed), prompts, broken
         self.cursor = 0
@@ -44,6 +48,9 @@ class Answers:
         self.todo: list[ev.Event | Work] = [ev.EngineUp(f"e{i}", 3, None) for i in range(engines)]
         self.loaded: dict[str, int] = {}
         self.dead: set[str] = set()
+        self.up: set[str] = set()
+        self.evaluating: set[str] = set()
+        self.offered: tuple[WeightVersion | None, tuple[str, ...]] = (None, ())
         self.closed: dict[str, ev.Rollover] = {}  # engines between a pause and a resume
         self.asleep: set[str] = set()
         self.loading: set[str] = set()  # engines that woke and have not loaded
@@ -69,6 +76,7 @@ class Answers:
         """It is gone, and what it had not said with it."""
         self.deaths -= 1
         self.dead.add(engine)
+        self.up.discard(engine)
         self.todo = [each for each in self.todo if getattr(each, "engine", None) != engine]
         self.todo.insert(0, ev.EngineDown(engine, "killed"))
         self.loaded.pop(engine, None)
@@ -94,6 +102,7 @@ class Answers:
                 self.todo = [each for each in self.todo if getattr(each, "engine", None) != engine]
             case ev.EngineUp(engine):
                 self.dead.discard(engine)
+                self.up.add(engine)
             case ev.EngineLoaded(engine, version):
                 self.loaded[engine] = version.step
                 self.loading.discard(engine)
@@ -101,7 +110,12 @@ class Answers:
                 (half,) = self.busy
                 self.busy.discard(half)
                 self.versions[half] = version.step
-            case ev.Published() | ev.Proved() | ev.Checkpointed() | ev.HandedOver():
+            case ev.Published(version):
+                self.busy.discard(PUBLISHING)
+                self.todo.append(ev.Delivered(version))
+            case ev.Evaluated():
+                self.evaluating.clear()
+            case ev.Proved() | ev.Checkpointed() | ev.HandedOver():
                 self.busy.clear()
         for instruction in self.conductor.step(event, 0.0):
             self.said.append(instruction)
@@ -122,6 +136,13 @@ class Answers:
             return []  # the news of it is under way
         return self.trainer(instruction) or self.engine(instruction)
 
+    def fault(self, engine: str, version: WeightVersion) -> ev.SyncFailed | None:
+        """Now and then a part of bringing a version to an engine fails."""
+        if self.faults and self.random.randrange(2):
+            self.faults -= 1
+            return ev.SyncFailed(version, "no room", engine)
+        return None
+
     def trainer(self, instruction: ev.Instruction) -> list[ev.Event | Work]:
         match instruction:
             case ev.Train(step, groups, half):
@@ -134,10 +155,12 @@ class Answers:
                 self.own(target)
                 self.versions[target] = version.step
                 return [ev.HandedOver(version)]
-            case ev.Publish(version):
-                assert version.step == self.version
-                self.own(None)
-                return [ev.Published(version), ev.Delivered(version)]
+            case ev.Publish(version, engines):
+                if version != self.offered[0]:  # else the same bytes go out again, whatever the trainer does
+                    assert version.step == self.version
+                    self.own(PUBLISHING)
+                self.offered = version, tuple(sorted(self.up.intersection(engines or self.up)))
+                return [ev.Published(*self.offered)]
             case ev.Prove(version):
                 assert version.step == self.version and not any(self.running(engine) for engine in self.loaded)
                 self.own(None)
@@ -167,7 +190,7 @@ class Answers:
                 value = None if prompt.id in self.broken else float(completion.member)
                 return [ev.Scored(prompt.id, completion.member, Reward(value))]
             case ev.Sleep(engine):
-                assert not self.running(engine)
+                assert not self.running(engine) and engine not in self.evaluating
                 self.asleep.add(engine)
                 return [ev.EngineSlept(engine)]
             case ev.Wake(engine, part):
@@ -178,7 +201,8 @@ class Answers:
                     self.asleep.discard(engine)
                 return [ev.EngineWoke(engine, part)]
             case ev.Prepare(engine, version):
-                return [ev.EnginePrepared(engine, version)]
+                assert version == self.offered[0] and engine in self.offered[1], "it was never offered that"
+                return [self.fault(engine, version) or ev.EnginePrepared(engine, version)]
             case ev.Pause(engine, rollover):
                 self.closed[engine] = rollover
                 cut = [each for each in self.todo if isinstance(each, Work) and each.engine == engine]
@@ -188,13 +212,14 @@ class Answers:
                 return [*(self.segment(engine, each.request, FinishReason.ABORT) for each in cut), ev.EnginePaused(engine)]
             case ev.Load(engine, version):
                 assert engine in self.closed or engine in self.asleep
-                return [ev.EngineLoaded(engine, version)]
+                return [self.fault(engine, version) or ev.EngineLoaded(engine, version)]
             case ev.Resume(engine):
                 self.closed.pop(engine, None)
                 return [ev.EngineResumed(engine)]
             case ev.Evaluate(version, engines):
                 assert {self.loaded[engine] for engine in engines or self.loaded} == {version.step}
                 assert not self.asleep.intersection(engines)
+                self.evaluating = set(engines or self.loaded)
                 return [ev.Evaluated(version)]
         return []
 
@@ -211,6 +236,7 @@ def conductor(
     rollover: ev.Rollover = ev.Rollover.DRAIN,
     prove: bool = False,
     restarts: int = 0,
+    retries: int = 0,
 ) -> Conductor:
     policy = RolloutPolicy(
         group_size=2,
@@ -221,9 +247,8 @@ def conductor(
         max_staleness=limit,
         exact=placement == "swap",
     )
-    return Conductor(
-        policy, Schedule(steps, engines, evaluate, every, save, prove, restarts), rollover, WeightVersion(0), placement
-    )
+    schedule = Schedule(steps, engines, evaluate, every, save, prove, restarts)
+    return Conductor(policy, schedule, rollover, WeightVersion(0), placement, retries)
 
 
 def names(world: Answers, *kinds: type) -> list[str]:
@@ -292,15 +317,20 @@ def test_every_run_ends_with_its_books_in_order(
 @given(
     placement=st.sampled_from(("separate", "async")),
     engines=st.integers(1, 3),
-    deaths=st.integers(1, 4),
+    deaths=st.integers(0, 4),
     restarts=st.integers(0, 2),
+    faults=st.integers(0, 3),
     limit=st.integers(0, 2),
     rollover=st.sampled_from(list(ev.Rollover)),
     seed=st.integers(0, 2**32),
 )
-def test_engines_that_are_lost_come_back_as_often_as_is_allowed(placement, engines, deaths, restarts, limit, rollover, seed):
-    run = conductor(4, engines, 2, False, 0, 0, placement, limit if placement == "async" else 0, rollover, restarts=restarts)
-    world = Answers(run, engines, 100, seed, deaths=deaths)
+def test_engines_that_are_lost_come_back_as_often_as_is_allowed(
+    placement, engines, deaths, restarts, faults, limit, rollover, seed
+):
+    run = conductor(
+        4, engines, 2, False, 0, 0, placement, limit if placement == "async" else 0, rollover, restarts=restarts, retries=faults
+    )
+    world = Answers(run, engines, 100, seed, deaths=deaths, faults=faults)
     world.run()
     end = world.said[-1]
     assert isinstance(end, ev.Finish) and sum(isinstance(i, ev.Finish) for i in world.said) == 1

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rollyard.environment import adopt, carried, peer_environment, process_environment, settle_environment, settle_ray
+from rollyard.environment import adopt, carried, only_devices, peer_environment, process_environment, settle_environment, settle_ray
 
 NAMES = ("OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM", "ROLLYARD_TUNED", "OMP_NUM_THREADS")
 
@@ -62,3 +62,10 @@ def test_a_cluster_of_our_own_asks_for_a_token_unless_the_user_says_otherwise():
         os.environ.pop(name, None)
     assert settle_ray() and not settle_ray()
     assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
+
+
+def test_a_process_sees_the_devices_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert only_devices(range(1, 3)) == {"CUDA_VISIBLE_DEVICES": "1,2"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
+    assert only_devices(range(1, 3)) == {"CUDA_VISIBLE_DEVICES": "6,7"}

@@ -92,7 +92,10 @@ class DoubleTrainer:
         self._meter.trained_s += now() - began
         step, tokens = self._version.step, sum(sum(sample.mask) for shard in shards for sample in shard.samples)
         self._version = WeightVersion(step + 1)
-        return TrainStats(step, 0.0, 0.0, 0.0, tokens, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+        return TrainStats(step + 1, 0.0, 0.0, 0.0, tokens, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+
+    async def settle(self) -> WeightVersion:
+        return self._version
 
     async def save(self, folder: Path) -> None:
         await asyncio.to_thread(folder.mkdir, parents=True)

@@ -88,7 +88,7 @@ class RemoteEngine:
     async def abort(self, requests: Sequence[RequestId]) -> None:
         """Cut these requests. What they wrote comes out of `segments`."""
         self._check_alive()
-        await self._channel.call("abort", wire.IDS.dump_json(tuple(requests)), limit_s=QUICK_S)
+        await self._quick("abort", wire.IDS.dump_json(tuple(requests)), QUICK_S)
 
     async def pause(self, rollover: Rollover) -> None:
         """Stop at a token boundary; under DRAIN once every request has ended. What was written till then has come by then."""
@@ -96,7 +96,10 @@ class RemoteEngine:
         drains = rollover is Rollover.DRAIN
         before, self._held = self._held, "is finishing what it has" if drains else "is being paused"
         try:
-            await self._channel.call("pause", rollover.encode(), limit_s=self._drain_s if drains else QUICK_S)
+            if drains:
+                await self._channel.call("pause", rollover.encode(), limit_s=self._drain_s)
+            else:
+                await self._quick("pause", rollover.encode(), QUICK_S)
         except EngineError:  # refused; one that is only late may still come to a stop
             self._held = before
             raise
@@ -114,17 +117,17 @@ class RemoteEngine:
 
     async def resume(self) -> None:
         self._check_alive()
-        await self._channel.call("resume", limit_s=QUICK_S)
+        await self._quick("resume", b"", QUICK_S)
         self._held = ""
 
     async def sleep(self) -> None:
         self._check_alive()
-        await self._channel.call("sleep", limit_s=self._sync_s)
+        await self._quick("sleep", b"", self._sync_s)
         self._asleep = True
 
     async def wake(self, part: WakePart) -> None:
         self._check_alive()
-        await self._channel.call("wake", part.encode(), limit_s=self._sync_s)
+        await self._quick("wake", part.encode(), self._sync_s)
         self._asleep = self._asleep and part is not WakePart.CACHE
 
     def stats(self) -> EngineStats:
@@ -141,6 +144,15 @@ class RemoteEngine:
         await attempt(self._channel.close(), parts=2)  # the process may take one of them to end by itself
         self._finish_open(FinishReason.ABORT, "")
         self._ready.put_nowait(None)
+
+    async def _quick(self, name: str, content: bytes, limit_s: float) -> None:
+        """An engine that does not answer is of no more use: it counts as lost, for all who use it."""
+        try:
+            await self._channel.call(name, content, limit_s=limit_s)
+        except TimeLimitExceeded as error:
+            self._cause = self._cause or f"did not answer {name} within {limit_s:g} s"
+            self._ready.put_nowait(None)
+            raise EngineLost(f"engine {self._id} is lost: {error}") from error
 
     async def _sync(self, name: str, content: bytes) -> None:
         try:
@@ -163,7 +175,8 @@ class RemoteEngine:
         return b""
 
     async def _watch(self) -> None:
-        self._cause = await self._channel.ended()
+        ended = await self._channel.ended()
+        self._cause = self._cause or ended
         self._ready.put_nowait(None)
 
     def _finish_open(self, finish: FinishReason, problem: str) -> None:

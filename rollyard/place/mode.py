@@ -268,11 +268,16 @@ class Mode:
         return ()
 
     def _on_published(self, event: Published) -> Iterable[Output]:
+        """What is told late, of an offer that nobody waits for any more, is left alone."""
+        if event.version != self._offered or self._aside is not Aside.ROLLING:
+            return
         if self._doing is Doing.PUBLISHING:
             self._doing = Doing.FREE
-        yield RolloverWanted(event.version, self._led)
+        yield RolloverWanted(event.version, event.engines)
 
     def _on_rolled_over(self, signal: RolloverDone) -> Iterable[Output]:
+        if signal.version != self._offered or self._aside is not Aside.ROLLING:
+            return ()
         self._rolled = signal.version
         self._awake.update(self._led or self._engines)
         return self._on_aside_done(signal)

@@ -256,8 +256,9 @@ def _kill(body: Any) -> None:
 def _reserved(bundles: Sequence[Bundle]) -> Any:
     from ray.util import placement_group
 
+    # On one node: weights may go through its memory, and trainers meet at its own address.
     asked = [{"CPU": bundle.cpus, "GPU": bundle.gpus} for bundle in bundles]
-    return placement_group([{name: count for name, count in each.items() if count} for each in asked], strategy="PACK")
+    return placement_group([{name: count for name, count in each.items() if count} for each in asked], strategy="STRICT_PACK")
 
 
 def _nodes() -> list[Bundle]:

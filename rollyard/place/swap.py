@@ -26,7 +26,7 @@ from rollyard.events import (
     Sleep,
     Train,
 )
-from rollyard.place.mode import Doing, Mode, Schedule
+from rollyard.place.mode import Aside, Doing, Mode, Schedule
 from rollyard.types import WeightVersion
 
 Output = Instruction | Signal
@@ -70,6 +70,8 @@ class Swap(Mode):
     def _train(self) -> Iterable[Output]:
         learner = self._learner
         assert self._batch is not None and learner is not None
+        if learner in self._awake and self._aside is Aside.EVALUATING:
+            return  # with this very engine
         if learner in self._awake:
             self._doing = Doing.SLEEPING
             yield EngineHeld(learner)

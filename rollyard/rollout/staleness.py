@@ -22,11 +22,6 @@ def most_live(version: int, next_batch: int, last_batch: int, limit: int, groups
     return max(0, batches) * groups_per_batch
 
 
-def may_run(engine_version: int, due_version: int, limit: int) -> bool:
-    """May an engine at this version write tokens for a group due at `due_version`?"""
-    return engine_version >= due_version - limit
-
-
 def fresh_enough(oldest: int | None, due_version: int, limit: int) -> bool:
     """Would a group whose oldest token (or engine at work) has version `oldest` keep the limit at `due_version`?
 

@@ -23,7 +23,7 @@ from rollyard.types import (
 
 
 class Phase(Enum):
-    """Where a member is. Only the last two are final."""
+    """Where a member is; the last two are final."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -48,10 +48,6 @@ class Member:
     avoid: EngineId | None = None  # where it failed last
     completion: Completion | None = None
     reward: Reward | None = None
-
-    @property
-    def final(self) -> bool:
-        return self.phase in (Phase.SCORED, Phase.DROPPED)
 
     def write(self, segment: Segment) -> None:
         """Append a segment's tokens; neighbouring spans of one version become one."""

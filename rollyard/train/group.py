@@ -67,6 +67,14 @@ class TrainerGroup:
         self._version = self._version._replace(step=found[0].step)
         return found[0]
 
+    async def settle(self) -> WeightVersion:
+        """Raises TrainError when ranks ended at different versions: their parameters are torn."""
+        found = set(await self._all([member.settle() for member in self._members]))
+        if len(found) > 1:
+            raise TrainError(f"ranks are at versions {' and '.join(str(version.step) for version in sorted(found))}")
+        (self._version,) = found
+        return self._version
+
     async def save(self, folder: Path) -> None:
         """By rank 0. Raises CheckpointError, or TrainerLost."""
         await self._members[0].save(folder)

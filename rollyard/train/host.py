@@ -25,6 +25,9 @@ def serve(trainer: Member, channel: Channel, spans: Spans) -> None:
         tell(spans, channel)
         return wire.STATS.dump_json((stats,))
 
+    async def settle(content: bytes) -> bytes:
+        return wire.VERSION.dump_json(await trainer.settle())
+
     async def save(content: bytes) -> bytes:
         await trainer.save(Path(content.decode()))
         tell(spans, channel)
@@ -46,6 +49,7 @@ def serve(trainer: Member, channel: Channel, spans: Spans) -> None:
     for name, handler in (
         ("start", start),
         ("step", step),
+        ("settle", settle),
         ("save", save),
         ("become", become),
         ("open", open_),

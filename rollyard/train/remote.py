@@ -47,6 +47,11 @@ class RemoteTrainer:
         self._version = self._version._replace(step=stats.step)
         return stats
 
+    async def settle(self) -> WeightVersion:
+        """Also a step whose caller has given up."""
+        self._version = wire.VERSION.validate_json(await self._call("settle", b"", QUICK_S))
+        return self._version
+
     async def save(self, folder: Path) -> None:
         """Written by the other process: the path has to mean the same there. Raises CheckpointError."""
         await self._call("save", str(folder).encode(), self._step_s)

@@ -107,6 +107,11 @@ class ReferenceTrainer:
             raise TrainError(f"one rank trains on one part of a batch, not on {len(shards)}")
         return await self._device.run(self._device.spans.timed(Activity.TRAIN, self._train, "step"), shards[0])
 
+    async def settle(self) -> WeightVersion:
+        """The version once the device has done what it was asked."""
+        await self._device.run(int)
+        return self._version
+
     async def save(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, with the rest of the state beside it. The folder must not exist.
 

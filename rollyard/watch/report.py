@@ -153,6 +153,7 @@ class Report:
         record = asdict(self)
         phases = record["phases"]
         del phases["wall_s"]
+        record["generating_s"] = phases.pop("generating_s")
         record |= record.pop("prompts")
         lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in record.items())
         return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -174,7 +175,7 @@ def read_report(path: Path) -> Report:
         usage = record.pop("usage")
         reward = record.pop("reward")
         return Report(
-            phases=PhaseSeconds(wall_s=record["wall_s"], **record.pop("phases")),
+            phases=PhaseSeconds(wall_s=record["wall_s"], generating_s=record.pop("generating_s"), **record.pop("phases")),
             reward=RewardCurve(reward["first"], reward["last"], tuple(reward["curve"])),
             eval=EvalRewards(**record.pop("eval")),
             lengths=Lengths(**record.pop("lengths")),

@@ -64,12 +64,16 @@ class Offers:
         self._publishers[engine].taken(engine, version)
 
     def lost(self, engine: EngineId) -> None:
+        self._manifests.pop(engine, None)
         self._publishers[engine].lost(engine)
 
     async def _one(self, publisher: Publisher, version: WeightVersion, engines: Sequence[EngineId], again: bool) -> Manifest:
-        self._last.pop(publisher, None)  # should it fail, nobody knows what is there
-        manifest = await (publisher.again(engines) if again else publisher.publish(version, engines))
-        self._last[publisher] = version
+        if again:  # should it fail, it is asked for again: what the trainer has now may be another version
+            manifest = await publisher.again(engines)
+        else:
+            self._last.pop(publisher, None)  # should it fail, nobody knows what is there
+            manifest = await publisher.publish(version, engines)
+            self._last[publisher] = version
         self._manifests.update(dict.fromkeys(engines, manifest))
         return manifest
 

@@ -17,6 +17,7 @@ from rollyard.weights.words import named
 
 ROUNDS = 6  # canaries at most: those after the first are for tensors that did not show
 MOST_NOISE = 0.3  # nats; bfloat16 comes to a tenth of it
+LIMIT_S = 300.0  # seconds that an engine may take for an answer
 FIRST_GROUP = -(2**40)  # ids far from those of rollouts and evaluations
 
 Ask = Callable[[EngineId, Sequence[Request]], Awaitable[Sequence[Completion]]]
@@ -31,8 +32,8 @@ class Prover:
         ask: gets completions from one engine.
     """
 
-    def __init__(self, evidence: Evidence, ask: Ask) -> None:
-        self._evidence, self._ask = evidence, ask
+    def __init__(self, evidence: Evidence, ask: Ask, limit_s: float = LIMIT_S) -> None:
+        self._evidence, self._ask, self._limit_s = evidence, ask, limit_s
         self._version: WeightVersion | None = None
         self._compares = False  # there was a version before
         self._prompts: tuple[tuple[int, ...], ...] = ()
@@ -105,7 +106,11 @@ class Prover:
     async def _answers(self, engine: EngineId) -> tuple[Answer, ...]:
         self._prompts = self._prompts or await self._evidence.prompts()
         self._attempts += 1  # names of their own
-        completions = await self._ask(engine, requests(self._prompts, self._attempts))
+        try:
+            async with asyncio.timeout(self._limit_s):
+                completions = await self._ask(engine, requests(self._prompts, self._attempts))
+        except TimeoutError:
+            raise WeightSyncError(f"engine {engine} did not answer a proof within {self._limit_s:g} s") from None
         return tuple(Answer(done.token_ids[0], done.logprobs[0]) for done in completions)
 
 

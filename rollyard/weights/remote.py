@@ -135,12 +135,23 @@ class RemoteHandoff:
         return wire.HANDED.validate_json(await self._line.call("handoff.take", wire.MANIFEST.dump_json(manifest)))
 
 
-async def hand_over(giving: Handoff, taking: Handoff, version: WeightVersion, to: str) -> Handed:
-    """Both sides at once. Raises WeightSyncError when either fails, once neither is at it any more.
+async def hand_over(giving: Handoff, taking: Handoff, version: WeightVersion, to: str, retries: int = 0) -> Handed:
+    """Raises WeightSyncError when it failed once more than `retries` times; the side that takes has what it had then.
 
     Args:
         to: the name of the side that takes.
     """
+    for left in reversed(range(1 + retries)):
+        try:
+            return await _hand_over(giving, taking, version, to)
+        except WeightSyncError:
+            if not left:
+                raise
+    raise AssertionError("it was tried")
+
+
+async def _hand_over(giving: Handoff, taking: Handoff, version: WeightVersion, to: str) -> Handed:
+    """Both sides at once, until neither is at it any more."""
     manifest = await giving.give(version, to)
     handed, given = await asyncio.gather(taking.take(manifest), giving.given(), return_exceptions=True)
     for outcome in (handed, given):

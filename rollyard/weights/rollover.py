@@ -124,7 +124,7 @@ class RolloverMachine:
 
     def _on_wanted(self, signal: RolloverWanted) -> Iterable[Output]:
         if signal.version != self._target or not self._steps:
-            engines = [engine for engine in self._asleep if engine in signal.engines or not signal.engines]
+            engines = [engine for engine in self._asleep if signal.engines is None or engine in signal.engines]
             self._target, self._steps = signal.version, dict.fromkeys(engines, Step.ASIDE)
             self._offered = frozenset(self._steps)
             self._causes.clear()

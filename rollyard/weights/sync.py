@@ -1,7 +1,8 @@
 """The asyncio shell around the rollover: carries out what it says to publisher and engines, and reports what came of it.
 
-One time limit covers a version from its publication to the last engine that takes it. Each part that fails is told; the
-rollover decides whether the version is offered again. That an engine is lost is heard of elsewhere.
+One time limit covers a version from its publication until its bytes are near every engine, and each engine's load has as
+long again: finishing what runs, in between, takes as long as it takes. Each part that fails is told; the rollover decides
+whether the version is offered again. That an engine is lost is heard of elsewhere.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ class Sync:
         with self._part(version):
             self._until = asyncio.get_running_loop().time() + self._config.limit_s
             async with asyncio.timeout_at(self._until):
-                await self._offer(version, instruction.engines)
+                offered = await self._offer(version, instruction.engines)
                 if self._config.probe and self._unseen:
                     await self._prover.published(version, sorted(self._unseen))
                 self._unseen.clear()
-                self._post(ev.Published(version))  # from here on the parameters may change
+                self._post(ev.Published(version, offered))  # from here on the parameters may change
                 await self._offers.deliver()
             self._post(ev.Delivered(version))
 
@@ -103,7 +104,7 @@ class Sync:
     async def _load(self, instruction: ev.Load) -> None:
         engine, version = self._engines[instruction.engine], instruction.version
         with self._part(version, engine.id):
-            async with asyncio.timeout_at(self._until):
+            async with asyncio.timeout(self._config.limit_s):
                 await engine.load(version)
             self._took(engine, version)
             self._post(ev.EngineLoaded(engine.id, version))
@@ -130,6 +131,7 @@ class Sync:
     async def _prove(self, instruction: ev.Prove) -> None:
         with self._timeline.phase(Phase.SYNC):
             found = await self._prover.prove(sorted(self._living), instruction.version, self._roll)
+        self._unseen.clear()  # every version since was one of the canary's, and looked at
         self._recorder.proved(found)
         self._post(ev.Proved(instruction.version))
 
@@ -138,11 +140,13 @@ class Sync:
 
     # ------------------------------------------------------------------------------------------ the parts
 
-    async def _offer(self, version: WeightVersion, engines: Sequence[ev.EngineId] = ()) -> None:
+    async def _offer(self, version: WeightVersion, engines: Sequence[ev.EngineId] = ()) -> tuple[ev.EngineId, ...]:
+        """Returns to whom: those of them that live."""
         offered = sorted(self._living.intersection(engines) if engines else self._living)
         found = await self._offers.offer(version, offered, again=bool(engines))
         self._unseen.update(found.afresh)
         self._recorder.copied(found.bytes_copied)
+        return tuple(offered)
 
     async def _roll(self, version: WeightVersion) -> None:
         """Bring the parameters as they are now to all engines, which are idle; to those that are left when one is lost.
@@ -158,8 +162,8 @@ class Sync:
 
     async def _rolled(self, version: WeightVersion) -> bool:
         """False when an engine was lost meanwhile: the others may not have got it all."""
-        await self._offer(version)
-        parts = [self._offers.deliver(), *(self._take(self._engines[engine], version) for engine in sorted(self._living))]
+        offered = await self._offer(version)
+        parts = [self._offers.deliver(), *(self._take(self._engines[engine], version) for engine in offered)]
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             _, late = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -19,7 +19,7 @@ def test_a_trainer_takes_its_time_and_goes_on_from_what_it_became(tmp_path: Path
         meter = Meter()
         trainer = DoubleTrainer(1.5, meter)
         stats = await trainer.train([TrainBatch(0, (), Sampling(1))])
-        assert (now(), meter.trained_s, trainer.version, stats.step) == (1.5, 1.5, WeightVersion(1), 0)
+        assert (now(), meter.trained_s, trainer.version, stats.step) == (1.5, 1.5, WeightVersion(1), 1)
         await trainer.become(WeightVersion(7))
         await trainer.train([TrainBatch(7, (), Sampling(1))])
         assert trainer.version == WeightVersion(8) and meter.trained_s == 3.0

@@ -84,3 +84,11 @@ def test_a_server_that_is_named_twice() -> None:
     twice = "http://127.0.0.1:8000,http://127.0.0.1:8000/"
     with pytest.raises(ConfigError, match=r"engine\.url: a server is named twice"):
         config(**RUNNING | {"engine.url": twice, "place.generate": 2})
+
+
+def test_a_step_of_vllm_on_a_cpu_holds_a_whole_prompt() -> None:
+    engine = config(**VLLM, **{"engine.step_tokens": 100}).engine
+    vllm.check(engine, "checkpoint", 1.0, 100, cpu=True)
+    vllm.check(engine, "checkpoint", 1.0, 101, cpu=False)
+    with pytest.raises(ConfigError, match=r"engine\.step_tokens: .* \(use at least 101, or a smaller engine\.window\)"):
+        vllm.check(engine, "checkpoint", 1.0, 101, cpu=True)

@@ -44,6 +44,9 @@ class Scripted:
             raise self._answer
         return self._answer
 
+    async def settle(self) -> WeightVersion:
+        return self.version
+
     async def save(self, folder: Path) -> None: ...
 
     async def become(self, version: WeightVersion) -> None:

@@ -166,7 +166,7 @@ async def test_a_trainer_that_is_gone_ends_the_run(moment: str) -> None:
         await far.close()
         with pytest.raises(TrainError, match="the trainer is gone: trainer ended"):
             await publishing
-    assert heard == ([ev.Published(V0)] if moment == "delivering" else [])
+    assert heard == ([ev.Published(V0, ("e0",))] if moment == "delivering" else [])
 
 
 async def test_a_trainer_that_is_late_is_asked_again() -> None:

@@ -25,14 +25,17 @@ FIXED = frozenset(
 )
 
 
-def check(config: EngineConfig, transport: str, temperature: float) -> None:
-    """Raises ConfigError for what vLLM, driven this way, does not do."""
+def check(config: EngineConfig, transport: str, temperature: float, window: int = 0, *, cpu: bool = False) -> None:
+    """Raises ConfigError for what vLLM, driven this way, does not do. `window`: tokens of prompt and completion at most."""
     problem, where, remedy = "", "", ""
     if fixed := FIXED & extra(config).keys():
         problem, where, remedy = f"{min(fixed)} is not free", "engine.extra", "use the option of Rollyard for it, or leave it out"
     elif transport == "broadcast" and config.tensor_parallel_size > 1:
         problem = "an engine on several devices takes no part in a broadcast"
         where, remedy = "weights.transport", "use shared_memory or checkpoint"
+    elif cpu and not config.url and config.step_tokens < window:
+        problem = f"on a CPU vLLM takes a prompt in one step of {config.step_tokens} tokens, and one may have {window}"
+        where, remedy = "engine.step_tokens", f"use at least {window}, or a smaller engine.window"
     elif temperature and not COOLEST <= temperature <= HOTTEST:
         problem, where = f"vLLM does not draw at a temperature of {temperature:g}", "rollout.temperature"
         remedy = f"use {COOLEST:g} to {HOTTEST:g}"
@@ -106,6 +109,8 @@ def arguments(
     if current_platform.is_cpu():
         size = _cache_bytes(architecture, config, dtype, window, engines)
         chosen |= {"enforce_eager": True, "kv_cache_memory_bytes": size}  # vLLM compiles and warms up nothing then
+        # A prompt that is cut into several steps turns back the request's generator, which a CPU's cannot: vLLM 0.32 dies.
+        chosen |= {"enable_chunked_prefill": False}
     return chosen | further
 
 

@@ -36,6 +36,7 @@ WANTED: Mapping[str, object] = {
     "policy": "priority",
     "backend": "rollyard",
     "stream_interval": 1,  # else tokens are held back while weights change
+    "cut_prompts": False,  # a CPU's generator cannot be turned back: vLLM dies of a seeded prompt that takes several steps
     "speculative": False,  # the weights of a draft model would stay as they are
     "replicas": 1,
 }
@@ -45,7 +46,7 @@ FLAGS = (
     """--weight-transfer-config '{"backend": "rollyard"}' --logprobs-mode processed_logprobs """
     "--scheduling-policy priority --generation-config vllm --enable-scale-out --enable-prompt-tokens-details"
 )
-REMEDY = f"start it with VLLM_SERVER_DEV_MODE=1 and {FLAGS}"
+REMEDY = f"start it with VLLM_SERVER_DEV_MODE=1 and {FLAGS} (on a CPU --no-enable-chunked-prefill too)"
 WHERE = "engine.url"
 
 
@@ -93,6 +94,7 @@ class _About(BaseModel):
     policy: str
     backend: str  # for weights; empty where there is none
     stream_interval: int
+    cut_prompts: bool
     speculative: bool
     replicas: int
     devices: int  # of one replica

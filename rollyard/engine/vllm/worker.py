@@ -169,6 +169,7 @@ class WorkerExtension:
             "policy": str(scheduler.policy),
             "backend": "" if config.weight_transfer_config is None else str(config.weight_transfer_config.backend),
             "stream_interval": int(scheduler.stream_interval),
+            "cut_prompts": bool(scheduler.enable_chunked_prefill) and current_platform.is_cpu(),
             "speculative": config.speculative_config is not None,
             "replicas": int(parallel.data_parallel_size),
             "devices": int(parallel.world_size),

@@ -43,7 +43,12 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     own = f"--model {folder} --host 127.0.0.1 --port {port} --dtype float32 --enforce-eager --max-model-len {WINDOW}"
     small = "--max-num-seqs 8 --kv-cache-memory-bytes 33554432 --block-size 32 --skip-tokenizer-init"
     python = interpreter(EngineConfig(kind="vllm"))
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *shlex.split(f"{own} {small} {FLAGS}")]
+    command = [
+        str(python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        *shlex.split(f"{own} {small} {FLAGS} --no-enable-chunked-prefill"),
+    ]
     variables = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": root(), "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
     log = tmp_path_factory.mktemp("log") / "server"
     with log.open("wb") as out:
@@ -60,7 +65,7 @@ def attached(url: str, folder: Path, **options: object) -> Config:
 
 
 async def attach(config: Config, name: str, folder: Path) -> Engine:
-    return worker.attach_engine(config, name, config.engine.url[0], worker.load_policy(config, folder))
+    return worker.attach_engine(config, name, config.engine.url[0], folder)
 
 
 async def test_runs_one_after_the_other(server: tuple[str, int], folder: Path) -> None:

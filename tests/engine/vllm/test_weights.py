@@ -128,6 +128,16 @@ async def test_each_tensor_that_stays_behind_is_caught_and_named(tmp_path: Path,
             await driven.sync(WeightVersion(0))
 
 
+async def test_prompts_of_more_tokens_than_a_step_are_not_cut(tied: tuple[Path, Path]) -> None:
+    """A seeded request whose prompt takes several steps would end vLLM's core on a CPU: each waits for a step with room."""
+    async with driving(configured(tied[0], step_tokens=256)) as driven:
+        asked = [
+            ask(number, [2 + (number + at) % 38 for at in range(100)], 8, temperature=1.0, ignore_eos=True) for number in range(8)
+        ]
+        found = await answers(driven.engine, asked)
+        assert [len(found[request.id].token_ids) for request in asked] == [8] * len(asked)
+
+
 async def test_an_untied_model(tmp_path: Path) -> None:
     base, moved = versions(tmp_path, tied=False)
     async with driving(configured(base)) as driven:
