@@ -39,6 +39,7 @@ SHORT = {  # short names of common options
     "--lr": "train.lr",
     "--view": "watch.view",
 }
+WIDE = 200  # columns of a table that goes to a file
 STOPPED = 130  # exit code after Ctrl-C
 
 
@@ -221,7 +222,8 @@ def _placements(given: argparse.Namespace, tell: Tell) -> int:
     if given.json:
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
     else:
-        Console().print(shown.table(result))
+        console = Console()
+        Console(width=None if console.is_terminal else WIDE).print(shown.table(result))
     return 0
 
 
@@ -229,16 +231,16 @@ async def _drive(run: Any) -> bool:
     """Run to the end. The first Ctrl-C stops cleanly and is reported; a second one ends the process at once."""
     stopped = False
 
-    def stop() -> None:
+    def stop(cause: str) -> None:
         nonlocal stopped
         if stopped:
             os._exit(STOPPED)
         stopped = True
-        run.stop("stopped by Ctrl-C")
+        run.stop(f"stopped by {cause}")
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    for number, cause in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
+        loop.add_signal_handler(number, stop, cause)
     async for _ in run:
         pass
     return stopped

@@ -167,6 +167,13 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationCut(Event):
+    """Every engine that was asked is lost."""
+
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpointed(Event):
     version: WeightVersion
 

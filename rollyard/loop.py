@@ -39,7 +39,7 @@ from rollyard.checks import check
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.environment import cache_folder, settle_environment
-from rollyard.errors import ConfigError, EngineError, RollyardError, RunFailed, TimeLimitExceeded
+from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, RunFailed, TimeLimitExceeded
 from rollyard.evaluate import Evaluator
 from rollyard.journal.folder import RunFolder, folder_of, keep_newest, make_folder
 from rollyard.journal.journal import Journal, RunRecord
@@ -300,15 +300,9 @@ class Ring:
             exact=config.place.placement == "swap",
         )
         weights = config.weights
-        schedule = Schedule(
-            config.run.steps,
-            len(stations.engines),
-            bool(stations.held_out),
-            config.eval.every,
-            config.checkpoint.every,
-            prove=weights.canary,
-            restarts=config.place.restarts if stations.relaunch else 0,
-        )
+        restarts = config.place.restarts if stations.relaunch else 0
+        steps, evaluate, every, save = config.run.steps, bool(stations.held_out), config.eval.every, config.checkpoint.every
+        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts)
         return Conductor(policy, schedule, weights.rollover, version, config.place.placement, weights.retries)
 
     # ------------------------------------------------------------------------------------------- the circle
@@ -322,8 +316,7 @@ class Ring:
             event = await self._inbox.get()
             if isinstance(event, BaseException):
                 raise event
-            if isinstance(event, ev.PromptsOffered):
-                # Handing out requests is part of generating.
+            if isinstance(event, ev.PromptsOffered):  # handing out requests is part of generating
                 with self._timeline.phase(Phase.GENERATE), self._timeline.spans.doing(Activity.PROMPTS):
                     self._happen(event)
             else:
@@ -400,7 +393,8 @@ class Ring:
     async def _restart(self, instruction: ev.Restart) -> None:
         name = instruction.engine
         try:
-            await self._stations.restart(name, self._past.append)
+            with self._timeline.spans.doing(Activity.RESTART, name):
+                await self._stations.restart(name, self._past.append)
         except (EngineError, TimeLimitExceeded) as error:
             self._inbox.put_nowait(ev.EngineDown(name, str(error)))
             return
@@ -411,8 +405,12 @@ class Ring:
         self._inbox.put_nowait(ev.EngineUp(name, engine.slots, engine.version))
 
     async def _evaluate(self, instruction: ev.Evaluate) -> None:
-        with self._timeline.phase(Phase.EVAL):
-            result = await self._evaluator.run(self._controller, self._stations.scorer, instruction.engines)
+        try:
+            with self._timeline.phase(Phase.EVAL):
+                result = await self._evaluator.run(self._controller, self._stations.scorer, instruction.engines)
+        except EngineLost:  # the last of them; whether one comes back is decided elsewhere
+            self._inbox.put_nowait(ev.EvaluationCut(instruction.version))
+            return
         self._recorder.evaluated(instruction.version, result.mean_reward, result.samples, result.unscored)
         self._inbox.put_nowait(ev.Evaluated(instruction.version))
 
@@ -471,7 +469,8 @@ class Ring:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            await self._built.aclose()
+            with self._timeline.phase(Phase.SETUP), self._timeline.spans.doing(Activity.CLOSING, "stations"):
+                await self._built.aclose()
         except Exception as error:  # noqa: BLE001 (the report comes all the same)
             _warn_about(error)
         counts, live = self._counts, 0 if self.conductor is None else self.conductor.live_tokens

@@ -42,7 +42,9 @@ class Activity(StrEnum):
     SCORE = "score"
     CHECKPOINT = "checkpoint"
     SYNC = "sync"  # weights are copied, brought near, switched to; a cache is given back or taken again
-    PROMPTS = "prompts"  # of the driver alone: prompts are read and handed out
+    PROMPTS = "prompts"  # of the driver alone, as the next two: prompts are read and handed out
+    RESTART = "restart"  # an engine that was lost is started again
+    CLOSING = "closing"  # the run is over, its processes end
     SETUP = "setup"
 
 

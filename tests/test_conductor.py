@@ -79,6 +79,10 @@ class Answers:
         self.up.discard(engine)
         self.todo = [each for each in self.todo if getattr(each, "engine", None) != engine]
         self.todo.insert(0, ev.EngineDown(engine, "killed"))
+        cut = [each for each in self.todo if isinstance(each, ev.Evaluated)]
+        if cut and not self.up:
+            self.todo = [each for each in self.todo if each not in cut]
+            self.todo.insert(1, ev.EvaluationCut(cut[0].version))
         self.loaded.pop(engine, None)
         self.closed.pop(engine, None)
 
@@ -320,15 +324,26 @@ def test_every_run_ends_with_its_books_in_order(
     deaths=st.integers(0, 4),
     restarts=st.integers(0, 2),
     faults=st.integers(0, 3),
+    evaluate=st.booleans(),
     limit=st.integers(0, 2),
     rollover=st.sampled_from(list(ev.Rollover)),
     seed=st.integers(0, 2**32),
 )
 def test_engines_that_are_lost_come_back_as_often_as_is_allowed(
-    placement, engines, deaths, restarts, faults, limit, rollover, seed
+    placement, engines, deaths, restarts, faults, evaluate, limit, rollover, seed
 ):
     run = conductor(
-        4, engines, 2, False, 0, 0, placement, limit if placement == "async" else 0, rollover, restarts=restarts, retries=faults
+        4,
+        engines,
+        2,
+        evaluate,
+        1,
+        0,
+        placement,
+        limit if placement == "async" else 0,
+        rollover,
+        restarts=restarts,
+        retries=faults,
     )
     world = Answers(run, engines, 100, seed, deaths=deaths, faults=faults)
     world.run()

@@ -6,7 +6,15 @@ import os
 
 import pytest
 
-from rollyard.environment import adopt, carried, only_devices, peer_environment, process_environment, settle_environment, settle_ray
+from rollyard.environment import (
+    adopt,
+    carried,
+    only_devices,
+    peer_environment,
+    process_environment,
+    settle_environment,
+    settle_ray,
+)
 
 NAMES = ("OMP_WAIT_POLICY", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM", "ROLLYARD_TUNED", "OMP_NUM_THREADS")
 

@@ -87,7 +87,7 @@ class Child:
         self._closed = True
         try:
             with suppress(TimeoutError, EngineLost):
-                async with asyncio.timeout(QUIT_S):
+                async with asyncio.timeout(QUIT_S if self._link.heard else 0):  # one that still starts has nothing to close
                     self._link.tell("quit")
                     await self._process.wait()
         finally:

@@ -57,6 +57,7 @@ class Line(ABC):
         self._cause: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._error: RollyardError | None = None  # what the other end ended with
         self._ready = asyncio.Event()
+        self.heard = False  # a frame has come
 
     @abstractmethod
     def _post(self, head: bytes, content: bytes) -> None:
@@ -154,6 +155,7 @@ class Line(ABC):
 
     def take(self, frame: bytes) -> None:
         """A frame has come. Raises ValueError when it is none; nothing more should be taken then."""
+        self.heard = True
         head, _, content = frame.partition(b"\n")
         try:
             self._take(json.loads(head), content)

@@ -25,6 +25,7 @@ from rollyard.events import (
     EngineUp,
     Evaluate,
     Evaluated,
+    EvaluationCut,
     Event,
     Finish,
     GenerationClosed,
@@ -104,6 +105,7 @@ class Mode:
         self._offered: WeightVersion | None = None
         self._rolled: WeightVersion | None = None  # every engine has it
         self._evaluated: WeightVersion | None = None
+        self._evaluated_before: WeightVersion | None = None
         self._unproved = schedule.prove
         self._doing = Doing.STARTING
         self._aside: Aside | None = None
@@ -125,7 +127,8 @@ class Mode:
             Published: self._on_published,
             RolloverDone: self._on_rolled_over,
             Proved: self._on_aside_done,
-            Evaluated: self._on_evaluated,
+            Evaluated: self._on_aside_done,
+            EvaluationCut: self._on_evaluation_cut,
             BatchTaken: self._on_batch,
             BatchTrained: self._on_trained,
             Checkpointed: self._on_checkpointed,
@@ -176,6 +179,7 @@ class Mode:
             self._aside, self._unproved = Aside.PROVING, False
             yield Prove(self._trained)
         elif self._evaluation_due(self._offered):
+            self._evaluated_before = self._evaluated
             self._aside, self._evaluated = Aside.EVALUATING, self._offered
             yield Evaluate(self._offered)
 
@@ -286,8 +290,10 @@ class Mode:
         self._aside = None
         return ()
 
-    def _on_evaluated(self, event: Evaluated) -> Iterable[Output]:
-        return self._on_aside_done(event)
+    def _on_evaluation_cut(self, _: EvaluationCut) -> Iterable[Output]:
+        """It is due again, once there is an engine."""
+        self._aside, self._evaluated = None, self._evaluated_before
+        return ()
 
     def _on_batch(self, signal: BatchTaken) -> Iterable[Output]:
         self._batch, self._wanted = signal, False

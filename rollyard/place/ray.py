@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,8 @@ class Cluster:
         elif address != "auto":
             await reach(address)
         self._joined = True
-        await asyncio.to_thread(_connect, address)
+        with _signals_kept():
+            await asyncio.to_thread(_connect, address)
 
     async def _start_head(self) -> str:
         """The address of a cluster on this machine. It has as many CPUs as are asked for: they only count."""
@@ -209,6 +211,20 @@ async def reach(address: str) -> None:
     except (OSError, TimeoutError) as error:
         raise ConfigError(f"nothing answers at {address} ({error or 'no connection'})", where=where, remedy=remedy) from error
     writer.close()
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself when it starts, below Python, and ends the process: who was to hear of it hears again."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    kept = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in kept.items():
+                if handler is not None:
+                    signal.signal(number, handler)
 
 
 def _connect(address: str) -> None:

@@ -27,6 +27,8 @@ class Cause(Enum):
     EVAL = "eval"
     CHECKPOINT = "checkpoint"
     PROMPTS = "prompts"
+    RESTART = "restart"
+    CLOSING = "closing"
     UNEXPLAINED = "unexplained"
 
 

@@ -183,6 +183,7 @@ def table(report: Report) -> RenderableType:
         *([("stale", lags(report.staleness))] if report.staleness else []),
         ("weights", f"{len(report.versions)} versions, {report.weights.transport}, {report.weights.bytes_copied:,} bytes copied"),
         *_arrival(report.weights),
+        *([("lost", Text("; ".join(report.lost), "bold red"))] if report.lost else []),
         ("ended", Text(report.finished.cause, "bold red" if report.finished.failed else "")),
     ]
     title = Text(f"rollyard · {report.name}", "bold")

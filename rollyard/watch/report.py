@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollyard.errors import JournalError
-from rollyard.events import Event, Instruction, Published, Score, SegmentArrived
+from rollyard.events import EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
 from rollyard.types import Canary, EngineStats, Handed, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.roofline import Operation
@@ -142,6 +142,7 @@ class Report:
     members: Counts
     weights: WeightTraffic
     versions: tuple[WeightVersion, ...]
+    lost: tuple[str, ...]
     finished: Finished
     software: Mapping[str, str]
     tokens: TokenLedger = field(default_factory=TokenLedger)
@@ -183,6 +184,7 @@ def read_report(path: Path) -> Report:
             members=Counts(**record.pop("members")),
             weights=_read_weights(record.pop("weights")),
             versions=tuple(WeightVersion(*version) for version in record.pop("versions")),
+            lost=tuple(record.pop("lost")),
             finished=Finished(**record.pop("finished")),
             tokens=TokenLedger(**record.pop("tokens")),
             staleness={int(lag): tokens for lag, tokens in record.pop("staleness").items()},
@@ -220,6 +222,7 @@ class ReportBuilder:
         self._canary: Canary | None = None
         self._probes: dict[str, int] = {}
         self._handed: list[Handed] = []
+        self._lost: list[str] = []
         self._size = 0
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
@@ -237,6 +240,10 @@ class ReportBuilder:
             self._lengths[len(entry.completion.token_ids)] += 1
         elif type(entry) is Published:
             self._versions.append(entry.version)
+        elif type(entry) is EngineDown:
+            self._lost.append(entry.cause.partition("\n")[0])
+        elif type(entry) is Restart:
+            self._lost.append(f"{entry.engine} is started again")
 
     def add_step(self, step: Step) -> None:
         self._rewards.append(step.reward_mean)
@@ -302,6 +309,7 @@ class ReportBuilder:
             members=members,
             weights=WeightTraffic(self._transport, copied, self._canary, dict(self._probes), tuple(self._handed), self._size),
             versions=tuple(self._versions),
+            lost=tuple(self._lost),
             finished=finished,
             software=software(),
             tokens=replace(tokens, recomputed=sum(engine.recomputed_tokens for engine in stats)),

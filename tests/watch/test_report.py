@@ -102,6 +102,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "members": {"admitted": 12, "trained": 6, "dropped": {"failed": 4, "context": 2}},
         "weights": {"transport": "in_place", "bytes_copied": 120, "canary": None, "probes": {}, "handed": [], "size": 0},
         "versions": [[0, 0], [1, 0]],
+        "lost": [],
         "finished": {"cause": "1 step done", "failed": False},
         "tokens": {"generated": 40, "trained": 20, "dropped": {"failed": 20}, "live": 0, "recomputed": 5},
         "staleness": {"0": 13},  # of the last step's 2 + 4 + 6 + 1 tokens with a verdict; the step before had none
