@@ -221,6 +221,8 @@ class Answers:
                 self.closed.pop(engine, None)
                 return [ev.EngineResumed(engine)]
             case ev.Evaluate(version, engines):
+                if not self.loaded:
+                    return [ev.EvaluationCut(version)]
                 assert {self.loaded[engine] for engine in engines or self.loaded} == {version.step}
                 assert not self.asleep.intersection(engines)
                 self.evaluating = set(engines or self.loaded)
