@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import importlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -27,7 +28,8 @@ from rollyard.errors import EngineLost
 from rollyard.place.line import Host, serve
 from rollyard.place.link import Link
 
-LOG_LINES, LOG_BYTES = 30, 16384  # of what it printed last, for messages
+LOG_LINES, LOG_BYTES = 30, 2**18  # of what it printed last, for messages
+ERROR = re.compile(r"\b\w*(Error|Exception): \S")
 QUIT_S = 10.0  # seconds a child may take to end by itself
 GONE_S = 1.0  # seconds between the end of the line and that of the process
 ALIVE_S = 0.5  # seconds between two looks at the parent
@@ -207,11 +209,16 @@ async def launch(
 
 
 def last_lines(log: IO[bytes], since: int = 0) -> str:
-    """The end of what was printed into a file after its first `since` bytes, for messages."""
+    """The end of what was printed into a file after its first `since` bytes, for messages.
+
+    An error that was printed before that stands in front: what came first is most often the cause of the rest.
+    """
     # Not by seeking: whoever prints may do so at the same offset.
     size = os.fstat(log.fileno()).st_size
-    tail = os.pread(log.fileno(), LOG_BYTES, max(size - LOG_BYTES, since))
-    return "".join(f"\n  | {line}" for line in tail.decode("utf-8", "replace").rstrip().splitlines()[-LOG_LINES:])
+    lines = os.pread(log.fileno(), LOG_BYTES, max(size - LOG_BYTES, since)).decode("utf-8", "replace").rstrip().splitlines()
+    earlier = next((line for line in lines[:-LOG_LINES] if ERROR.search(line)), None)
+    shown = [*([] if earlier is None else [earlier, "..."]), *lines[-LOG_LINES:]]
+    return "".join(f"\n  | {line}" for line in shown)
 
 
 def _imports(environment: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ import pytest
 import rollyard
 from rollyard.errors import ConfigError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.place import child as children
-from rollyard.place.child import Child, Children, launch
+from rollyard.place.child import Child, Children, last_lines, launch
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}  # where the hosts of these tests are found
@@ -223,3 +223,13 @@ async def test_children_are_gone_within_three_seconds_of_their_parent(what: str)
         parent.kill()
     await parent.wait()
     await eventually(lambda: not any(alive(pid) for pid in tree), 3)
+
+
+def test_the_first_error_stands_before_the_last_lines(tmp_path: Path) -> None:
+    printed = ["starting", "RuntimeError: no generator", *(f"line {number}" for number in range(40)), "ended"]
+    (tmp_path / "log").write_text("\n".join(printed))
+    with (tmp_path / "log").open("rb") as log:
+        shown = last_lines(log).split("\n  | ")[1:]
+    assert shown == ["RuntimeError: no generator", "...", *printed[-30:]]
+    with (tmp_path / "log").open("rb") as log:
+        assert "RuntimeError" not in last_lines(log, since=60)
