@@ -7,7 +7,6 @@ a new one.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rollyard.errors import NonFinite, RanksApart, TrainError
+from rollyard.meeting import held_store, own_address
 
 dist: Any = torch.distributed  # its classes written in C++ have no types
 
@@ -46,16 +46,10 @@ class Ranks:
         Raises TrainError when that is no address of this machine.
         """
         if self._store is None:
-            # torch's own store would listen on every address. Port 0: one that is free, and held from now on.
             try:
-                family, _, _, _, there = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-                listening = socket.create_server(there[:2], family=family)
+                self._store = held_store(address, limit_s)
             except OSError as error:
                 raise TrainError(f"the ranks cannot meet at {address}: {error}") from error
-            port, limit = listening.getsockname()[1], timedelta(seconds=limit_s)
-            self._store = dist.TCPStore(
-                address, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach()
-            )
         self._meetings += 1
         return f"{address}:{self._store.port}/{self._meetings}"
 
@@ -127,7 +121,7 @@ class Ranks:
             options._timeout = limit
             self._group = dist.ProcessGroupNCCL(prefixed, self.rank, self.size, options)
         else:
-            own = host if self.rank == 0 else _own_address(host, int(port))
+            own = host if self.rank == 0 else own_address(host, int(port))
             gloo = dist.ProcessGroupGloo._Options()
             gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
             gloo._timeout = limit
@@ -160,11 +154,3 @@ def _problem(call: Callable[[], object]) -> str:
         lines = str(error).strip().splitlines()  # torch's messages go on with stack traces
         return lines[0] if lines else type(error).__name__
     return ""
-
-
-def _own_address(host: str, port: int) -> str:
-    """Of this machine, as it is seen on the way to `host`. Nothing is sent."""
-    family, kind, _, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as line:
-        line.connect(there)
-        return str(line.getsockname()[0])

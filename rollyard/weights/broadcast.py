@@ -7,7 +7,6 @@ cannot be interrupted from inside: after a failure both sides leave the group, a
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollyard.errors import WeightSyncError
+from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
+from rollyard.meeting import held_store, own_address
 from rollyard.protocols import Device
 from rollyard.types import Activity, Manifest, TensorInfo, WeightVersion
 from rollyard.weights.flat import Prepared, check, fill, fingerprints, once_more, taken, views
@@ -108,10 +108,12 @@ class BroadcastPublisher:
         """One call on the device: nobody can change a tensor between what is offered and the end of the copy."""
         found = self._source.whole(version)
         if self._store is None:
-            # Port 0: the system chooses one that is free, and the store holds it.
-            self._store = dist.TCPStore(
-                self._address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=self._limit_s)
-            )
+            try:
+                self._store = held_store(self._address, self._limit_s)
+            except OSError as error:
+                remedy = "give an address of the trainer's machine"
+                problem = f"engines cannot meet at {self._address}: {error}"
+                raise ConfigError(problem, where="weights.address", remedy=remedy) from error
         manifest = Manifest(version, self._source.infos, self._layout.size, fingerprints=fingerprints(found))
         self._holds = None
         offer(manifest)
@@ -220,7 +222,7 @@ class BroadcastReceiver:
             members = tuple(names.split(","))
             limit = timedelta(seconds=self._limit_s)
             store = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
-            rank, own = members.index(self._engine) + 1, _own_address(host, int(port))
+            rank, own = members.index(self._engine) + 1, own_address(host, int(port))
             self._group = Group(store, int(number), members, rank, self._device, own, self._limit_s)
             self._source = source
         return self._group
@@ -334,14 +336,6 @@ def _problem(broadcasting: Callable[[], Iterator[str]]) -> str:
     except (RuntimeError, ValueError, OSError) as error:
         return f"{step}: {_short(error)}"
     return ""
-
-
-def _own_address(host: str, port: int) -> str:
-    """Of this machine, as it is seen on the way to `host`. Nothing is sent."""
-    family, kind, _, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as line:
-        line.connect(there)
-        return str(line.getsockname()[0])
 
 
 def _short(error: Exception) -> str:

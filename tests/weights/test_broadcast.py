@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from rollyard.errors import ConfigError
 from rollyard.model.folder import load
 from rollyard.place.inline import DeviceThread
 from rollyard.types import WeightVersion
@@ -79,3 +80,13 @@ def test_a_process_ends_while_a_broadcast_waits_for_an_engine(tmp_path: Path) ->
     command = [sys.executable, "-c", code, str(tiny_folder(tmp_path)), str(Path(__file__).parents[2])]
     ended = subprocess.run(command, check=False, timeout=80, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("address", ["203.0.113.9", "no.such.machine.invalid"])
+async def test_an_address_that_is_none_of_this_machine(tmp_path: Path, address: str) -> None:
+    device = DeviceThread(lambda: torch.set_num_threads(1))
+    publisher = BroadcastPublisher(Source.of(load(tiny_folder(tmp_path))), device, address, 5.0)
+    with pytest.raises(ConfigError, match=rf"weights\.address: engines cannot meet at {address}"):
+        await publisher.publish(WeightVersion(0), ("e0",))
+    publisher.close()
+    device.close()
