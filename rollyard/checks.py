@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollyard import worker
+from rollyard import hosts, worker
 from rollyard.config import Config, EngineConfig
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
@@ -30,7 +30,7 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     check_columns(worker.reward_of(config, reward), columns)
     check_window(config, architecture)
     if config.place.apart and not config.engine.url:
-        worker.interpreter(config.engine)
+        hosts.interpreter(config.engine)
     if config.engine.kind == "vllm":
         transport, window = worker.transport_of(config), worker.window_of(config, architecture)
         vllm.check(config.engine, transport, config.rollout.temperature, window, cpu=worker.device_of(config) == "cpu")

@@ -19,6 +19,7 @@ from rollyard import worker
 from rollyard.config import Config
 from rollyard.environment import only_devices
 from rollyard.events import EngineId
+from rollyard.hosts import HostOrder, Launch, attach_engine, launch_engine, launch_host, remote_engine
 from rollyard.model.architecture import Architecture
 from rollyard.place.child import Children
 from rollyard.place.inline import DeviceThread
@@ -144,7 +145,7 @@ class Builder:
         for host in away:
             await self._build_away(host)
 
-    async def _launchers(self, hosts: Sequence[Host], away: Sequence[Host]) -> dict[str, worker.Launch]:
+    async def _launchers(self, hosts: Sequence[Host], away: Sequence[Host]) -> dict[str, Launch]:
         """What starts each host that is not here, by name: on devices, or in a bundle, of its own."""
         config = self._config
         if config.place.runtime == "inline":
@@ -186,8 +187,8 @@ class Builder:
         if host.rank is None and host.engine is not None:
             found.engines[host.engine] = await self._engine(host.engine)
             return
-        order = worker.HostOrder(config, host, self._folder.resolve(), self._scratch.resolve())
-        channel = await worker.launch_host(order, self._launches[host.name])
+        order = HostOrder(config, host, self._folder.resolve(), self._scratch.resolve())
+        channel = await launch_host(order, self._launches[host.name])
         if host.engine is None:
             self._built.push_async_callback(channel.close)
         await self._reach(host, channel)
@@ -196,9 +197,9 @@ class Builder:
         """One with a process of its own: a new one, or a server that is running."""
         config = self._config
         if not config.engine.url:
-            return await worker.launch_engine(config, name, self._folder, self._launches[name])
+            return await launch_engine(config, name, self._folder, self._launches[name])
         number = int(name.rpartition("-")[2])
-        return worker.attach_engine(config, name, config.engine.url[number], self._folder)
+        return attach_engine(config, name, config.engine.url[number], self._folder)
 
     async def _reach(self, host: Host, channel: Channel) -> None:
         """The stations of another process."""
@@ -216,7 +217,7 @@ class Builder:
             found.spans.append((host.name, TRAINER, trainer.spans))
             channel.ready()
         else:
-            found.engines[host.engine] = worker.remote_engine(config, host.engine, channel)
+            found.engines[host.engine] = remote_engine(config, host.engine, channel)
             found.spans.append((host.name, TRAINER, found.engines[host.engine].spans))
             found.handoffs[host.engine] = RemoteHandoff(channel, limit)
 
@@ -284,8 +285,6 @@ def _devices(hosts: Sequence[Host], *, first: bool) -> list[range]:
     return found
 
 
-def _on_devices(
-    launch: worker.Launch, numbers: range, *args: Any, environment: Mapping[str, str], **named: Any
-) -> Awaitable[Channel]:
+def _on_devices(launch: Launch, numbers: range, *args: Any, environment: Mapping[str, str], **named: Any) -> Awaitable[Channel]:
     """Start a process that sees these GPUs alone."""
     return launch(*args, environment={**environment, **only_devices(numbers)}, **named)

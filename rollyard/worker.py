@@ -1,4 +1,4 @@
-"""Builds ONE station from the config, or what one other process hosts, and serves it there.
+"""Builds ONE station from the config.
 
 torch is imported only when a station needs it.
 """
@@ -6,32 +6,22 @@ torch is imported only when a station needs it.
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter
-
-from rollyard.config import Config, EngineConfig
+from rollyard.config import Config
 from rollyard.engine.capabilities import CAPABILITIES
-from rollyard.engine.host import serve
-from rollyard.engine.remote import RemoteEngine
-from rollyard.engine.vllm import arguments as vllm
-from rollyard.environment import engine_keys, process_environment
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event
 from rollyard.model.architecture import Architecture
 from rollyard.model.machine import Machine, measure
-from rollyard.place import child
-from rollyard.place.inline import DeviceThread
-from rollyard.place.layout import Host, Roles
+from rollyard.place.layout import Roles
 from rollyard.prompts.open import open_prompts
-from rollyard.protocols import Channel, Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer
+from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer
 from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_function
 from rollyard.types import Prompt, Sampling, WeightVersion
 from rollyard.watch.timeline import Timeline
@@ -39,8 +29,6 @@ from rollyard.watch.timeline import Timeline
 if TYPE_CHECKING:
     import torch
 
-    from rollyard.engine.http import Client
-    from rollyard.engine.vllm.core import Core
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.model.transformer import CausalLM
     from rollyard.train.trainer import ReferenceTrainer
@@ -277,195 +265,3 @@ def devices_there(config: Config) -> int | None:
 def trains_here(config: Config) -> bool:
     """Is the trainer in this very process?"""
     return config.place.runtime == "inline" and config.place.train == 1 and config.place.placement != "swap"
-
-
-# ------------------------------------------------------------------------------------------- in other processes
-
-Launch = Callable[..., Awaitable[Channel]]  # of protocols.Launcher
-
-
-@dataclass(frozen=True, slots=True)
-class HostOrder:
-    """All that another process needs to build a trainer, and an engine beside it that decodes with its parameters."""
-
-    config: Config
-    host: Host
-    folder: Path  # of the model
-    scratch: Path  # the run's
-
-
-async def launch_host(order: HostOrder, launch: Launch) -> Channel:
-    """Start a process with a trainer. Raises EngineLost when it cannot be started."""
-    content = TypeAdapter(HostOrder).dump_json(order)
-    environment = process_environment()
-    return await launch("rollyard.worker:serve_host", content, name=order.host.name, environment=environment)
-
-
-async def serve_host(channel: Channel, order: bytes) -> None:
-    """What it runs: build the trainer, and the engine if there is one; serve them until the line ends."""
-    from rollyard.train import host as trainers
-    from rollyard.watch.spans import telling
-    from rollyard.weights import host as weights
-
-    ordered = TypeAdapter(HostOrder).validate_json(order)
-    config, engine, device = ordered.config, ordered.host.engine, DeviceThread()
-    with ExitStack() as built:
-        built.callback(device.close)
-        await device.run(set_threads, threads_of(config, Architecture.from_folder(ordered.folder)))
-        policy = await device.run(load_policy, config, ordered.folder)
-        trainer = await device.run(build_trainer, config, policy, device, WeightVersion(0))
-        publisher = build_publisher(config, policy, device, ordered.scratch)
-        built.callback(publisher.close)
-        trainers.serve(trainer, channel, device.spans)
-        weights.serve(publisher, build_evidence(policy, device), channel)
-        if config.place.placement == "swap":
-            assert engine is not None, "a half has an engine"
-            handoff = build_handoff(config, engine, policy, trainer, device)
-            built.callback(handoff.close)
-            weights.serve_handoff(handoff, channel)
-        if engine is not None:
-            build = partial(build_engine, config, engine, policy, device, cast(Receiver, publisher))
-            await serve(await device.run(build), channel)
-            return
-        channel.ready()
-        async with telling(device.spans, channel):
-            await channel.ended()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOrder:
-    """All that a child needs to build its engine."""
-
-    config: Config
-    id: EngineId
-    folder: Path  # of the model; the child works in the same folder as its parent
-
-
-def interpreter(engine: EngineConfig) -> Path | None:
-    """What runs an engine in its own process: the one that is named, vLLM's environment, or this one (None).
-
-    Raises ConfigError when it is not there, or vLLM has no environment.
-    """
-    if engine.python:
-        found = shutil.which(engine.python)
-        if found is None:
-            raise ConfigError(f"{engine.python!r} is no program", where="engine.python", remedy="give the path of an interpreter")
-        return Path(found)
-    if engine.kind != "vllm":
-        return None
-    python = Path(__file__).parents[1] / "benchmarks" / ".venvs" / "vllm" / "bin" / "python"
-    if not python.exists():
-        problem = f"vLLM has no environment ({python} is not there)"
-        remedy = "run make vllm in a clone of Rollyard, or name an interpreter that has vllm, sortedcontainers and tomli_w"
-        raise ConfigError(problem, where="engine.python", remedy=remedy)
-    return python
-
-
-async def launch_engine(config: Config, id_: EngineId, folder: Path, launch: Launch = child.launch) -> RemoteEngine:
-    """Start an engine in a process of its own. Raises EngineLost when that cannot be started."""
-    order = TypeAdapter(EngineOrder).dump_json(EngineOrder(config, id_, folder))
-    environment = process_environment()
-    if config.engine.kind == "vllm":
-        threads = threads_of(config, Architecture.from_folder(folder))
-        environment |= vllm.environment(config.engine, threads, cpu=config.place.device == "cpu")
-    target, python = "rollyard.worker:serve_engine", interpreter(config.engine)
-    channel = await launch(target, order, name=f"engine {id_}", python=python, environment=environment)
-    return remote_engine(config, id_, channel)
-
-
-def remote_engine(config: Config, id_: EngineId, channel: Channel) -> RemoteEngine:
-    """The engine at the other end of a line."""
-    start_s, limit = config.engine.start_s, config.weights.limit_s
-    return RemoteEngine(id_, channel, CAPABILITIES[config.engine.kind], start_s=start_s, sync_s=limit, drain_s=DRAIN_S)
-
-
-def attach_engine(config: Config, id_: EngineId, url: str, folder: Path) -> Engine:
-    """An engine that is a running server."""
-    from rollyard.engine.http import Client
-    from rollyard.engine.sglang.engine import SGLangEngine
-    from rollyard.model.tokenizer import Tokenizer
-
-    shape, engine = Architecture.from_folder(folder), config.engine
-    client = Client(url, engine_keys())
-    if engine.kind == "vllm":
-        return _vllm_engine(EngineOrder(config, id_, folder.resolve()), client)
-    return SGLangEngine(
-        id_,
-        client,
-        shape,
-        Tokenizer(folder),
-        slots=engine.slots,
-        window=window_of(config, shape),
-        start_s=engine.start_s,
-        sync_s=config.weights.limit_s,
-        drain_s=DRAIN_S,
-    )
-
-
-async def serve_engine(channel: Channel, order: bytes) -> None:
-    """What the child runs: build the engine, serve it until the line ends."""
-    ordered = TypeAdapter(EngineOrder).validate_json(order)
-    vllm_ = ordered.config.engine.kind == "vllm"
-    await serve(_vllm_engine(ordered) if vllm_ else await _embedded_engine(ordered), channel)
-
-
-async def _embedded_engine(ordered: EngineOrder) -> Engine:
-    """An engine whose parameters are its own; they come with the first load."""
-    import torch
-
-    from rollyard.model.tokenizer import Tokenizer
-    from rollyard.model.transformer import CausalLM
-
-    config, id_, folder = ordered.config, ordered.id, ordered.folder
-    shape = Architecture.from_folder(folder)
-    device = DeviceThread()
-    await device.run(set_threads, threads_of(config, shape))
-    model = CausalLM(shape, getattr(torch, config.model.dtype), device_of(config))
-    receiver = build_receiver(config, id_, model, model.head_weight.device)
-    build = partial(build_engine, config, id_, Policy(model, Tokenizer(folder), folder), device, receiver, sole=True)
-    return await device.run(build)  # there, since it may compile
-
-
-def _vllm_engine(ordered: EngineOrder, running: Client | None = None) -> Engine:
-    """vLLM below this process, as its engine or as its server; or a server that is running."""
-    from rollyard.engine.vllm.engine import VllmEngine
-
-    shape = Architecture.from_folder(ordered.folder)
-    return VllmEngine(
-        ordered.id,
-        _vllm_core(ordered, shape, running),
-        ordered.folder,
-        shape,
-        slots=ordered.config.engine.slots,
-        window=window_of(ordered.config, shape),
-        receiver="rollyard.worker:vllm_receiver",
-        order=TypeAdapter(EngineOrder).dump_json(ordered).decode(),
-    )
-
-
-def _vllm_core(ordered: EngineOrder, shape: Architecture, running: Client | None) -> Core:
-    from rollyard.engine.http import Client
-    from rollyard.engine.vllm.local import LocalCore
-    from rollyard.engine.vllm.server import OwnServer, ServerCore
-
-    config, engine, window = ordered.config, ordered.config.engine, window_of(ordered.config, shape)
-    dtype = config.model.dtype if engine.dtype == "model" else engine.dtype
-    arguments = partial(vllm.arguments, ordered.folder, shape, engine, dtype, window, config.place.generate)
-    if running is None and not engine.server:
-        return LocalCore(arguments)
-    own = None if running is not None else OwnServer(arguments, process_environment())
-    client = running or Client("http://vllm", socket=own.socket if own is not None else "")
-    limits, one_device = config.weights.limit_s, transport_of(config) == "broadcast"
-    return ServerCore(client, start_s=engine.start_s, sync_s=limits, window=window, one_device=one_device, own=own)
-
-
-def vllm_receiver(order: str, device: torch.device) -> Receiver:
-    """Called inside vLLM's worker, by its name: the engine's side of the transport there."""
-    import torch
-
-    from rollyard.model.transformer import CausalLM
-
-    ordered = TypeAdapter(EngineOrder).validate_json(order)
-    config = ordered.config
-    nowhere = CausalLM(Architecture.from_folder(ordered.folder), getattr(torch, config.model.dtype), "meta")
-    return build_receiver(config, ordered.id, nowhere, device)

@@ -10,7 +10,7 @@ from rollyard.config import Config
 from rollyard.watch.report import Report
 
 BASE = {"steps": 3, "batch": 8, "width": 32, "feed_forward": 64, "heads": 2, "layers": 1}
-ENGINE, HOST = "rollyard.worker:serve_engine", "rollyard.worker:serve_host"  # what other processes run
+ENGINE, HOST = "rollyard.hosts:serve_engine", "rollyard.hosts:serve_host"  # what other processes run
 
 Curve = list[tuple[int, list[tuple[object, ...]], float, float]]  # step, rollouts, loss, norm of the gradients
 

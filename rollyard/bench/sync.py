@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rollyard import worker
+from rollyard import hosts, worker
 from rollyard.bench.consumer import LIMIT, dist, gloo
 from rollyard.bench.result import Figure, Measured, Result, Side
 from rollyard.bench.setting import Setting
@@ -235,7 +235,7 @@ async def bench(setting: Setting, tell: Tell) -> Result:
             tell(f"{name}: starting an engine")
             publisher = worker.build_publisher(config, policy, device, folder)
             stack.callback(publisher.close)
-            engine = await worker.launch_engine(config, f"engine-{name}", setting.model)
+            engine = await hosts.launch_engine(config, f"engine-{name}", setting.model)
             stack.push_async_callback(engine.close)
             await engine.start()
             transports.append(Transport(name, publisher, engine))

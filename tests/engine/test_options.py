@@ -11,8 +11,8 @@ from rollyard.config import Config
 from rollyard.engine.options import HEEDED, check_options
 from rollyard.engine.vllm import arguments as vllm
 from rollyard.errors import ConfigError
+from rollyard.hosts import interpreter
 from rollyard.layers import resolve
-from rollyard.worker import interpreter
 
 SEPARATE = {"place.placement": "separate"}
 VLLM = SEPARATE | {"engine.kind": "vllm"}

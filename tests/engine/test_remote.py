@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard import worker
+from rollyard import hosts
 from rollyard.config import Config, EngineConfig, PlaceConfig
 from rollyard.engine import wire
 from rollyard.engine.capabilities import CAPABILITIES
@@ -245,7 +245,7 @@ async def test_closing_an_engine_in_its_process_ends_what_runs() -> None:
 
 async def test_a_mistake_that_only_the_engine_can_find_is_told_as_one(tmp_path: Path) -> None:
     config = Config(engine=EngineConfig(window=10**6), place=PlaceConfig(placement="separate", threads=1))
-    engine = await worker.launch_engine(config, "engine-0", tiny_folder(tmp_path))
+    engine = await hosts.launch_engine(config, "engine-0", tiny_folder(tmp_path))
     try:
         with pytest.raises(ConfigError) as mistake:
             await engine.start()

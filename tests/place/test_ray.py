@@ -20,7 +20,7 @@ import pytest_asyncio
 from pydantic import TypeAdapter
 
 import rollyard
-from rollyard import worker
+from rollyard import hosts
 from rollyard.config import Config, EngineConfig, PlaceConfig, WeightsConfig
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.remote import RemoteEngine
@@ -406,10 +406,10 @@ async def test_an_engine_in_an_actor_writes_what_one_in_a_child_writes(cluster: 
         place=PlaceConfig(placement="separate", threads=1, device="cpu"),
         weights=WeightsConfig(transport="checkpoint"),
     )
-    order = TypeAdapter(worker.EngineOrder).dump_json(worker.EngineOrder(config, "engine-0", folder))
+    order = TypeAdapter(hosts.EngineOrder).dump_json(hosts.EngineOrder(config, "engine-0", folder))
     written = []
     for number, launcher in enumerate((Children(), cluster)):
-        channel = await launcher.launch("rollyard.worker:serve_engine", order, name="engine-0", environment=ENVIRONMENT)
+        channel = await launcher.launch("rollyard.hosts:serve_engine", order, name="engine-0", environment=ENVIRONMENT)
         written.append(await written_by(channel, config, folder, tmp_path / f"scratch-{number}"))
     assert written[0] == written[1]
     assert all(len(tokens) == 20 for tokens, _ in written[0])

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rollyard import worker
+from rollyard import hosts, worker
 from rollyard.config import Config, EngineConfig, PlaceConfig, WeightsConfig
 from rollyard.model.folder import load
 from rollyard.place.inline import DeviceThread
@@ -65,7 +65,7 @@ async def freezing(channel: Channel, order: bytes) -> None:
 
     worker.build_receiver = wrapped  # type: ignore[assignment]
     channel.handle("freeze", freeze)
-    await worker.serve_engine(channel, order)
+    await hosts.serve_engine(channel, order)
 
 
 def killed(folder: Path, scratch: Path) -> None:
@@ -75,7 +75,7 @@ def killed(folder: Path, scratch: Path) -> None:
 
 async def _killed(folder: Path, scratch: Path) -> None:
     model, device, version = load(folder), DeviceThread(), WeightVersion(0)
-    engine = await worker.launch_engine(config(transport="shared_memory"), "e0", folder)
+    engine = await hosts.launch_engine(config(transport="shared_memory"), "e0", folder)
     await engine.start()
     shared = SharedMemoryPublisher(Source.of(model), device)
     others = [

@@ -16,7 +16,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from rollyard import worker
+from rollyard import hosts
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.remote import RemoteEngine
 from rollyard.errors import WeightSyncError
@@ -44,8 +44,8 @@ V0 = WeightVersion(0)
 @pytest.mark.slow
 async def test_each_tensor_that_stays_behind_in_another_process_is_caught_and_named(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path, layers=1, tied=False)
-    order = worker.EngineOrder(config(transport="shared_memory"), "e0", folder)
-    target, content = "tests.weights.hosts:freezing", TypeAdapter(worker.EngineOrder).dump_json(order)
+    order = hosts.EngineOrder(config(transport="shared_memory"), "e0", folder)
+    target, content = "tests.weights.hosts:freezing", TypeAdapter(hosts.EngineOrder).dump_json(order)
     child = await launch(target, content, name="engine e0", environment=ENVIRONMENT)
     engine = RemoteEngine("e0", child, CAPABILITIES["embedded"], start_s=60.0, sync_s=60.0, drain_s=60.0)
     model, device = load(folder), DeviceThread(lambda: torch.set_num_threads(1))

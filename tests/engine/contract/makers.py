@@ -18,7 +18,7 @@ from random import Random
 import pytest
 import torch
 
-from rollyard import worker
+from rollyard import hosts
 from rollyard.config import Config, EngineConfig, PlaceConfig, WeightsConfig
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.embedded.engine import EmbeddedEngine
@@ -196,7 +196,7 @@ async def child(folder: Path, scratch: Path, options: Options, **engine_options:
         weights=WeightsConfig(transport="shared_memory", limit_s=60),
     )
     async with sending(folder, _shared_memory) as sender:
-        engine = await worker.launch_engine(config, "child", folder)
+        engine = await hosts.launch_engine(config, "child", folder)
         try:
             await engine.start()
             yield sender.served(engine)

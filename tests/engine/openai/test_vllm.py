@@ -20,9 +20,9 @@ from rollyard.engine.openai.engine import OpenAIEngine
 from rollyard.engine.openai.failure import ServerError
 from rollyard.engine.openai.limits import Limits
 from rollyard.environment import process_environment
+from rollyard.hosts import interpreter
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.types import FinishReason, RequestId, Sampling, WeightVersion
-from rollyard.worker import interpreter
 from tests.engine.contract.model import PROMPTS, WINDOW, Model, model_folder, model_of, text
 from tests.engine.embedded.serving import Written, answers, ask, collect
 

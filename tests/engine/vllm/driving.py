@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from rollyard import worker
+from rollyard import hosts, worker
 from rollyard.config import Config, EngineConfig
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.remote import RemoteEngine
 from rollyard.engine.vllm.arguments import environment
 from rollyard.environment import process_environment
 from rollyard.events import Rollover
+from rollyard.hosts import interpreter
 from rollyard.layers import resolve
 from rollyard.place.child import launch
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Publisher
 from rollyard.types import Completion, FinishReason, Manifest, Request, Segment, VersionSpan, WeightVersion
-from rollyard.worker import interpreter
 from tests.engine.embedded.serving import Written, answers
 from tests.tiny import tiny_folder
 
@@ -108,7 +108,7 @@ def _completion(request: Request, written: Written) -> Completion:
 
 async def launched(serve: str, config: Config, name: str, folder: Path) -> RemoteEngine:
     """An engine in a child that runs `serve`, one of `receivers`."""
-    order = TypeAdapter(worker.EngineOrder).dump_json(worker.EngineOrder(config, name, folder))
+    order = TypeAdapter(hosts.EngineOrder).dump_json(hosts.EngineOrder(config, name, folder))
     variables = process_environment() | environment(config.engine, 1, cpu=True) | {"PYTHONPATH": root()}
     target, python = f"tests.engine.vllm.receivers:{serve}", interpreter(config.engine)
     child = await launch(target, order, name=name, python=python, environment=variables)
@@ -119,7 +119,7 @@ Launch = Callable[[Config, str, Path], Awaitable[RemoteEngine]]
 
 
 @asynccontextmanager
-async def driving(config: Config, *, loaded: bool = True, launch: Launch = worker.launch_engine) -> AsyncIterator[Driven]:
+async def driving(config: Config, *, loaded: bool = True, launch: Launch = hosts.launch_engine) -> AsyncIterator[Driven]:
     """An engine that was started, and given the trainer's parameters as version 0 when `loaded`."""
     folder = Path(config.model.path)
     device = DeviceThread(lambda: torch.set_num_threads(1))

@@ -10,7 +10,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from rollyard import worker
+from rollyard import hosts
 from rollyard.engine.host import serve as serve_engine
 from rollyard.engine.vllm.arguments import arguments
 from rollyard.engine.vllm.engine import VllmEngine
@@ -44,7 +44,7 @@ class Breaking:
 
 
 def breaking(order: str, device: torch.device) -> Receiver:
-    return Breaking(worker.vllm_receiver(order, device))
+    return Breaking(hosts.vllm_receiver(order, device))
 
 
 class Told(Freezing):
@@ -65,7 +65,7 @@ def told(folder: Path) -> Path:
 
 
 def freezing(order: str, device: torch.device) -> Receiver:
-    return Told(worker.vllm_receiver(order, device), told(TypeAdapter(worker.EngineOrder).validate_json(order).folder))
+    return Told(hosts.vllm_receiver(order, device), told(TypeAdapter(hosts.EngineOrder).validate_json(order).folder))
 
 
 async def serve_breaking(channel: Channel, order: bytes) -> None:
@@ -77,7 +77,7 @@ async def serve_freezing(channel: Channel, order: bytes) -> None:
 
 
 async def _serve(channel: Channel, order: bytes, receiver: str) -> None:
-    ordered = TypeAdapter(worker.EngineOrder).validate_json(order)
+    ordered = TypeAdapter(hosts.EngineOrder).validate_json(order)
     shape = Architecture.from_folder(ordered.folder)
     config = ordered.config
     core = LocalCore(partial(arguments, ordered.folder, shape, config.engine, config.model.dtype, shape.window, 1))

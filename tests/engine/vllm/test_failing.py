@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rollyard import worker
+from rollyard import hosts
 from rollyard.errors import EngineError, EngineLost, WeightSyncError
 from rollyard.types import RequestId, WeightVersion
 from tests.engine.embedded.serving import answers, ask
@@ -67,7 +67,7 @@ async def test_the_end_of_the_core_is_noticed_while_nothing_runs(driven: Driven)
 
 
 async def test_an_engine_that_does_not_start_says_why(folder: Path) -> None:
-    engine = await worker.launch_engine(
+    engine = await hosts.launch_engine(
         configured(folder, extra='{"block_size": 32, "quantization": "nonsense"}'), "engine-0", folder
     )
     try:
@@ -85,7 +85,7 @@ from tests.engine.vllm.driving import configured
 
 async def main():
     folder = Path(sys.argv[1])
-    engine = await worker.launch_engine(configured(folder), "engine-0", folder)
+    engine = await hosts.launch_engine(configured(folder), "engine-0", folder)
     await engine.start()
     print(engine._channel.pid, flush=True)
     await asyncio.sleep(600)

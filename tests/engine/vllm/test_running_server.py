@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from rollyard import worker
+from rollyard import hosts
 from rollyard.config import Config, EngineConfig
 from rollyard.engine.vllm.server import FLAGS
 from rollyard.environment import process_environment
 from rollyard.errors import ConfigError, EngineLost
 from rollyard.events import Rollover
+from rollyard.hosts import interpreter
 from rollyard.protocols import Engine
 from rollyard.types import RequestId, WeightVersion
-from rollyard.worker import interpreter
 from tests.engine.embedded.serving import answers, ask
 from tests.engine.vllm.driving import WINDOW, configured, driving, gone, group_of, model_folder, root
 
@@ -65,7 +65,7 @@ def attached(url: str, folder: Path, **options: object) -> Config:
 
 
 async def attach(config: Config, name: str, folder: Path) -> Engine:
-    return worker.attach_engine(config, name, config.engine.url[0], folder)
+    return hosts.attach_engine(config, name, config.engine.url[0], folder)
 
 
 async def test_runs_one_after_the_other(server: tuple[str, int], folder: Path) -> None:

@@ -1,0 +1,372 @@
+"""The loop: the ring of stations with the conductor in their midst.
+
+      prompts ──> rollout ──> reward ──> advantage ──> batch ──> train
+         ^          │  ^                                           │
+         │          v  │ segments                                  v
+         │         engine <─────────────── weights <────────── new version
+         │
+         └── admission, as the staleness limit allows
+
+    station    consumes        waits for                         unblocked by            produces
+    prompts    FetchPrompts    room under the staleness limit    batch taken or trained  PromptsOffered
+    engine     Generate        a free slot, an allowed version   finish, EngineLoaded    SegmentArrived
+    reward     Score           nothing                           -                       Scored
+    train      Train           B ready groups, engines asleep    Scored, EngineSlept     BatchTrained
+    weights    Publish, Load   the optimizer step                BatchTrained            Published, EngineLoaded
+                               (Prepare: nothing, beside generation)
+    evaluate   Evaluate        every engine at the version       EngineResumed           Evaluated
+
+Everything that happens comes back as an event in one inbox; the conductor answers with instructions; the loop starts
+them and decides nothing. An exception in any of them ends the run, with the report so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rollyard import events as ev
+from rollyard import worker
+from rollyard.advantage.group import advantages
+from rollyard.batch.sample import shards
+from rollyard.conductor import Conductor
+from rollyard.config import Config
+from rollyard.environment import cache_folder
+from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded
+from rollyard.evaluate import Evaluator
+from rollyard.journal.folder import RunFolder, keep_newest
+from rollyard.model.architecture import Architecture
+from rollyard.place.inline import DeviceThread
+from rollyard.place.mode import Schedule
+from rollyard.protocols import Engine, Trainer
+from rollyard.reward.function import RewardFunction
+from rollyard.rollout.controller import Controller
+from rollyard.rollout.core import RolloutPolicy
+from rollyard.rollout.state import Counts as CoreCounts
+from rollyard.stations import Builder, Stations
+from rollyard.types import Activity, EngineStats, Group, TrainStats, WeightVersion
+from rollyard.warmup import base_policy
+from rollyard.watch.accounts import ENGINE
+from rollyard.watch.recorder import Recorder
+from rollyard.watch.report import Counts, Report, TokenLedger
+from rollyard.watch.step import Step
+from rollyard.watch.timeline import Phase, Timeline
+from rollyard.weights.remote import hand_over
+
+REFRESH_S = 0.2  # seconds between two pictures of the run
+
+Inbox = asyncio.Queue[ev.Event | BaseException]
+
+
+class Stopped(Exception):
+    """The run was stopped before its first step."""
+
+
+class Ring:
+    """The stations of one run, and the conductor in their midst."""
+
+    def __init__(self, config: Config, folder: RunFolder, timeline: Timeline, recorder: Recorder, inbox: Inbox) -> None:
+        self._config = config
+        self._folder = folder
+        self._timeline = timeline
+        self._recorder = recorder
+        self._inbox = inbox
+        self._device = DeviceThread()
+        self._activity = "starting"
+        self._tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._refresh())}
+        self._built = AsyncExitStack()  # closes what was built so far, the last first
+        self._built.callback(self._device.close)
+        self.conductor: Conductor | None = None
+        self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
+        self._saved: WeightVersion | None = None
+        self._past: list[EngineStats] = []  # of engines that were lost
+        self._learned: ev.EngineId | None = None  # the half that trained last
+        self._finished = False
+        self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
+            ev.Train: self._train,
+            ev.HandOver: self._hand_over,
+            ev.Restart: self._restart,
+            ev.Evaluate: self._evaluate,
+            ev.Checkpoint: self._checkpoint,
+        }
+
+    # ------------------------------------------------------------------------------------------- the start
+
+    async def build(self, reward: RewardFunction | None, stopping: Callable[[], str]) -> None:
+        """Build every station and the conductor. Raises ConfigError for what only loading shows.
+
+        Whatever ends it half way, `close` closes what was built.
+        """
+        config, device = self._config, self._device
+        if worker.trains_here(config):
+            worker.begin(config)
+        folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
+        self._activity = "loading the model"
+        shape = Architecture.from_folder(folder)
+        await device.run(worker.set_threads, worker.threads_of(config, shape))
+        self._recorder.works(shape, *await device.run(worker.measure_machine, config))
+        self._stations = await Builder(config, folder, self._folder.path, device, self._built).build(reward)
+        await self._join()
+
+    async def take(self, stations: Stations) -> None:
+        """Use stations that somebody else made. They are closed as if they had been built here."""
+        self._stations = stations
+        self._built.push_async_callback(stations.scorer.close)
+        closings = [station.close for station in stations.engines.values()]
+        closings += [trainer.close for trainer in stations.trainers.values()]
+        for closing in closings:
+            self._built.push_async_callback(closing)
+        await self._join()
+
+    async def _join(self) -> None:
+        """The shells around the conductor, between it and the stations."""
+        config, stations = self._config, self._stations
+        sampling, seed = worker.sampling_of(config), config.run.seed
+        self._evaluator = Evaluator(stations.held_out, sampling, stations.window, config.eval.samples, seed)
+        post = self._inbox.put_nowait
+        self._controller = Controller(
+            stations.engines, stations.source, stations.scorer, stations.text, post, post, self._timeline
+        )
+        self._built.push_async_callback(self._rescue)
+        self._built.push_async_callback(self._controller.close)
+        self._sync = worker.build_sync(
+            config,
+            stations.publishers,
+            stations.evidence,
+            stations.engines,
+            lambda engine, asked: self._controller.complete(asked, (engine,)),
+            post,
+            self._timeline,
+            self._recorder,
+        )
+        self._actions |= self._sync.actions
+        self.conductor = self._conduct(WeightVersion(0))
+        for name, role, spans in stations.spans:
+            self._recorder.accounts.watch(name, role, spans)
+        self._activity = "starting the stations"
+        await stations.start()
+        self._activity = ""
+
+    async def _base_policy(self, stopping: Callable[[], str]) -> Path:
+        """The base policy of the task: from the cache, or made now. Raises Stopped when that is asked for meanwhile."""
+
+        def progress(text: str) -> None:
+            self._activity = text
+            if cause := stopping():
+                raise Stopped(cause)
+
+        await self._device.run(worker.set_threads, 1)
+        return await self._device.run(base_policy, self._config, cache_folder(), progress)
+
+    def _conduct(self, version: WeightVersion) -> Conductor:
+        config, rollout, stations = self._config, self._config.rollout, self._stations
+        policy = RolloutPolicy(
+            group_size=rollout.group_size,
+            groups_per_batch=rollout.groups_per_step,
+            batches=config.run.steps,
+            sampling=worker.sampling_of(config),
+            window=stations.window,
+            max_staleness=rollout.max_staleness,
+            max_live_groups=rollout.max_live_groups,
+            overtaking=rollout.overtaking,
+            on_stale=rollout.on_stale,
+            retries=rollout.retries,
+            min_scored=rollout.min_scored,
+            give_up_after=rollout.give_up_after,
+            seed=config.run.seed,
+            exact=config.place.placement == "swap",
+        )
+        weights = config.weights
+        restarts = config.place.restarts if stations.relaunch else 0
+        steps, evaluate, every, save = config.run.steps, bool(stations.held_out), config.eval.every, config.checkpoint.every
+        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts)
+        return Conductor(policy, schedule, weights.rollover, version, config.place.placement, weights.retries)
+
+    # ------------------------------------------------------------------------------------------- the circle
+
+    async def turn(self) -> AsyncIterator[Step]:
+        """Take events until the conductor says that the run is over. Raises whatever broke in a station."""
+        self._controller.listen()
+        for engine in self._stations.engines.values():
+            self._happen(ev.EngineUp(engine.id, engine.slots, engine.version))
+        while not self._finished:
+            event = await self._inbox.get()
+            if isinstance(event, BaseException):
+                raise event
+            if isinstance(event, ev.PromptsOffered):  # handing out requests is part of generating
+                with self._timeline.phase(Phase.GENERATE), self._timeline.spans.doing(Activity.PROMPTS):
+                    self._happen(event)
+            else:
+                self._happen(event)
+            if isinstance(event, ev.BatchTrained) and self._trained is not None:
+                groups, stats = self._trained
+                step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
+                self._picture()
+                yield step
+
+    def _happen(self, event: ev.Event) -> None:
+        assert self.conductor is not None
+        instructions = self.conductor.step(event, asyncio.get_running_loop().time())
+        self._recorder.record((event, *instructions))
+        self._controller.carry_out(instructions)
+        for instruction in instructions:
+            action = self._actions.get(type(instruction))
+            if action is not None:
+                self._start(action(instruction))
+            self._finished = self._finished or isinstance(instruction, ev.Finish)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._inbox.put_nowait(error)
+
+    @property
+    def _engines(self) -> Iterable[Engine]:
+        return () if self.conductor is None else self._stations.engines.values()
+
+    @property
+    def _newest(self) -> Trainer:
+        """Who trained last; before that all have the same."""
+        trainers = self._stations.trainers
+        return trainers[self._learned] if self._learned in trainers else next(iter(trainers.values()))
+
+    @property
+    def _counts(self) -> CoreCounts:
+        return CoreCounts() if self.conductor is None else self.conductor.counts
+
+    # -------------------------------------------------------------------------------------- the instructions
+
+    async def _train(self, instruction: ev.Train) -> None:
+        config, groups, stations = self._config, instruction.groups, self._stations
+        trainer = stations.trainers[instruction.half]
+        with self._timeline.phase(Phase.TRAIN):
+            judged = [advantages(group, config.advantage) for group in groups]
+            budget, sampling = config.batch.token_budget, worker.sampling_of(config)
+            parts = shards(instruction.step, groups, judged, budget, sampling, stations.ranks)
+            self._recorder.trains(parts)
+            training = asyncio.ensure_future(trainer.train(parts))
+            try:
+                self._recorder.flush()  # what the batch is made of, while the device is busy
+            finally:
+                stats = await training
+        self._trained, self._learned = (groups, stats), instruction.half
+        self._inbox.put_nowait(ev.BatchTrained(trainer.version))
+
+    async def _hand_over(self, instruction: ev.HandOver) -> None:
+        version, target, stations = instruction.version, instruction.target, self._stations
+        with self._timeline.phase(Phase.SYNC):
+            giving, taking = stations.handoffs[instruction.source], stations.handoffs[target]
+            handed = await hand_over(giving, taking, version, target, self._config.weights.retries)
+            await stations.trainers[target].become(version)
+        self._recorder.handed(handed, stations.size)
+        self._inbox.put_nowait(ev.HandedOver(version))
+
+    async def _restart(self, instruction: ev.Restart) -> None:
+        name = instruction.engine
+        try:
+            with self._timeline.spans.doing(Activity.RESTART, name):
+                await self._stations.restart(name, self._past.append)
+        except (EngineError, TimeLimitExceeded) as error:
+            self._inbox.put_nowait(ev.EngineDown(name, str(error)))
+            return
+        self._controller.revive(name)
+        self._sync.revive(name)
+        engine = self._stations.engines[name]
+        self._recorder.accounts.watch(name, ENGINE, engine.spans)
+        self._inbox.put_nowait(ev.EngineUp(name, engine.slots, engine.version))
+
+    async def _evaluate(self, instruction: ev.Evaluate) -> None:
+        try:
+            with self._timeline.phase(Phase.EVAL):
+                result = await self._evaluator.run(self._controller, self._stations.scorer, instruction.engines)
+        except EngineLost:  # the last of them; whether one comes back is decided elsewhere
+            self._inbox.put_nowait(ev.EvaluationCut(instruction.version))
+            return
+        self._recorder.evaluated(instruction.version, result.mean_reward, result.samples, result.unscored)
+        self._inbox.put_nowait(ev.Evaluated(instruction.version))
+
+    async def _checkpoint(self, instruction: ev.Checkpoint) -> None:
+        with self._timeline.phase(Phase.CHECKPOINT):
+            target = self._folder.checkpoint(instruction.version.step)
+            await self._newest.save(target)
+            relative = str(target.relative_to(self._folder.path))
+            self._recorder.checkpoint(instruction.version, relative, self._stations.source.cursor, asdict(self._counts))
+            keep_newest(self._folder, self._config.checkpoint.keep)
+            self._saved = instruction.version
+        self._inbox.put_nowait(ev.Checkpointed(instruction.version))
+
+    # ------------------------------------------------------------------------------------------- the picture
+
+    async def _refresh(self) -> None:
+        while True:
+            self._picture()
+            self._recorder.flush()
+            await asyncio.sleep(REFRESH_S)
+
+    def _picture(self) -> None:
+        busy = [engine.stats() for engine in self._engines]
+        self._recorder.picture(self._activity, busy[0].slots_busy if busy and busy[0].steps else None)
+
+    # ----------------------------------------------------------------------------------------------- the end
+
+    def end(self, cause: str, *, failed: bool) -> None:
+        """Close the books of a run that did not finish by itself: whatever is live is dropped."""
+        if self._finished:
+            return
+        self._finished = True
+        event = ev.RunBroken(cause, failed)
+        finish = [ev.Finish(cause, failed)] if self.conductor is None else self.conductor.step(event, 0.0)
+        self._recorder.record((event, *finish))
+
+    async def _rescue(self) -> None:
+        """Save what a run that did not end as planned had learnt since its last checkpoint."""
+        if not self._recorder.finish.failed:
+            return
+        version = self._newest.version
+        try:
+            version = await self._newest.settle()
+            if version in (WeightVersion(0), self._saved):
+                return
+            await self._checkpoint(ev.Checkpoint(version))
+        except RollyardError as error:
+            warnings.warn(f"version {version.step} is not saved: {error}", RuntimeWarning, stacklevel=2)
+
+    async def close(self) -> Report:
+        """Close every station that was built, whatever one of them meets in that, and write the report.
+
+        Raises JournalError when the journal's last rows cannot be written.
+        """
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            with self._timeline.phase(Phase.SETUP), self._timeline.spans.doing(Activity.CLOSING, "stations"):
+                await self._built.aclose()
+        except Exception as error:  # noqa: BLE001 (the report comes all the same)
+            _warn_about(error)
+        counts, live = self._counts, 0 if self.conductor is None else self.conductor.live_tokens
+        report = self._recorder.close(
+            Counts(counts.admitted, counts.trained, dict(counts.dropped)),
+            Counts(counts.members_admitted, counts.members_trained, dict(counts.members_dropped)),
+            TokenLedger(counts.tokens.generated, counts.tokens.trained, dict(counts.tokens.dropped), live),
+            [*self._past, *(engine.stats() for engine in self._engines)],
+        )
+        report.write(self._folder.report)
+        self._recorder.accounts.write_trace(self._folder.trace)
+        self._recorder.close_journal()
+        return report
+
+
+def _warn_about(error: BaseException) -> None:
+    warnings.warn(f"closing the run: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
