@@ -273,7 +273,7 @@ class Manifest:
     tensors: tuple[TensorInfo, ...]
     bytes_copied: int
     source: str = ""  # where receivers find them, in the transport's own words
-    fingerprints: tuple[int, ...] = ()  # of the tensors, in their order; none where nothing moves
+    fingerprints: tuple[int, ...] = ()  # of the tensors, in their order; none where they travel behind these, or nothing moves
 
 
 @dataclass(frozen=True, slots=True)

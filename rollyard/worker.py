@@ -179,7 +179,7 @@ def build_publisher(config: Config, policy: Policy, device: Device, scratch: Pat
         case "in_place":
             return InPlace(model)
         case "checkpoint":
-            return CheckpointPublisher(model, device, policy.folder, scratch / "weights")
+            return CheckpointPublisher(Source.of(model), device, policy.folder, scratch / "weights")
         case "shared_memory":
             return SharedMemoryPublisher(Source.of(model), device)
         case _:

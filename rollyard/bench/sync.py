@@ -185,13 +185,13 @@ class Bounds:
         await self._consumer.call(name, json.dumps(order).encode(), limit_s=LIMIT.total_seconds())
 
     async def _copy(self) -> None:
-        fill(self._copies, self._parameters)
+        fill(self._copies, self._parameters.items())
 
     async def _write(self) -> None:
-        fill(self._shared, self._parameters)
+        fill(self._shared, self._parameters.items())
 
     async def _hand_over(self) -> None:
-        fill(self._shared, self._parameters)
+        fill(self._shared, self._parameters.items())
         await self._ask("copy")
 
     async def _save(self) -> None:
@@ -217,7 +217,7 @@ class Bounds:
         handle = os.memfd_create("rollyard-bench-anew")
         os.ftruncate(handle, self._layout.size)
         shared = mmap.mmap(handle, self._layout.size)
-        fill(views(torch.frombuffer(shared, dtype=torch.uint8), self._layout), self._parameters)
+        fill(views(torch.frombuffer(shared, dtype=torch.uint8), self._layout), self._parameters.items())
         os.close(handle)
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import WHERE, Architecture
 from rollyard.model.transformer import CausalLM
+from rollyard.types import TensorInfo
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+FORMATS = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16", "torch.uint8": "U8"}  # in safetensors
 # Copied beside the weights: how completions end, and the tokenizer.
 COMPANIONS = (
     "generation_config.json",
@@ -74,7 +76,38 @@ def save(model: CausalLM, folder: Path, source: Path, also: Callable[[Path], Non
 
     Raises FileExistsError when `folder` exists.
     """
-    write_folder(folder, lambda draft: _write(model, draft, source, also))
+    parameters = tensors(model)
+    save_each(infos(parameters), parameters.items(), folder, source, also)
+
+
+def save_each(
+    described: Sequence[TensorInfo],
+    each: Iterable[tuple[str, Tensor]],
+    folder: Path,
+    source: Path,
+    also: Callable[[Path], None] | None = None,
+) -> None:
+    """The same of tensors that come one after the other, as they are described. None is held longer than it takes to write."""
+    write_folder(folder, lambda draft: _write(described, each, draft, source, also))
+
+
+def write_tensors(path: Path, described: Sequence[TensorInfo], each: Iterable[tuple[str, Tensor]]) -> None:
+    """A safetensors file of tensors that come one after the other: all that are described, in that order, on any device."""
+    head, end = dict[str, object]({"__metadata__": {"format": "pt"}}), 0
+    for info in described:
+        begin, end = end, end + prod(info.shape) * getattr(torch, info.dtype.removeprefix("torch.")).itemsize
+        head[info.name] = {"dtype": FORMATS[info.dtype], "shape": list(info.shape), "data_offsets": [begin, end]}
+    content = json.dumps(head).encode()
+    content += b" " * (-len(content) % 8)
+    with path.open("wb") as file:
+        file.write(len(content).to_bytes(8, "little") + content)
+        for _, tensor in each:
+            file.write(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
+
+
+def infos(named: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
+    """How these tensors are described."""
+    return tuple(TensorInfo(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items())
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
@@ -102,12 +135,18 @@ def tensors(model: CausalLM) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def _write(model: CausalLM, draft: Path, source: Path, also: Callable[[Path], None] | None) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in tensors(model).items()}, draft / WEIGHTS, {"format": "pt"})
+def _write(
+    described: Sequence[TensorInfo],
+    each: Iterable[tuple[str, Tensor]],
+    draft: Path,
+    source: Path,
+    also: Callable[[Path], None] | None,
+) -> None:
+    write_tensors(draft / WEIGHTS, described, each)
     # Readers take the number format from the configuration, which the model may have left.
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
-    config["dtype"] = str(model.head_weight.dtype).removeprefix("torch.")
+    config["dtype"] = described[0].dtype.removeprefix("torch.")
     (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for name in COMPANIONS:
         if (source / name).is_file():

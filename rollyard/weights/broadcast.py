@@ -22,8 +22,8 @@ from rollyard.events import EngineId
 from rollyard.meeting import held_store, own_address
 from rollyard.protocols import Device
 from rollyard.types import Activity, Manifest, TensorInfo, WeightVersion
-from rollyard.weights.flat import Prepared, check, fill, fingerprints, once_more, taken, views
-from rollyard.weights.layout import Layout, compare
+from rollyard.weights.flat import Prepared, check, fill, marked, once_more, taken, views
+from rollyard.weights.layout import TRAILER, Layout, compare
 from rollyard.weights.source import Source
 from rollyard.weights.words import named
 
@@ -47,7 +47,7 @@ class BroadcastPublisher:
 
     def __init__(self, source: Source, device: Device, address: str, limit_s: float) -> None:
         self._source, self._device, self._address, self._limit_s = source, device, address, SHARE * limit_s
-        self._layout = Layout.of(source.infos)
+        self._layout = Layout.with_trailer(source.infos)
         self._buffer = torch.empty(self._layout.size, dtype=torch.uint8, device=source.where)
         self._holds: Manifest | None = None  # what all of the buffer is
         self._store: Any = None
@@ -106,7 +106,8 @@ class BroadcastPublisher:
 
     def _copy(self, version: WeightVersion, copied: Progress, offer: Callable[[Manifest], None]) -> None:
         """One call on the device: nobody can change a tensor between what is offered and the end of the copy."""
-        found = self._source.whole(version)
+        found = list[int]()
+        each = marked(self._source.each(version), found)
         if self._store is None:
             try:
                 self._store = held_store(self._address, self._limit_s)
@@ -114,13 +115,14 @@ class BroadcastPublisher:
                 remedy = "give an address of the trainer's machine"
                 problem = f"engines cannot meet at {self._address}: {error}"
                 raise ConfigError(problem, where="weights.address", remedy=remedy) from error
-        manifest = Manifest(version, self._source.infos, self._layout.size, fingerprints=fingerprints(found))
+        manifest = Manifest(version, self._source.infos, self._layout.size)
         self._holds = None
         offer(manifest)
         targets = views(self._buffer, self._layout)
-        for place in self._layout.places:
-            fill(targets, {place.info.name: found[place.info.name]})
+        for place, tensor in zip(self._layout.places[:-1], each, strict=True):
+            fill(targets, (tensor,))
             copied.reach(place.offset + place.size)
+        fill(targets, ((TRAILER, torch.tensor(found, dtype=torch.int64).view(torch.uint8)),))
         copied.reach(self._layout.size)
         self._holds = manifest
 
@@ -171,7 +173,7 @@ class BroadcastReceiver:
         self, engine: EngineId, expected: Sequence[TensorInfo], device: torch.device, limit_s: float, buffers: int = BUFFERS
     ) -> None:
         self._engine, self._expected, self._device, self._limit_s = engine, expected, device, SHARE * limit_s
-        self._layout, self._count = Layout.of(expected), buffers
+        self._layout, self._count = Layout.with_trailer(expected), buffers
         self._buffers: list[Tensor] = []
         self._filled, self._held = 0, 1  # buffers: of the last offer, and of what was taken last
         self._group: Group | None = None
@@ -182,13 +184,13 @@ class BroadcastReceiver:
     def prepare(self, manifest: Manifest) -> None:
         """Receive every bucket, and check. Raises WeightSyncError, naming the bucket; the group is left then."""
         compare(manifest.tensors, self._expected)
-        layout = Layout.of(manifest.tensors)  # the sender's order
+        layout = Layout.with_trailer(manifest.tensors)  # the sender's order
         with self._lock:
             self._prepared = None
             buffer = self._next()
             self._receive(manifest, buffer, layout.buckets(BUCKET))
             arrived = views(buffer, layout)
-            check(manifest, arrived)
+            check(manifest, arrived, arrived.pop(TRAILER).view(torch.int64).tolist())
             self._prepared = manifest.version, arrived
 
     def take(self, version: WeightVersion) -> Mapping[str, Tensor]:

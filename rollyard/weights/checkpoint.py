@@ -16,11 +16,10 @@ from torch import Tensor
 
 from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
-from rollyard.model.folder import WEIGHTS, save
-from rollyard.model.transformer import CausalLM
+from rollyard.model.folder import WEIGHTS, infos, save_each
 from rollyard.protocols import Device
 from rollyard.types import Activity, Manifest, TensorInfo, WeightVersion
-from rollyard.weights.flat import Prepared, check, fingerprints, infos, once_more, taken
+from rollyard.weights.flat import Prepared, check, marked, once_more, taken
 from rollyard.weights.layout import compare
 from rollyard.weights.source import Source
 from rollyard.weights.words import named
@@ -30,15 +29,14 @@ class CheckpointPublisher:
     """Writes each version as a folder of its own; the newest stays, and what an engine still has.
 
     Args:
-        model: the policy.
-        device: where it is trained; a version is read there, between two steps.
-        source: the folder the model came from, for its configuration and tokenizer.
+        source: the model's tensors.
+        device: where they are changed; a version is read there, between two steps.
+        origin: the folder the model came from, for its configuration and tokenizer.
         folder: where versions are written. It is removed by `close`.
     """
 
-    def __init__(self, model: CausalLM, device: Device, source: Path, folder: Path) -> None:
-        self._model, self._device, self._source, self._folder = model, device, source, folder
-        self._tensors = Source.of(model)
+    def __init__(self, source: Source, device: Device, origin: Path, folder: Path) -> None:
+        self._source, self._device, self._origin, self._folder = source, device, origin, folder
         self._offers = 0
         self._offered: Manifest | None = None
 
@@ -63,18 +61,19 @@ class CheckpointPublisher:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _publish(self, version: WeightVersion) -> Manifest:
-        parameters = self._tensors.whole(version)
+        described, found = self._source.infos, list[int]()
+        each = marked(self._source.each(version), found)
         self._offers += 1
         target = self._folder / f"offer-{self._offers:06d}"
         try:
-            save(self._model, target, self._source)
+            save_each(described, each, target, self._origin)
         except (OSError, SafetensorError) as error:
             raise WeightSyncError(f"{named(version)} cannot be written to {target}: {error}") from error
         for older in self._folder.glob("offer-*"):
             if older != target:
                 shutil.rmtree(older, ignore_errors=True)
         size = (target / WEIGHTS).stat().st_size
-        self._offered = Manifest(version, infos(parameters), size, str(target), fingerprints(parameters))
+        self._offered = Manifest(version, described, size, str(target), tuple(found))
         return self._offered
 
 
@@ -100,7 +99,7 @@ class CheckpointReceiver:
         except (OSError, SafetensorError, ConfigError) as error:
             raise WeightSyncError(f"{named(manifest.version)} cannot be read from {path}: {error}") from error
         compare(infos(arrived), self._expected)
-        check(manifest, arrived)
+        check(manifest, arrived, manifest.fingerprints)
         self._prepared = manifest.version, arrived
 
     def take(self, version: WeightVersion) -> Mapping[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rollyard.errors import WeightSyncError
-from rollyard.model.folder import tensors
+from rollyard.model.folder import infos, tensors
 from rollyard.model.stamp import WeightStamp
 from rollyard.model.transformer import CausalLM
 from rollyard.types import Manifest, TensorInfo, WeightVersion
@@ -18,11 +18,6 @@ from rollyard.weights.layout import Layout
 from rollyard.weights.words import named
 
 STRIDE = 8191  # words; one of so many is read for a fingerprint. Prime, so that no regular pattern hides between them
-
-
-def infos(named: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
-    """What a manifest says about these tensors."""
-    return tuple(TensorInfo(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items())
 
 
 def model_infos(model: CausalLM) -> tuple[TensorInfo, ...]:
@@ -41,10 +36,17 @@ def views(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def fill(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
-    """Copy every source to the target of its name."""
-    for name, source in sources.items():
+def fill(targets: Mapping[str, Tensor], sources: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy every source to the target of its name, one after the other."""
+    for name, source in sources:
         targets[name].copy_(source)
+
+
+def marked(each: Iterable[tuple[str, Tensor]], found: list[int]) -> Iterator[tuple[str, Tensor]]:
+    """These tensors as they come; `found` gets the fingerprint of each."""
+    for name, tensor in each:
+        found.append(fingerprint(tensor))
+        yield name, tensor
 
 
 def fingerprint(tensor: Tensor) -> int:
@@ -52,6 +54,8 @@ def fingerprint(tensor: Tensor) -> int:
 
     It costs a small part of a copy, and catches a tensor, or a piece of one, that did not arrive. Bytes are few, and all summed.
     """
+    if not tensor.numel():
+        return 0
     flat = tensor.detach().contiguous().view(-1)
     if flat.dtype is torch.uint8:
         return int(flat.sum(dtype=torch.int64))
@@ -59,15 +63,10 @@ def fingerprint(tensor: Tensor) -> int:
     return int(words[::STRIDE].sum(dtype=torch.int64)) + int(words[-1])
 
 
-def fingerprints(named: Mapping[str, Tensor]) -> tuple[int, ...]:
-    return tuple(fingerprint(tensor) if tensor.numel() else 0 for tensor in named.values())
-
-
-def check(manifest: Manifest, arrived: Mapping[str, Tensor]) -> None:
-    """Raise WeightSyncError unless what arrived is what the manifest says was sent."""
-    for info, sent in zip(manifest.tensors, manifest.fingerprints, strict=True):
-        tensor = arrived[info.name]
-        if (fingerprint(tensor) if tensor.numel() else 0) != sent:
+def check(manifest: Manifest, arrived: Mapping[str, Tensor], fingerprints: Sequence[int]) -> None:
+    """Raise WeightSyncError unless what arrived has these fingerprints, in the manifest's order."""
+    for info, sent in zip(manifest.tensors, fingerprints, strict=True):
+        if fingerprint(arrived[info.name]) != sent:
             raise WeightSyncError(f"{info.name} of {named(manifest.version)} arrived changed")
 
 

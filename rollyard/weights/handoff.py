@@ -55,4 +55,4 @@ class StateHandoff:
         arrived, targets = self._receiver.take(version), self._state.now()
         assert arrived is not None, "a state does not travel in place"
         with replacing(self._state.stamp):
-            fill(targets, arrived)
+            fill(targets, arrived.items())

@@ -11,7 +11,7 @@ from rollyard.errors import WeightSyncError
 from rollyard.events import EngineId
 from rollyard.model.transformer import CausalLM
 from rollyard.types import Manifest, WeightVersion
-from rollyard.weights.flat import chosen, infos, model_infos, once_more
+from rollyard.weights.flat import chosen, model_infos, once_more
 from rollyard.weights.layout import compare
 from rollyard.weights.source import Source
 from rollyard.weights.words import named
@@ -32,7 +32,8 @@ class InPlace:
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId] = ()) -> Manifest:
         """Offer the parameters as `version`. Raises WeightSyncError when a change of them failed half way."""
-        manifest = Manifest(version, infos(self._source.whole(version)), bytes_copied=0)
+        self._source.check(version)
+        manifest = Manifest(version, self._source.infos, bytes_copied=0)
         self._offered = manifest, self._model.stamp.generation
         return manifest
 

@@ -9,6 +9,7 @@ from math import prod
 from rollyard.errors import WeightSyncError
 from rollyard.types import TensorInfo
 
+TRAILER = ""  # no tensor has this name
 ALIGNMENT = 64  # bytes: a tensor begins where a cache line does
 SIZES = {"torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2, "torch.uint8": 1}  # bytes of one number
 
@@ -40,6 +41,11 @@ class Layout:
             places.append(Place(info, offset, size))
             offset += -(-size // ALIGNMENT) * ALIGNMENT
         return cls(tuple(places), offset)
+
+    @classmethod
+    def with_trailer(cls, tensors: Sequence[TensorInfo]) -> Layout:
+        """And behind all tensors their fingerprints, of 8 bytes each, which are known last."""
+        return cls.of((*tensors, TensorInfo(TRAILER, (8 * len(tensors),), "torch.uint8")))
 
     def buckets(self, most: int) -> tuple[tuple[int, int], ...]:
         """Ranges of bytes `(start, end)` that cover it, of at most `most` bytes rounded down to whole cache lines."""

@@ -19,7 +19,7 @@ from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols import Device
 from rollyard.types import Activity, Manifest, TensorInfo, WeightVersion
-from rollyard.weights.flat import Prepared, check, fill, fingerprints, once_more, taken, views
+from rollyard.weights.flat import Prepared, check, fill, marked, once_more, taken, views
 from rollyard.weights.layout import Layout, compare
 from rollyard.weights.source import Source
 from rollyard.weights.words import named
@@ -81,16 +81,17 @@ class SharedMemoryPublisher:
             self._handle = -1
 
     def _publish(self, version: WeightVersion) -> Manifest:
-        found = self._source.whole(version)
+        found = list[int]()
+        each = marked(self._source.each(version), found)
         slot = self._free(version)
         self._holds[slot] = None
         _write_stamp(self._map, self._layout, slot, None)
-        fill(self._slots[slot], found)
+        fill(self._slots[slot], each)
         if self._source.where.type != "cpu":
             torch.cuda.synchronize()
         _write_stamp(self._map, self._layout, slot, version)
         path = f"/proc/{os.getpid()}/fd/{self._handle}#{slot}"
-        manifest = Manifest(version, self._source.infos, self._layout.size, path, fingerprints(found))
+        manifest = Manifest(version, self._source.infos, self._layout.size, path, tuple(found))
         self._holds[slot], self._offered = manifest, slot
         return manifest
 
@@ -133,7 +134,7 @@ class SharedMemoryReceiver:
         arrived = views(_part(shared, layout, int(slot)), layout)
         if self._device.type != "cpu":
             arrived = {name: tensor.to(self._device) for name, tensor in arrived.items()}
-        check(manifest, arrived)
+        check(manifest, arrived, manifest.fingerprints)
         self._prepared = manifest.version, arrived
 
     def take(self, version: WeightVersion) -> Mapping[str, Tensor]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from rollyard.errors import WeightSyncError
-from rollyard.model.folder import tensors
+from rollyard.model.folder import infos, tensors
 from rollyard.model.stamp import WeightStamp
 from rollyard.model.transformer import CausalLM
 from rollyard.types import WeightVersion
-from rollyard.weights.flat import infos
 from rollyard.weights.layout import compare
 from rollyard.weights.words import named
 
@@ -41,8 +40,15 @@ class Source:
         compare(infos(found), self.infos)
         return {info.name: found[info.name] for info in self.infos}
 
-    def whole(self, version: WeightVersion) -> dict[str, Tensor]:
-        """The same, to be published. Raises WeightSyncError also when a change of them failed half way."""
+    def each(self, version: WeightVersion) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors one after the other, in the order of `infos`, to be published: one is done with before the next comes.
+
+        Raises WeightSyncError, already when called, when they are not what they were or a change of them failed half way.
+        """
+        self.check(version)
+        return iter(self.now().items())
+
+    def check(self, version: WeightVersion) -> None:
+        """Raise WeightSyncError when a change of the tensors failed half way."""
         if not self.stamp.whole:
             raise WeightSyncError(f"{named(version)} cannot be published: a change of the weights failed half way")
-        return self.now()

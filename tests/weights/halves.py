@@ -13,11 +13,12 @@ from rollyard.model.stamp import WeightStamp
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Channel, Publisher, Receiver
 from rollyard.types import WeightVersion
-from rollyard.weights.broadcast import BroadcastPublisher, BroadcastReceiver
+from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.handoff import StateHandoff
 from rollyard.weights.host import serve_handoff
 from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from rollyard.weights.source import Source
+from tests.weights.moving import Spoiling
 
 CPU = torch.device("cpu")
 
@@ -70,11 +71,11 @@ class Half:
         publisher: Publisher
         if transport == "shared_memory":
             publisher = SharedMemoryPublisher(self.source, self.device, slots=1)
-            receiver: Receiver = SharedMemoryReceiver(self.source.infos, CPU)
+            self.receiver: Receiver = SharedMemoryReceiver(self.source.infos, CPU)
         else:
             publisher = BroadcastPublisher(self.source, self.device, "127.0.0.1", limit_s)
-            receiver = BroadcastReceiver(name, self.source.infos, CPU, limit_s, buffers=1)
-        self.handoff = StateHandoff(self.source, self.device, publisher, receiver)
+            self.receiver = Spoiling(name, self.source.infos, CPU, limit_s, buffers=1)
+        self.handoff = StateHandoff(self.source, self.device, publisher, self.receiver)
 
     def close(self) -> None:
         self.handoff.close()

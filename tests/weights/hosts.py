@@ -79,7 +79,7 @@ async def _killed(folder: Path, scratch: Path) -> None:
     await engine.start()
     shared = SharedMemoryPublisher(Source.of(model), device)
     others = [
-        CheckpointPublisher(model, device, folder, scratch),
+        CheckpointPublisher(Source.of(model), device, folder, scratch),
         BroadcastPublisher(Source.of(model), device, "127.0.0.1", 30.0),
     ]
     for publisher in others:

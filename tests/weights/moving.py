@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from rollyard.protocols import Publisher, Receiver
 from rollyard.types import Manifest, WeightVersion
 from rollyard.weights.broadcast import BroadcastPublisher, BroadcastReceiver
 from rollyard.weights.checkpoint import CheckpointPublisher, CheckpointReceiver
-from rollyard.weights.flat import model_infos
+from rollyard.weights.flat import model_infos, views
+from rollyard.weights.layout import TRAILER, Layout
 from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from rollyard.weights.source import Source
 
@@ -41,19 +42,39 @@ class Sides:
                 raise outcome
         return manifest
 
-    async def try_(self, step: int, spoilt: bool) -> bool:
-        """The same; `spoilt`: what arrives is not what was sent. Whether it was prepared."""
+    async def try_(self, step: int, spoil: bool) -> bool:
+        """The same; `spoil`: what arrives is not what was sent. Whether it was prepared."""
         manifest = await self.publisher.publish(WeightVersion(step), sorted(self.receivers))
-        if spoilt:
-            manifest = replace(manifest, fingerprints=tuple(number + 1 for number in manifest.fingerprints))
+        if spoil:
+            manifest = spoilt(manifest, *self.receivers.values())
         preparing = [asyncio.to_thread(receiver.prepare, manifest) for receiver in self.receivers.values()]
         outcomes = await asyncio.gather(self.publisher.deliver(), *preparing, return_exceptions=True)
-        assert spoilt == any(isinstance(outcome, WeightSyncError) for outcome in outcomes)
-        return not spoilt
+        assert spoil == any(isinstance(outcome, WeightSyncError) for outcome in outcomes)
+        return not spoil
 
     def taken(self, step: int) -> None:
         for engine in self.receivers:
             self.publisher.taken(engine, WeightVersion(step))
+
+
+class Spoiling(BroadcastReceiver):
+    """Fingerprints come behind the tensors: the last one changes on the way of the next offer."""
+
+    spoils = False
+
+    def _receive(self, manifest: Manifest, buffer: torch.Tensor, buckets: Sequence[tuple[int, int]]) -> None:
+        super()._receive(manifest, buffer, buckets)
+        if self.spoils:
+            views(buffer, Layout.with_trailer(manifest.tensors))[TRAILER].view(torch.int64)[-1] += 1
+            self.spoils = False
+
+
+def spoilt(manifest: Manifest, *receivers: Receiver) -> Manifest:
+    """What they are to prepare, so that the last tensor is another than was sent."""
+    for one in receivers:
+        if isinstance(one, Spoiling):
+            one.spoils = True
+    return replace(manifest, fingerprints=(*manifest.fingerprints[:-1], sum(manifest.fingerprints[-1:]) + 1))
 
 
 def receiver(kind: str, model: CausalLM, engine: str, limit_s: float = 20.0) -> Receiver:
@@ -61,7 +82,7 @@ def receiver(kind: str, model: CausalLM, engine: str, limit_s: float = 20.0) -> 
         return CheckpointReceiver(model_infos(model), CPU)
     if kind == "shared_memory":
         return SharedMemoryReceiver(model_infos(model), CPU)
-    return BroadcastReceiver(engine, model_infos(model), CPU, limit_s)
+    return Spoiling(engine, model_infos(model), CPU, limit_s)
 
 
 @asynccontextmanager
@@ -69,7 +90,7 @@ async def sides(kind: str, model: CausalLM, folder: Path, engines: int = 1, limi
     device = DeviceThread()
     publisher: Publisher
     if kind == "checkpoint":
-        publisher = CheckpointPublisher(model, device, folder, folder.parent / "scratch")
+        publisher = CheckpointPublisher(Source.of(model), device, folder, folder.parent / "scratch")
     elif kind == "shared_memory":
         publisher = SharedMemoryPublisher(Source.of(model), device)
     else:

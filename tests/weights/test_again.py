@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -103,7 +103,7 @@ async def test_a_broadcast_whose_copy_failed_is_not_offered_again(tmp_path: Path
     folder = tiny_folder(tmp_path)
     model = load(folder)
 
-    def broken(targets: Tensors, sources: Tensors) -> None:
+    def broken(targets: Tensors, sources: object) -> None:
         raise WeightSyncError("out of memory")
 
     async with sides("broadcast", model, folder, limit_s=2.0) as both:
@@ -133,11 +133,11 @@ async def test_a_slot_is_that_of_the_offer_that_was_taken(tmp_path: Path) -> Non
 # ------------------------------------------------------------------------------------- through the whole sync
 
 
-def slowly(targets: Tensors, sources: Tensors) -> None:
+def slowly(targets: Tensors, sources: Iterable[tuple[str, torch.Tensor]]) -> None:
     """What is copied while the trainer wants to go on."""
-    for name, source in sources.items():
+    for name, source in sources:
         time.sleep(0.001)
-        flat.fill(targets, {name: source})
+        flat.fill(targets, ((name, source),))
 
 
 class Training:

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from rollyard.types import Handed, WeightVersion
 from rollyard.weights import handoff
 from rollyard.weights.remote import RemoteHandoff, hand_over
 from tests.weights.halves import Half, State
+from tests.weights.moving import spoilt
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 V1, V2 = WeightVersion(1), WeightVersion(2)
@@ -75,7 +75,7 @@ async def test_what_arrives_changed_is_refused(pair: Pair) -> None:
     giving, taking = pair
     before = taking.state.digest()
     manifest = await giving.handoff.give(V1, "b")
-    wrong = replace(manifest, fingerprints=(*manifest.fingerprints[:-1], manifest.fingerprints[-1] + 1))
+    wrong = spoilt(manifest, taking.receiver)
     taken, _ = await asyncio.gather(taking.handoff.take(wrong), giving.handoff.given(), return_exceptions=True)
     assert isinstance(taken, WeightSyncError) and "odd of version 1 arrived changed" in str(taken)
     assert taking.state.digest() == before and taking.state.stamp.whole

@@ -16,7 +16,7 @@ from rollyard.model.folder import load
 from rollyard.types import TensorInfo, WeightVersion
 from rollyard.weights import broadcast
 from tests.tiny import tiny_folder
-from tests.weights.moving import MOVING, receiver, sides, step
+from tests.weights.moving import MOVING, receiver, sides, spoilt, step
 
 
 @pytest.mark.parametrize("kind", MOVING)
@@ -75,7 +75,7 @@ async def test_no_offer_touches_what_was_taken(tmp_path: Path, kind: str, seed: 
                 if dice.random() < 0.7:
                     version += 1
                     step(model, version)
-                prepared = await both.try_(version, spoilt=dice.random() < 0.5)
+                prepared = await both.try_(version, spoil=dice.random() < 0.5)
             for taken, wanted in kept:
                 assert all(torch.equal(taken[name], wanted[name]) for name in wanted)
 
@@ -125,8 +125,7 @@ async def test_bytes_that_changed_on_the_way_are_noticed(tmp_path: Path, kind: s
     model = load(folder)
     async with sides(kind, model, folder) as both:
         manifest = await both.publisher.publish(WeightVersion(1), ("e0",))
-        wrong = replace(manifest, fingerprints=(*manifest.fingerprints[:-1], manifest.fingerprints[-1] + 1))
-        preparing = asyncio.to_thread(both.receivers["e0"].prepare, wrong)
+        preparing = asyncio.to_thread(both.receivers["e0"].prepare, spoilt(manifest, both.receivers["e0"]))
         outcome, _ = await asyncio.gather(preparing, both.publisher.deliver(), return_exceptions=True)
         assert isinstance(outcome, WeightSyncError) and "model.norm.weight of version 1 arrived changed" in str(outcome)
 

@@ -330,7 +330,7 @@ def _shared_memory(model: CausalLM, device: DeviceThread) -> Publisher:
 
 
 def _checkpoints(folder: Path, scratch: Path, model: CausalLM, device: DeviceThread) -> Publisher:
-    return CheckpointPublisher(model, device, folder, scratch / f"weights-{os.urandom(4).hex()}")
+    return CheckpointPublisher(Source.of(model), device, folder, scratch / f"weights-{os.urandom(4).hex()}")
 
 
 OTHER = "embedded-native" if compiler.FOUND else "embedded-plain"
