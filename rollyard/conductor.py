@@ -11,7 +11,8 @@ from collections import deque
 from rollyard.events import Event, Instruction, Rollover, Signal
 from rollyard.place.mode import Schedule
 from rollyard.place.modes import MODES
-from rollyard.rollout.core import RolloutCore, RolloutPolicy
+from rollyard.rollout.core import RolloutCore
+from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts
 from rollyard.types import WeightVersion
 from rollyard.weights.rollover import RolloverMachine

@@ -46,7 +46,7 @@ from rollyard.place.mode import Schedule
 from rollyard.protocols import Engine, Trainer
 from rollyard.reward.function import RewardFunction
 from rollyard.rollout.controller import Controller
-from rollyard.rollout.core import RolloutPolicy
+from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
 from rollyard.stations import Builder, Stations
 from rollyard.types import Activity, EngineStats, Group, TrainStats, WeightVersion

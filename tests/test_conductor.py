@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rollyard import events as ev
 from rollyard.conductor import Conductor
 from rollyard.place.mode import Schedule
-from rollyard.rollout.core import RolloutPolicy
+from rollyard.rollout.policy import RolloutPolicy
 from rollyard.types import FinishReason, Prompt, Request, Reward, Sampling, Segment, WeightVersion
 
 PUBLISHING = "publishing"

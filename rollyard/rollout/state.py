@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from rollyard.events import EngineId
+from rollyard.events import EngineId, Instruction, Signal
 from rollyard.types import (
     Completion,
     DropReason,
@@ -20,6 +20,8 @@ from rollyard.types import (
     Segment,
     VersionSpan,
 )
+
+Output = Instruction | Signal
 
 
 class Phase(Enum):
@@ -106,6 +108,10 @@ class GroupState:
     def tokens(self) -> int:
         """Written by members that may yet be trained."""
         return sum(len(member.token_ids) for member in self.members if member.phase is not Phase.DROPPED)
+
+    def left(self, member: Member) -> int:
+        """Tokens that the member may still write."""
+        return self.max_tokens - len(member.token_ids)
 
     def record(self) -> Group:
         """The finished group as the trainer sees it: members that were judged, those without a verdict too."""

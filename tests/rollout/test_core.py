@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard import events as ev
-from rollyard.rollout.core import RolloutCore, RolloutPolicy
+from rollyard.rollout.core import RolloutCore
+from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.staleness import most_live
 from rollyard.types import FinishReason, Prompt, RequestId, Reward, Sampling, Segment, WeightVersion
 from tests.rollout.world import Odds, World

@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from rollyard import events as ev
-from rollyard.rollout.core import RolloutCore, RolloutPolicy
+from rollyard.rollout.core import RolloutCore
+from rollyard.rollout.policy import RolloutPolicy
 from rollyard.types import Completion, FinishReason, Prompt, Request, RequestId, Reward, Segment, WeightVersion
 
 

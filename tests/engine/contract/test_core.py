@@ -14,7 +14,8 @@ from rollyard import events as ev
 from rollyard.errors import EngineError
 from rollyard.protocols import Engine
 from rollyard.rollout.controller import Controller
-from rollyard.rollout.core import RolloutCore, RolloutPolicy
+from rollyard.rollout.core import RolloutCore
+from rollyard.rollout.policy import RolloutPolicy
 from rollyard.types import Completion, Prompt, Request, Reward, Sampling, WeightVersion
 from rollyard.watch.timeline import Timeline
 from tests.engine.contract.conftest import Shelf

@@ -1,0 +1,121 @@
+"""When a batch may be taken, and which groups are in it (PURE)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rollyard.events import BatchTaken, BatchTrained, EngineId, RolloutsFinished
+from rollyard.rollout.departures import Departures
+from rollyard.rollout.live import LiveGroups
+from rollyard.rollout.policy import RolloutPolicy
+from rollyard.rollout.staleness import due, fresh_enough
+from rollyard.rollout.state import Counts, GroupState, Ledger, Output
+from rollyard.types import DropReason
+
+
+class Batches:
+    """Takes batches from the live groups, so that every group left behind keeps the staleness limit.
+
+    Args:
+        version_of: the version that an engine acknowledged last; None: none yet.
+    """
+
+    def __init__(
+        self,
+        policy: RolloutPolicy,
+        live: LiveGroups,
+        departures: Departures,
+        counts: Counts,
+        ledger: Ledger,
+        version_of: Callable[[EngineId], int | None],
+    ) -> None:
+        self._policy = policy
+        self._live = live
+        self._departures = departures
+        self._counts = counts
+        self._ledger = ledger
+        self._version_of = version_of
+        self.training: list[GroupState] = []
+        self.wanted = self._finished = False
+        self._blocker: int | None = None  # the group a batch waits for
+
+    def take(self, out: list[Output], *, last: bool) -> None:
+        """Take the batch that is wanted, if it may be.
+
+        Args:
+            last: no prompt will be admitted any more.
+        """
+        if not self.wanted or self._finished:
+            return
+        live = self._live
+        size = self._policy.groups_per_batch
+        if last and len(live) < size:
+            size = len(live)
+            if not size:
+                self._finished = True
+                out.append(RolloutsFinished())
+                return
+        if len(live.ready) < size or self._blocked():
+            return
+        chosen = [live.ready[position] for position in range(size)]
+        if not self._may_leave_behind(chosen, out):
+            return
+        self.training = [live.groups[group_id] for group_id in chosen]
+        for group_id in chosen:
+            live.remove(group_id)
+        step = live.next_batch
+        live.next_batch += 1
+        self.wanted = False
+        out.append(BatchTaken(step, tuple(group.record() for group in self.training)))
+
+    def trained(self, event: BatchTrained) -> None:
+        self._live.version = event.version.step
+        self._ledger.trained(self.training)
+        self._counts.trained += len(self.training)
+        self._counts.members_trained += sum(group.scored for group in self.training)
+        self.training = []
+
+    def cancel(self) -> Iterable[Output]:
+        """Drop every group that was not trained."""
+        self._finished = True
+        for group in [*self.training, *self._live.groups.values()]:
+            yield from self._departures.drop_group(group, DropReason.STOPPED, "the run was stopped")
+        self.training = []
+        yield RolloutsFinished()
+
+    def _blocked(self) -> bool:
+        """Is the group that the batch waits for still on its way?"""
+        if self._blocker in self._live and self._blocker not in self._live.ready:
+            return True
+        self._blocker = None
+        return False
+
+    def _may_leave_behind(self, chosen: list[int], out: list[Output]) -> bool:
+        """Would every group left behind keep the staleness limit? If not: wait for the first that would not, or drop them."""
+        live = self._live
+        if chosen == list(live.ranks[: len(chosen)]):
+            return True  # in order of admission: nobody's due version changes
+        if self._policy.overtaking == "never":
+            self._blocker = next(g for g in live.ranks if g not in live.ready)
+            return False
+        taken = set(chosen)
+        left = [group_id for group_id in live.ranks if group_id not in taken]
+        too_old = [group_id for rank, group_id in enumerate(left) if not self._keeps_limit(group_id, rank)]
+        if not too_old:
+            return True
+        if self._policy.on_stale == "wait":
+            self._blocker = too_old[0]
+            return False
+        for group_id in too_old:
+            out.extend(self._departures.drop_group(live.groups[group_id], DropReason.STALE, "overtaken by younger groups"))
+        return True
+
+    def _keeps_limit(self, group_id: int, rank: int) -> bool:
+        group = self._live.groups[group_id]
+        steps = [] if group.oldest is None else [group.oldest]
+        for member in group.members:
+            version = self._version_of(member.engine) if member.engine is not None else None
+            if version is not None:
+                steps.append(version)
+        due_version = due(self._live.next_batch + 1, rank, self._policy.groups_per_batch)
+        return fresh_enough(min(steps, default=None), due_version, self._policy.max_staleness)

@@ -1,0 +1,63 @@
+"""How members and groups leave without being trained (PURE): each exactly once, with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rollyard.events import Abort, Drop, RolloutsFailed
+from rollyard.rollout.live import LiveGroups
+from rollyard.rollout.policy import RolloutPolicy
+from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase
+from rollyard.types import DropReason, RequestId
+
+
+class Departures:
+    """Drops members and groups, and settles groups whose last member is final."""
+
+    def __init__(self, policy: RolloutPolicy, live: LiveGroups, counts: Counts, ledger: Ledger) -> None:
+        self._policy = policy
+        self._live = live
+        self._counts = counts
+        self._ledger = ledger
+        self._in_row = 0
+
+    def drop_member(self, group: GroupState, member: Member, reason: DropReason, cause: str) -> Iterable[Output]:
+        group.last_cause = cause
+        yield self._leave(member, reason, cause)
+        yield from self.settle(group)
+
+    def settle(self, group: GroupState) -> Iterable[Output]:
+        """One more member is final. When all are, the group is ready or leaves."""
+        group.unfinished -= 1
+        if group.unfinished:
+            return
+        if group.scored >= self._policy.min_scored:
+            self._live.ready.add(group.prompt.id)
+            self._in_row = 0
+            return
+        cause = f"{group.scored} of {len(group.members)} members have a verdict, {self._policy.min_scored} are needed"
+        cause += f"; {group.last_cause}" if group.last_cause else ""
+        yield from self.drop_group(group, DropReason.FAILED, cause)
+
+    def drop_group(self, group: GroupState, reason: DropReason, cause: str) -> Iterable[Output]:
+        held = [(m.engine, RequestId(m.group, m.index, m.attempt)) for m in group.members if m.engine is not None]
+        for member in group.members:
+            if member.phase is not Phase.DROPPED:
+                yield self._leave(member, reason, cause)
+        for engine, request in held:
+            self._ledger.cut(request, reason)
+            yield Abort(engine, (request,))
+        self._live.remove(group.prompt.id)
+        dropped = self._counts.dropped
+        dropped[reason] = dropped.get(reason, 0) + 1
+        yield Drop(group.prompt.id, None, reason, cause)
+        self._in_row += 1
+        if self._in_row == self._policy.give_up_after and reason is not DropReason.STOPPED:
+            yield RolloutsFailed(f"{self._in_row} prompts in a row were dropped, the last one: {cause}")
+
+    def _leave(self, member: Member, reason: DropReason, cause: str) -> Drop:
+        self._ledger.dropped(member, reason)
+        member.phase, member.engine = Phase.DROPPED, None
+        dropped = self._counts.members_dropped
+        dropped[reason] = dropped.get(reason, 0) + 1
+        return Drop(member.group, member.index, reason, cause)

@@ -1,0 +1,28 @@
+"""The rules of a run's rollouts (PURE)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rollyard.types import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPolicy:
+    """What the core is told once. `batches` counts the batches of the whole run, also those before a resume."""
+
+    group_size: int
+    groups_per_batch: int
+    batches: int
+    sampling: Sampling
+    window: int  # tokens of prompt and completion at most
+    max_staleness: int = 0
+    exact: bool = False  # a group is written by the oldest version that the limit allows, and by no other
+    max_live_groups: int = 0  # 0: no other cap than the staleness rule
+    overtaking: Literal["allow", "never"] = "allow"
+    on_stale: Literal["wait", "drop"] = "wait"
+    retries: int = 2
+    min_scored: int = 2
+    give_up_after: int = 100  # prompts dropped in a row
+    seed: int = 0
