@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollyard.errors import ConfigError
-from rollyard.events import Rollover
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -121,7 +120,11 @@ class WeightsConfig(Section):
     transport: Literal["auto", "in_place", "checkpoint", "shared_memory", "broadcast"] = Field(
         "auto", description="how new weights reach the engines (auto: in_place where they share them, else shared_memory)"
     )
-    rollover: Rollover = Field(Rollover.DRAIN, description="requests in flight when weights change: drain, abort or keep")
+    rollover: Literal["auto", "drain", "abort", "keep"] = Field(
+        "auto",
+        description="requests in flight when weights change: drain, abort or keep "
+        "(auto: keep under async where the engine can, else drain)",
+    )
     limit_s: Positive = Field(300.0, description="seconds that bringing a version to all engines may take")
     retries: Natural = Field(1, description="times a version is offered again after it did not reach every engine")
     address: str = Field("127.0.0.1", description="of the trainer's machine, as engines and other trainers reach it")

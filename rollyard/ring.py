@@ -185,7 +185,7 @@ class Ring:
         restarts = config.place.restarts if stations.relaunch else 0
         steps, evaluate, every, save = config.run.steps, bool(stations.held_out), config.eval.every, config.checkpoint.every
         schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts)
-        return Conductor(policy, schedule, weights.rollover, version, config.place.placement, weights.retries)
+        return Conductor(policy, schedule, worker.rollover_of(config), version, config.place.placement, weights.retries)
 
     # ------------------------------------------------------------------------------------------- the circle
 

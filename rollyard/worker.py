@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rollyard.config import Config
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.errors import ConfigError
-from rollyard.events import EngineId, Event
+from rollyard.events import EngineId, Event, Rollover
 from rollyard.model.architecture import Architecture
 from rollyard.model.machine import Machine, measure
 from rollyard.place.layout import Roles
@@ -164,6 +164,14 @@ def transport_of(config: Config) -> str:
     if config.weights.transport != "auto":
         return config.weights.transport
     return "shared_memory" if "shared_memory" in CAPABILITIES[config.engine.kind].transports else "checkpoint"
+
+
+def rollover_of(config: Config) -> Rollover:
+    """What becomes of requests in flight: as named, or what `auto` stands for. Only under async are there any."""
+    if config.weights.rollover != "auto":
+        return Rollover(config.weights.rollover)
+    keeps = config.place.placement == "async" and CAPABILITIES[config.engine.kind].keep
+    return Rollover.KEEP if keeps else Rollover.DRAIN
 
 
 def build_publisher(config: Config, policy: Policy, device: Device, scratch: Path) -> Publisher:

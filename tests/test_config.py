@@ -54,7 +54,7 @@ def test_text_values_are_converted():
         (TASK | {"engine.prefill_tokens": 0}, "engine.prefill_tokens (command line)", "greater than or equal to 1"),
         (TASK | {"train.lr": 0}, "train.lr (command line)", "greater than 0"),
         (TASK | {"train.lr": float("nan")}, "train.lr (command line)", "finite"),
-        (TASK | {"weights.rollover": "later"}, "weights.rollover (command line)", "'drain', 'abort' or 'keep'"),
+        (TASK | {"weights.rollover": "later"}, "weights.rollover (command line)", "'auto', 'drain', 'abort' or 'keep'"),
         (TASK | {"rollout.group_size": 1, "rollout.min_scored": 1}, "rollout.group_size", "at least 2"),
         (TASK | {"rollout.min_scored": 9}, "rollout.min_scored", "at most 8"),
         (TASK | {"rollout.temperature": 1e-300}, "rollout.temperature", "at least 0.001"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollyard import worker
 from rollyard.bench.result import Load
 from rollyard.bench.turns import Tell
 from rollyard.config import Config
@@ -99,7 +100,7 @@ def _found(config: Config, report: Report, steps_per_s: float, tokens_per_s: flo
     devices = report.usage.devices
     return Real(
         placement=report.placement,
-        rollover=str(config.weights.rollover) if report.placement == "async" else "",
+        rollover=str(worker.rollover_of(config)) if report.placement == "async" else "",
         steps=report.steps,
         staleness_limit=config.rollout.max_staleness,
         steps_per_s=steps_per_s,
