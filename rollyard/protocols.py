@@ -19,6 +19,7 @@ from rollyard.types import (
     Completion,
     EngineStats,
     Finding,
+    Group,
     Handed,
     Interval,
     Judged,
@@ -192,6 +193,27 @@ class Trainer(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class Learner(Protocol):
+    """Makes the next version of the policy from finished groups: here, or by having it done elsewhere."""
+
+    @property
+    def version(self) -> WeightVersion:
+        """What it has."""
+        ...
+
+    async def learn(self, step: int, groups: Sequence[Group]) -> TrainStats:
+        """Version `step + 1` out of version `step`. Raises TrainError; the version is then unchanged."""
+        ...
+
+    async def settle(self) -> WeightVersion:
+        """Wait until nothing is under way, also what nobody waits for any more; the version then. Raises TrainError."""
+        ...
+
+    async def save(self, folder: Path) -> Path:
+        """A checkpoint of the version it has: where it is, which is `folder` unless it lies somewhere already."""
+        ...
 
 
 class LocalTrainer(Trainer, Protocol):

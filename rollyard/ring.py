@@ -32,18 +32,17 @@ from typing import Any
 
 from rollyard import events as ev
 from rollyard import worker
-from rollyard.advantage.group import advantages
-from rollyard.batch.sample import shards
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.environment import cache_folder
 from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded
 from rollyard.evaluate import Evaluator
 from rollyard.journal.folder import RunFolder, keep_newest
+from rollyard.learner import TrainerLearner
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
 from rollyard.place.mode import Schedule
-from rollyard.protocols import Engine, Trainer
+from rollyard.protocols import Engine, Learner
 from rollyard.reward.function import RewardFunction
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
@@ -128,7 +127,11 @@ class Ring:
         config, stations = self._config, self._stations
         sampling, seed = worker.sampling_of(config), config.run.seed
         self._evaluator = Evaluator(stations.held_out, sampling, stations.window, config.eval.samples, seed)
-        post = self._inbox.put_nowait
+        post, books = self._inbox.put_nowait, self._recorder
+        self._learners: dict[ev.EngineId | None, Learner] = {
+            half: TrainerLearner(config, trainer, stations.ranks, books.trains, books.flush)
+            for half, trainer in stations.trainers.items()
+        }
         self._controller = Controller(
             stations.engines, stations.source, stations.scorer, stations.text, post, post, self._timeline
         )
@@ -236,10 +239,10 @@ class Ring:
         return () if self.conductor is None else self._stations.engines.values()
 
     @property
-    def _newest(self) -> Trainer:
+    def _newest(self) -> Learner:
         """Who trained last; before that all have the same."""
-        trainers = self._stations.trainers
-        return trainers[self._learned] if self._learned in trainers else next(iter(trainers.values()))
+        learners = self._learners
+        return learners[self._learned] if self._learned in learners else next(iter(learners.values()))
 
     @property
     def _counts(self) -> CoreCounts:
@@ -248,20 +251,11 @@ class Ring:
     # -------------------------------------------------------------------------------------- the instructions
 
     async def _train(self, instruction: ev.Train) -> None:
-        config, groups, stations = self._config, instruction.groups, self._stations
-        trainer = stations.trainers[instruction.half]
+        groups, learner = instruction.groups, self._learners[instruction.half]
         with self._timeline.phase(Phase.TRAIN):
-            judged = [advantages(group, config.advantage) for group in groups]
-            budget, sampling = config.batch.token_budget, worker.sampling_of(config)
-            parts = shards(instruction.step, groups, judged, budget, sampling, stations.ranks)
-            self._recorder.trains(parts)
-            training = asyncio.ensure_future(trainer.train(parts))
-            try:
-                self._recorder.flush()  # what the batch is made of, while the device is busy
-            finally:
-                stats = await training
+            stats = await learner.learn(instruction.step, groups)
         self._trained, self._learned = (groups, stats), instruction.half
-        self._inbox.put_nowait(ev.BatchTrained(trainer.version))
+        self._inbox.put_nowait(ev.BatchTrained(learner.version))
 
     async def _hand_over(self, instruction: ev.HandOver) -> None:
         version, target, stations = instruction.version, instruction.target, self._stations
@@ -298,8 +292,7 @@ class Ring:
 
     async def _checkpoint(self, instruction: ev.Checkpoint) -> None:
         with self._timeline.phase(Phase.CHECKPOINT):
-            target = self._folder.checkpoint(instruction.version.step)
-            await self._newest.save(target)
+            target = await self._newest.save(self._folder.checkpoint(instruction.version.step))
             relative = str(target.relative_to(self._folder.path))
             self._recorder.checkpoint(instruction.version, relative, self._stations.source.cursor, asdict(self._counts))
             keep_newest(self._folder, self._config.checkpoint.keep)
