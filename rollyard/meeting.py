@@ -1,4 +1,9 @@
-"""Where processes of a torch group meet: a store that one of them holds, on one address and a port that the system chose."""
+"""Where processes of a torch group meet, and the group that they make there.
+
+They meet at a store that one of them holds, on one address and a port that the system chose. A group stands outside torch's
+default one, which whatever else is in a process may use for itself. Nobody can interrupt a collective from inside: whoever
+drops its group closes the lines to the others, who fail then at once instead of at their time limit.
+"""
 
 from __future__ import annotations
 
@@ -30,3 +35,29 @@ def own_address(host: str, port: int) -> str:
     with socket.socket(family, kind) as line:
         line.connect(there)
         return str(line.getsockname()[0])
+
+
+def store_at(host: str, port: int, limit_s: float) -> Any:
+    """The store that another process holds there. Raises RuntimeError when nobody answers in time."""
+    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=limit_s))
+
+
+def new_group(store: Any, name: str, rank: int, size: int, device: torch.device, address: str, limit_s: float) -> Any:
+    """A process group: gloo between CPUs, NCCL between GPUs (never run with more than one GPU so far).
+
+    Args:
+        store: where the members meet; `name` is what they have agreed to call this meeting, each time another.
+        address: of this process, where the other members reach it (gloo).
+        limit_s: seconds that meeting, and later each collective, may take.
+
+    Raises RuntimeError when not all members come in time.
+    """
+    met, limit = dist.PrefixStore(name, store), timedelta(seconds=limit_s)
+    if device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return dist.ProcessGroupNCCL(met, rank, size, options)
+    gloo = dist.ProcessGroupGloo._Options()
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    gloo._timeout = limit
+    return dist.ProcessGroupGloo(met, rank, size, gloo)

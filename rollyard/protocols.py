@@ -283,7 +283,7 @@ class Evidence(Protocol):
     """The trainer's side of canary and probe: what its own model says, and what engines' answers are worth beside that.
 
     Each method is one call on the trainer's device; `check` needs none. Nobody trains between `begin` and `restore`.
-    Where a trainer is elsewhere, all raise WeightSyncError when it does not answer in time, TrainError when it is gone.
+    Where a trainer is elsewhere, all raise WeightSyncError when it does not answer in time, TrainerLost when it is gone.
     """
 
     async def prompts(self) -> tuple[tuple[int, ...], ...]:

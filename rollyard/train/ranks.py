@@ -1,24 +1,19 @@
 """The data-parallel ranks of one trainer: a process group outside torch's default one.
 
-gloo between CPUs, NCCL between GPUs (never run with more than one GPU so far). Nobody can interrupt a collective from
-inside. So whoever fails leaves the group, by which the others fail at once instead of at their time limit; then all join
-a new one.
+Whoever fails leaves it, by which the others fail at once instead of at their time limit; then all join a new one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rollyard.errors import NonFinite, RanksApart, TrainError
-from rollyard.meeting import held_store, own_address
-
-dist: Any = torch.distributed  # its classes written in C++ have no types
+from rollyard.meeting import held_store, new_group, own_address, store_at
 
 MEETING = "meeting"
 BUCKET = 8 * 2**20  # numbers of one collective
@@ -113,19 +108,9 @@ class Ranks:
     def _meet(self, place: str, limit_s: float) -> None:
         where, _, number = place.partition("/")
         host, _, port = where.rpartition(":")
-        limit = timedelta(seconds=limit_s)
-        store = self._store if self.rank == 0 else dist.TCPStore(host, int(port), is_master=False, timeout=limit)
-        prefixed = dist.PrefixStore(f"train-{number}", store)
-        if self._device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = limit
-            self._group = dist.ProcessGroupNCCL(prefixed, self.rank, self.size, options)
-        else:
-            own = host if self.rank == 0 else own_address(host, int(port))
-            gloo = dist.ProcessGroupGloo._Options()
-            gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
-            gloo._timeout = limit
-            self._group = dist.ProcessGroupGloo(prefixed, self.rank, self.size, gloo)
+        store = self._store if self.rank == 0 else store_at(host, int(port), limit_s)
+        own = host if self.rank == 0 else own_address(host, int(port))
+        self._group = new_group(store, f"train-{number}", self.rank, self.size, self._device, own, limit_s)
 
 
 def flat_gradients(parameters: Iterable[Tensor]) -> Tensor:

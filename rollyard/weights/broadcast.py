@@ -11,7 +11,6 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,15 +18,13 @@ from torch import Tensor
 
 from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
-from rollyard.meeting import held_store, own_address
+from rollyard.meeting import held_store, new_group, own_address, store_at
 from rollyard.protocols import Device
 from rollyard.types import Activity, Manifest, TensorInfo, WeightVersion
 from rollyard.weights.flat import Prepared, check, fill, marked, once_more, taken, views
 from rollyard.weights.layout import TRAILER, Layout, compare
 from rollyard.weights.source import Source
 from rollyard.weights.words import named
-
-dist: Any = torch.distributed  # its classes written in C++ have no types
 
 BUCKET = 32 * 2**20  # bytes: long enough for the full rate, short enough that copying one hides behind sending another
 SHARE = 0.9  # of a sync's limit: where it stopped is told before the whole is given up
@@ -222,8 +219,7 @@ class BroadcastReceiver:
             where, number, names = source.split("/")
             host, _, port = where.rpartition(":")
             members = tuple(names.split(","))
-            limit = timedelta(seconds=self._limit_s)
-            store = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
+            store = store_at(host, int(port), self._limit_s)
             rank, own = members.index(self._engine) + 1, own_address(host, int(port))
             self._group = Group(store, int(number), members, rank, self._device, own, self._limit_s)
             self._source = source
@@ -231,7 +227,7 @@ class BroadcastReceiver:
 
 
 class Group:
-    """A process group of its own, outside torch's default one, which an engine's library may use for itself."""
+    """The trainer and the engines of one offer."""
 
     def __init__(
         self,
@@ -244,18 +240,7 @@ class Group:
         limit_s: float,
     ) -> None:
         self.members = members
-        prefixed = dist.PrefixStore(f"weights-{number}", store)
-        limit, size = timedelta(seconds=limit_s), len(members) + 1
-        self._group: Any
-        if device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = limit
-            self._group = dist.ProcessGroupNCCL(prefixed, rank, size, options)
-        else:
-            gloo = dist.ProcessGroupGloo._Options()
-            gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-            gloo._timeout = limit
-            self._group = dist.ProcessGroupGloo(prefixed, rank, size, gloo)
+        self._group = new_group(store, f"weights-{number}", rank, len(members) + 1, device, address, limit_s)
 
     def broadcast(self, buffer: Tensor, buckets: Sequence[tuple[int, int]], copied: Progress | None = None) -> Iterator[str]:
         """From rank 0 to all, every bucket on its way as soon as it is copied; `[bytes]` uint8. Says which is waited for.

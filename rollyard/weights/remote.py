@@ -1,6 +1,6 @@
 """Publisher, evidence and handoff of a trainer in another process, as the run sees them; the other ends are in `host`.
 
-All raise WeightSyncError when the trainer does not answer in time, and TrainError when it is gone: it is no engine that
+All raise WeightSyncError when the trainer does not answer in time, and TrainerLost when it is gone: it is no engine that
 others could stand in for.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from rollyard.errors import EngineLost, TimeLimitExceeded, TrainError, WeightSyncError
+from rollyard.errors import EngineLost, TimeLimitExceeded, TrainerLost, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols import Answers, Channel, Handoff
 from rollyard.types import Baseline, Finding, Handed, Judged, Manifest, Probed, WeightVersion
@@ -42,8 +42,8 @@ class Line:
             raise _gone(error) from error
 
 
-def _gone(error: EngineLost) -> TrainError:
-    return TrainError(f"the trainer is gone: {error}")
+def _gone(error: EngineLost) -> TrainerLost:
+    return TrainerLost(f"the trainer is lost: {error}")
 
 
 class RemotePublisher:

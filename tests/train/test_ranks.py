@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from rollyard import meeting
 from rollyard.errors import NonFinite, RanksApart, StaleWeights, TrainerLost, TrainError
-from rollyard.train import ranks as ranks_module
 from rollyard.train.group import TrainerGroup
 from rollyard.train.ranks import Ranks, fingerprint
 from rollyard.train.trainer import ReferenceTrainer
@@ -204,7 +204,7 @@ def listening(port: int) -> set[str]:
 
 async def test_the_meeting_listens_on_its_own_address_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[str] = []
-    real = ranks_module.dist.ProcessGroupGloo
+    real = meeting.dist.ProcessGroupGloo
 
     class Watched(real):  # type: ignore[misc]
         @staticmethod
@@ -212,7 +212,7 @@ async def test_the_meeting_listens_on_its_own_address_alone(monkeypatch: pytest.
             bound.append(hostname)
             return real.create_device(hostname=hostname)
 
-    monkeypatch.setattr(ranks_module.dist, "ProcessGroupGloo", Watched)
+    monkeypatch.setattr(meeting.dist, "ProcessGroupGloo", Watched)
     ours = [Ranks(CPU), Ranks(CPU)]
     place = ours[0].open("127.0.0.2", 5.0)
     port = int(place.partition("/")[0].rpartition(":")[2])

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from rollyard import meeting
 from rollyard.errors import ConfigError
 from rollyard.model.folder import load
 from rollyard.place.inline import DeviceThread
 from rollyard.types import WeightVersion
-from rollyard.weights import broadcast
 from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.source import Source
 from tests.tiny import tiny_folder
@@ -26,7 +26,7 @@ from tests.weights.moving import receiver, sides, step
 async def test_every_side_binds_an_address_of_its_own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's address here is one that an engine would not choose, as on another machine it could not."""
     bound: list[str] = []
-    real = broadcast.dist.ProcessGroupGloo
+    real = meeting.dist.ProcessGroupGloo
 
     class Watched(real):  # type: ignore[misc]
         @staticmethod
@@ -34,7 +34,7 @@ async def test_every_side_binds_an_address_of_its_own_machine(tmp_path: Path, mo
             bound.append(hostname)
             return real.create_device(hostname=hostname)
 
-    monkeypatch.setattr(broadcast.dist, "ProcessGroupGloo", Watched)
+    monkeypatch.setattr(meeting.dist, "ProcessGroupGloo", Watched)
     folder = tiny_folder(tmp_path)
     model, device = load(folder), DeviceThread()
     publisher, engine = BroadcastPublisher(Source.of(model), device, "127.0.0.2", 20.0), receiver("broadcast", model, "e0")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.errors import TrainError, WeightSyncError
+from rollyard.errors import TrainerLost, WeightSyncError
 from rollyard.place.child import Child, launch
 from rollyard.types import Handed, WeightVersion
 from rollyard.weights import handoff
@@ -141,5 +141,5 @@ async def test_between_two_processes(transport: str) -> None:
             digests = [await child.call("digest", limit_s=10.0) for child in both]
             assert digests[0] == digests[1]
         both[0].kill()
-        with pytest.raises(TrainError, match="the trainer is gone: half a was ended by signal 9"):
+        with pytest.raises(TrainerLost, match="the trainer is lost: half a was ended by signal 9"):
             await hand_over(sides[1], sides[0], V1, "a")

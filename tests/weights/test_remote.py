@@ -14,7 +14,7 @@ import torch
 
 from rollyard import events as ev
 from rollyard.config import WeightsConfig
-from rollyard.errors import TrainError, WeightSyncError
+from rollyard.errors import TrainerLost, WeightSyncError
 from rollyard.model.folder import load
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
@@ -117,11 +117,11 @@ async def test_a_trainer_that_is_gone_is_told_with_its_cause(device: DeviceThrea
         publisher, evidence = RemotePublisher(channel, 5.0), RemoteEvidence(channel, 5.0)
         await there.close()
         await channel.ended()
-        with pytest.raises(TrainError, match="the trainer is gone: trainer ended"):
+        with pytest.raises(TrainerLost, match="the trainer is lost: trainer ended"):
             await publisher.publish(V0, ("e0",))
-        with pytest.raises(TrainError, match="the trainer is gone: trainer ended"):
+        with pytest.raises(TrainerLost, match="the trainer is lost: trainer ended"):
             publisher.taken("e0", V0)
-        with pytest.raises(TrainError, match="the trainer is gone: trainer ended"):
+        with pytest.raises(TrainerLost, match="the trainer is lost: trainer ended"):
             await evidence.restore()
 
 
@@ -164,7 +164,7 @@ async def test_a_trainer_that_is_gone_ends_the_run(moment: str) -> None:
         publishing = asyncio.ensure_future(made.actions[ev.Publish](ev.Publish(V0)))
         await asyncio.sleep(0.05)
         await far.close()
-        with pytest.raises(TrainError, match="the trainer is gone: trainer ended"):
+        with pytest.raises(TrainerLost, match="the trainer is lost: trainer ended"):
             await publishing
     assert heard == ([ev.Published(V0, ("e0",))] if moment == "delivering" else [])
 
