@@ -22,7 +22,7 @@ from rollyard.model.machine import Machine, measure
 from rollyard.place.layout import Roles
 from rollyard.prompts.open import open_prompts
 from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer
-from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_function
+from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_reward
 from rollyard.types import Prompt, Sampling, WeightVersion
 from rollyard.watch.timeline import Timeline
 
@@ -146,7 +146,7 @@ def reward_of(config: Config, given: RewardFunction | None) -> RewardFunction:
     if given is not None:
         return given
     if config.reward.function:
-        return load_function(config.reward.function)
+        return load_reward(config.reward.function)
     if config.prompts.task:
         return exact_match
     raise ConfigError("prompts from a file need a reward", where="reward.function", remedy="give --reward FILE.py:function")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.prompts.jsonl import read_rows
-from rollyard.reward.function import check_columns, load_function
+from rollyard.reward.function import check_columns, load_reward
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub}
@@ -43,7 +43,7 @@ def test_every_arithmetic_prompt_has_its_right_answer():
     ],
 )
 def test_the_last_number_counts(completion, answer, reward):
-    exact_number = load_function(f"{EXAMPLES / 'reward.py'}:exact_number")
+    exact_number = load_reward(f"{EXAMPLES / 'reward.py'}:exact_number")
     check_columns(exact_number, {"answer"})
     assert exact_number("p", completion, answer=answer, level=3) == reward
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
 import reprlib
-import sys
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from inspect import Parameter
-from pathlib import Path
 from typing import Any
 
 from rollyard.config import RewardConfig
 from rollyard.errors import ConfigError, TimeLimitExceeded
+from rollyard.functions import POSITIONAL, Function, check_callable, check_takes, load_function
 from rollyard.reward.threads import Outcome, Workers
 from rollyard.types import Completion, Prompt, Reward
 
-RewardFunction = Callable[..., Any]
+RewardFunction = Function
 WHERE = "reward.function"
 LARGEST = 3.4028235e38  # of float32, which is what losses are computed in
-POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
@@ -103,34 +99,16 @@ class FunctionScorer:
         return Reward(number, {self._name: number})
 
 
-def load_function(name: str) -> RewardFunction:
+def load_reward(name: str) -> RewardFunction:
     """Import `FILE.py:function` or `package.module:function`. Raises ConfigError saying what went wrong."""
-    module_name, separator, attribute = name.rpartition(":")
-    remedy = "give FILE.py:function or package.module:function"
-    if not separator or not module_name or not attribute:
-        raise ConfigError(f"{name!r} names no function", where=WHERE, remedy=remedy)
-    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
-    function = getattr(module, attribute, None)
-    if function is None:
-        found = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
-        raise ConfigError(f"{module_name} has no {attribute!r}", where=WHERE, remedy=f"its functions: {found}")
+    function = load_function(name, WHERE)
     check_function(function, name)
     return function
 
 
 def check_function(function: Any, name: str) -> None:
     """Raises ConfigError when it cannot be called with (prompt, completion)."""
-    if not callable(function):
-        raise ConfigError(f"{name} is a {type(function).__name__}, not a function", where=WHERE, remedy="name a function")
-    try:
-        kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
-    except ValueError:
-        problem = f"{name} does not tell what parameters it takes"
-        raise ConfigError(problem, where=WHERE, remedy="wrap it in a Python function") from None
-    positional = sum(kind in POSITIONAL for kind in kinds)
-    if positional < 2 and Parameter.VAR_POSITIONAL not in kinds:
-        problem = f"{name} takes {positional} positional arguments"
-        raise ConfigError(problem, where=WHERE, remedy="it is called with (prompt, completion, **columns)")
+    check_takes(check_callable(function, name, WHERE), 2, name, WHERE, "(prompt, completion, **columns)")
 
 
 def check_columns(function: RewardFunction, columns: Set[str]) -> None:
@@ -165,28 +143,3 @@ def _column_parameters(parameters: list[Parameter]) -> list[Parameter]:
     """All but the first two positional ones, which take prompt and completion."""
     positional = [parameter for parameter in parameters if parameter.kind in POSITIONAL]
     return [parameter for parameter in parameters if parameter not in positional[:2]]
-
-
-def _load_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}", where=WHERE, remedy="give the path of a Python file")
-    name = f"rollyard_reward_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may raise anything
-        raise ConfigError(
-            f"{path} cannot be imported: {type(error).__name__}: {error}", where=WHERE, remedy="mend the file"
-        ) from error
-    return module
-
-
-def _load_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # a user's module may raise anything
-        problem = f"{name} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(problem, where=WHERE, remedy="give FILE.py:function, or a module that Python finds") from error

@@ -13,7 +13,7 @@ from rollyard.bench.peer import PeerError
 from rollyard.bench.result import machine
 from rollyard.bench.setting import Setting
 from rollyard.model.tokenizer import Tokenizer
-from rollyard.reward.function import load_function
+from rollyard.reward.function import load_reward
 from tests.bench.peers import script
 from tests.tiny import tiny_folder
 
@@ -100,7 +100,7 @@ def test_the_trainer_multiplies_bfloat16_where_the_cpu_does(model, tmp_path, mon
 
 
 def test_the_reward_is_one_function_for_both_sides():
-    reward = load_function(f"{step.REWARD}:sums")
+    reward = load_reward(f"{step.REWARD}:sums")
     assert reward("", "it is 46", answer="46") == pytest.approx(1 + 0.1 * 2 / 8)
     assert reward("", "46 or 47", answer="46") == pytest.approx(0.1 / 8)
     assert reward("", "", answer="46") == 0.0

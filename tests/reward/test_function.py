@@ -12,7 +12,7 @@ import pytest
 
 from rollyard.config import RewardConfig
 from rollyard.errors import ConfigError, ScoringError
-from rollyard.reward.function import FunctionScorer, check_columns, exact_match, load_function
+from rollyard.reward.function import FunctionScorer, check_columns, exact_match, load_reward
 from rollyard.types import Completion, FinishReason, Prompt, Reward
 
 PROMPT = Prompt(0, 0, (1,), "2+3=", {"answer": "5", "level": 2})
@@ -101,8 +101,8 @@ async def test_threads_are_used_again():
 def test_functions_by_name(tmp_path):
     path = tmp_path / "judge.py"
     path.write_text("import math\nLIMIT = 3\ndef half(prompt, completion, **columns):\n    return 0.5\ndef one(prompt): ...\n")
-    assert load_function(f"{path}:half")("p", "c") == 0.5
-    assert load_function("rollyard.reward.function:exact_match") is exact_match
+    assert load_reward(f"{path}:half")("p", "c") == 0.5
+    assert load_reward("rollyard.reward.function:exact_match") is exact_match
     broken = tmp_path / "broken.py"
     broken.write_text("import no_such_module_anywhere\n")
     for name, problem in (
@@ -115,7 +115,7 @@ def test_functions_by_name(tmp_path):
         ("justaname", "names no function"),
     ):
         with pytest.raises(ConfigError) as raised:
-            load_function(name)
+            load_reward(name)
         assert problem in str(raised.value), name
 
 
@@ -167,7 +167,7 @@ async def test_objects_that_are_called():
 
 def test_a_function_that_hides_its_parameters():
     with pytest.raises(ConfigError, match="does not tell what parameters"):
-        load_function("builtins:max")
+        load_reward("builtins:max")
 
 
 async def test_a_judge_that_ends_after_the_run_is_no_error():

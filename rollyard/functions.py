@@ -1,0 +1,81 @@
+"""Functions that a config names: `FILE.py:function` or `package.module:function`, of users and of other packages."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from inspect import Parameter
+from pathlib import Path
+from typing import Any
+
+from rollyard.errors import ConfigError
+
+Function = Callable[..., Any]
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def load_function(name: str, where: str) -> Function:
+    """Import what `name` says. Raises ConfigError saying what went wrong.
+
+    Args:
+        where: the option that has the name, such as `reward.function`.
+    """
+    module_name, separator, attribute = name.rpartition(":")
+    remedy = "give FILE.py:function or package.module:function"
+    if not separator or not module_name or not attribute:
+        raise ConfigError(f"{name!r} names no function", where=where, remedy=remedy)
+    module = _load_file(Path(module_name), where) if module_name.endswith(".py") else _load_module(module_name, where)
+    function = getattr(module, attribute, None)
+    if function is None:
+        found = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
+        raise ConfigError(f"{module_name} has no {attribute!r}", where=where, remedy=f"its functions: {found}")
+    return check_callable(function, name, where)
+
+
+def check_callable(function: Any, name: str, where: str) -> Function:
+    """`function`. Raises ConfigError when it cannot be called, or does not tell what parameters it takes."""
+    if not callable(function):
+        raise ConfigError(f"{name} is a {type(function).__name__}, not a function", where=where, remedy="name a function")
+    try:
+        inspect.signature(function)
+    except ValueError:
+        problem = f"{name} does not tell what parameters it takes"
+        raise ConfigError(problem, where=where, remedy="wrap it in a Python function") from None
+    return function
+
+
+def check_takes(function: Function, count: int, name: str, where: str, called_with: str) -> None:
+    """Raises ConfigError when it cannot be called with `count` positional arguments, which are `called_with`."""
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    positional = sum(kind in POSITIONAL for kind in kinds)
+    if positional < count and Parameter.VAR_POSITIONAL not in kinds:
+        problem = f"{name} takes {positional} positional arguments"
+        raise ConfigError(problem, where=where, remedy=f"it is called with {called_with}")
+
+
+def _load_file(path: Path, where: str) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", where=where, remedy="give the path of a Python file")
+    name = f"rollyard_{where.replace('.', '_')}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may raise anything
+        raise ConfigError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}", where=where, remedy="mend the file"
+        ) from error
+    return module
+
+
+def _load_module(name: str, where: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a user's module may raise anything
+        problem = f"{name} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(problem, where=where, remedy="give FILE.py:function, or a module that Python finds") from error
