@@ -6,8 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,11 +18,13 @@ from torch import Tensor
 
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import WHERE, Architecture
+from rollyard.model.shards import Collectives, Whole
 from rollyard.model.transformer import CausalLM
 from rollyard.types import TensorInfo
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+FILE_BYTES = 4 * 2**30  # of one file at most, unless one tensor is larger
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 FORMATS = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16", "torch.uint8": "U8"}  # in safetensors
 # Copied beside the weights: how completions end, and the tokenizer.
@@ -36,20 +41,26 @@ COMPANIONS = (
 )
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> CausalLM:
+def load(
+    folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", ranks: Collectives | None = None
+) -> CausalLM:
     """Read a model. Tensors go straight into the parameters, one after the other.
+
+    Args:
+        ranks: each has only some rows of every tensor, and reads no others.
 
     Raises ConfigError for a folder that is no supported model, or whose tensors are not exactly the architecture's.
     """
-    model = CausalLM(Architecture.from_folder(folder), dtype, device)
+    shape = Architecture.from_folder(folder)
+    model = CausalLM(shape, dtype, device) if ranks is None else CausalLM.of_ranks(shape, dtype, torch.device(device), ranks)
     parameters = tensors(model)
     missing, unknown, second_head = set(parameters), set(), None
     with model.stamp.writing():
-        for name, tensor in _stored(_weight_files(folder)):
+        for name, tensor in stored(weight_files(folder)):
             if name == HEAD and model.architecture.tied:
                 second_head = tensor
             elif name in parameters:
-                _fill(name, parameters[name], tensor)
+                _fill(name, parameters[name], tensor, model.parts)
                 missing.discard(name)
             elif not name.endswith("rotary_emb.inv_freq"):  # old writers kept what follows from config.json
                 unknown.add(name)
@@ -57,7 +68,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device 
         problem = "; ".join(f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has unknown", unknown)) if names)
         raise ConfigError(f"{folder} {problem}", where=WHERE, remedy="the tensors should be those that config.json describes")
     # Some writers store a tied head once more, which is fine as long as it is the same.
-    if second_head is not None and not torch.equal(second_head.to(device, dtype), model.head_weight.detach()):
+    if second_head is not None and not _same(second_head, model.head_weight, model.parts):
         problem = f"{HEAD} differs from {EMBEDDING}, but config.json ties them"
         raise ConfigError(f"{folder}: {problem}", where=WHERE, remedy="set tie_word_embeddings to false in config.json")
     return model
@@ -69,15 +80,14 @@ def save(model: CausalLM, folder: Path, source: Path, also: Callable[[Path], Non
     The folder appears whole or not at all: it is written beside its place, synced to disk, then renamed.
 
     Args:
-        model: on any device.
+        model: on any device, all of it here.
         folder: must not exist; its parent is made.
         source: the folder the model was loaded from.
         also: adds more files to the folder it is given, before the rename.
 
     Raises FileExistsError when `folder` exists.
     """
-    parameters = tensors(model)
-    save_each(infos(parameters), parameters.items(), folder, source, also)
+    save_each(infos(tensors(model)), whole_tensors(model), folder, source, also)
 
 
 def save_each(
@@ -95,7 +105,7 @@ def write_tensors(path: Path, described: Sequence[TensorInfo], each: Iterable[tu
     """A safetensors file of tensors that come one after the other: all that are described, in that order, on any device."""
     head, end = dict[str, object]({"__metadata__": {"format": "pt"}}), 0
     for info in described:
-        begin, end = end, end + prod(info.shape) * getattr(torch, info.dtype.removeprefix("torch.")).itemsize
+        begin, end = end, end + _bytes(info)
         head[info.name] = {"dtype": FORMATS[info.dtype], "shape": list(info.shape), "data_offsets": [begin, end]}
     content = json.dumps(head).encode()
     content += b" " * (-len(content) % 8)
@@ -103,6 +113,38 @@ def write_tensors(path: Path, described: Sequence[TensorInfo], each: Iterable[tu
         file.write(len(content).to_bytes(8, "little") + content)
         for _, tensor in each:
             file.write(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
+
+
+def _write_weights(draft: Path, described: Sequence[TensorInfo], each: Iterator[tuple[str, Tensor]]) -> None:
+    """One file, or several and their index."""
+    files = _cut(described)
+    if len(files) == 1:
+        write_tensors(draft / WEIGHTS, described, each)
+        return
+    names = [f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)]
+    for name, part in zip(names, files, strict=True):
+        write_tensors(draft / name, part, islice(each, len(part)))
+    where = {info.name: name for name, part in zip(names, files, strict=True) for info in part}
+    total = sum(_bytes(info) for info in described)
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (draft / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _cut(described: Sequence[TensorInfo]) -> list[list[TensorInfo]]:
+    """In order, so that a file is as large as may be."""
+    files, size = [list[TensorInfo]()], 0
+    for info in described:
+        if files[-1] and size + _bytes(info) > FILE_BYTES:
+            files.append([])
+            size = 0
+        files[-1].append(info)
+        size += _bytes(info)
+    return files
+
+
+def _bytes(info: TensorInfo) -> int:
+    size: int = prod(info.shape) * getattr(torch, info.dtype.removeprefix("torch.")).itemsize
+    return size
 
 
 def infos(named: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
@@ -135,6 +177,14 @@ def tensors(model: CausalLM) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
+def whole_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
+    """The same one after the other. Of ranks that share a model each has to ask; only rank 0 gets any."""
+    for name, tensor in tensors(model).items():
+        whole = model.parts.collected(tensor)
+        if whole is not None:
+            yield name, whole
+
+
 def _write(
     described: Sequence[TensorInfo],
     each: Iterable[tuple[str, Tensor]],
@@ -142,7 +192,7 @@ def _write(
     source: Path,
     also: Callable[[Path], None] | None,
 ) -> None:
-    write_tensors(draft / WEIGHTS, described, each)
+    _write_weights(draft, described, iter(each))
     # Readers take the number format from the configuration, which the model may have left.
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
@@ -163,7 +213,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
@@ -183,22 +233,41 @@ def _weight_files(folder: Path) -> list[Path]:
     raise ConfigError(f"{folder} has no {WEIGHTS}", where=WHERE, remedy="give a folder with safetensors weights")
 
 
-def _stored(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of these safetensors files, one in memory at a time."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in a safetensors file that is open."""
+
+    shape: tuple[int, ...]
+    _slice: Any
+
+    def rows(self, which: slice) -> Tensor:
+        """Some rows of it; nothing else is read. A single number has none, and is read whole."""
+        found: Tensor = self._slice[which] if self.shape else self._slice[...]
+        return found
+
+
+def stored(files: Iterable[Path]) -> Iterator[tuple[str, Stored]]:
+    """All tensors of these safetensors files. Raises ConfigError for one that cannot be read."""
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 (the file is no mapping)
-                    yield name, file.get_tensor(name)
+                    found = file.get_slice(name)
+                    yield name, Stored(tuple(found.get_shape()), found)
         except SafetensorError as error:
             raise ConfigError(f"{path} cannot be read: {error}", where=WHERE, remedy="fetch the model again") from error
 
 
-def _fill(name: str, parameter: Tensor, tensor: Tensor) -> None:
+def _fill(name: str, parameter: Tensor, tensor: Stored, parts: Whole) -> None:
     if tensor.shape != parameter.shape:
         problem = f"{name} has the shape {list(tensor.shape)}, where config.json asks for {list(parameter.shape)}"
         raise ConfigError(problem, where=WHERE, remedy="check config.json")
-    parameter.copy_(tensor)
+    parts.own(parameter).copy_(tensor.rows(parts.rows(tensor.shape)))
+
+
+def _same(tensor: Stored, parameter: Tensor, parts: Whole) -> bool:
+    own = parts.own(parameter)
+    return tensor.shape == tuple(parameter.shape) and torch.equal(tensor.rows(parts.rows(tensor.shape)).to(own), own)
 
 
 def _some(names: set[str] | list[str]) -> str:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from rollyard.model.architecture import Architecture, RopeScaling
 from rollyard.model.fused import Rotation, norm_gated, norm_linears, rotate
+from rollyard.model.shards import Collectives, Whole, shard
 from rollyard.model.stamp import WeightStamp
 
 
@@ -112,11 +113,20 @@ class CausalLM(nn.Module):
         device, nowhere = torch.device(device), torch.device("meta")
         self.architecture = architecture
         self.stamp = WeightStamp()
+        self.parts = Whole()
         self.model = Decoder(architecture, dtype, nowhere)
         if not architecture.tied:
             self.lm_head = nn.Linear(architecture.hidden_size, architecture.vocab_size, False, nowhere, dtype)
         self.to_empty(device=device)
         self.model.rope = rope_table(architecture, dtype, device)
+
+    @classmethod
+    def of_ranks(cls, architecture: Architecture, dtype: torch.dtype, device: torch.device, ranks: Collectives) -> CausalLM:
+        """A model of which only this rank's rows are here. Raises ConfigError where torch cannot do that."""
+        model = cls(architecture, dtype, "meta")
+        model.parts = shard(model, model.model.layers, ranks, device)
+        model.model.rope = rope_table(architecture, dtype, device)
+        return model
 
     @property
     def head_weight(self) -> Tensor:

@@ -7,28 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from rollyard.errors import NonFinite, RanksApart, TrainError
 from rollyard.meeting import held_store, new_group, own_address, store_at
+from rollyard.protocols import Device, Spans
+
+T = TypeVar("T")
 
 MEETING = "meeting"
 BUCKET = 8 * 2**20  # numbers of one collective
 
 
 class Ranks:
-    """One of the ranks; a trainer that never joined others is alone.
+    """One of the ranks (model.shards.Collectives); a trainer that never joined others is alone.
 
     Args:
         device: where the tensors are.
+        rank, size: what it will be once it has joined the others, where that is known before.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, rank: int = 0, size: int = 1) -> None:
         self._device = device
-        self.rank, self.size = 0, 1
+        self.rank, self.size = rank, size
         self._store: Any = None  # of rank 0, as long as it lives
         self._meetings = 0
         self._group: Any = None
@@ -92,6 +97,29 @@ class Ranks:
         if self.size > 1:
             self._try("adding up gradients", lambda: self._add_up(flat))
 
+    def all_gather(self, into: Tensor, own: Tensor) -> None:
+        self._try("gathering parameters", lambda: self._group._allgather_base(into, own).wait())
+
+    def reduce_scatter(self, into: Tensor, every: Tensor) -> None:
+        self._try("adding up gradients", lambda: self._group._reduce_scatter_base(into, every).wait())
+
+    def bring(self, tensor: Tensor, sender: int) -> None:
+        if self.rank == sender:
+            self._try("collecting a tensor", lambda: self._group.send([tensor], 0, 0).wait())
+        elif self.rank == 0:
+            self._try("collecting a tensor", lambda: self._group.recv([tensor], sender, 0).wait())
+
+    def spread(self, tensor: Tensor) -> None:
+        there = tensor.to(self._device)
+        self._try("agreeing on numbers", lambda: self._group.broadcast(there, 0).wait())
+        tensor.copy_(there)
+
+    def agree(self, what: str) -> None:
+        """Raises TrainError, on all alike, unless all ranks begin the same."""
+        found = self.gather(torch.tensor([crc32(what.encode())]))
+        if len(found.unique()) > 1:
+            raise TrainError(f"rank {self.rank} was asked for {what}, and another rank for something else")
+
     def _add_up(self, flat: Tensor) -> None:
         for going in [self._group.allreduce([part]) for part in flat.split(BUCKET)]:
             going.wait()
@@ -111,6 +139,38 @@ class Ranks:
         store = self._store if self.rank == 0 else store_at(host, int(port), limit_s)
         own = host if self.rank == 0 else own_address(host, int(port))
         self._group = new_group(store, f"train-{number}", self.rank, self.size, self._device, own, limit_s)
+
+
+class Joint:
+    """A device on which all ranks do the same at the same time (protocols.Device).
+
+    Whoever fails leaves the group, so that nobody waits for what will not come.
+
+    Args:
+        device: of this rank.
+        what: is done, in a word or two.
+        recover: called after a failure.
+    """
+
+    def __init__(self, device: Device, ranks: Ranks, what: str, recover: Callable[[], None]) -> None:
+        self._device, self._ranks, self._what, self._recover = device, ranks, what, recover
+
+    @property
+    def spans(self) -> Spans:
+        return self._device.spans
+
+    async def run(self, call: Callable[..., T], *args: Any) -> T:
+        """Raises what `call` raises, RanksApart, and TrainError when another rank does something else."""
+        return await self._device.run(self._together, call, args)
+
+    def _together(self, call: Callable[..., T], args: tuple[Any, ...]) -> T:
+        try:
+            with self._ranks.together():
+                self._ranks.agree(self._what)
+                return call(*args)
+        except BaseException:
+            self._recover()
+            raise
 
 
 def flat_gradients(parameters: Iterable[Tensor]) -> Tensor:

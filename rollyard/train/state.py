@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rollyard.errors import TrainError
-from rollyard.model.folder import tensors
+from rollyard.errors import ConfigError, TrainError
+from rollyard.model.folder import infos, stored, tensors, write_tensors
+from rollyard.model.shards import is_sharded
 from rollyard.model.transformer import CausalLM
 
 TENSORS, PROGRESS = "trainer.safetensors", "trainer.json"
@@ -49,23 +49,34 @@ class State:
             generator.set_state(self._random[name])
 
     def write(self, folder: Path, step: int) -> None:
-        """What is not in the model's own files. Raises OSError or SafetensorError."""
-        self.all()
-        save_file({name: tensor.contiguous() for name, tensor in self._beside().items()}, folder / TENSORS)
+        """What is not in the model's own files. Raises OSError or SafetensorError.
+
+        Of ranks that share a model the others exhaust `each` at the same time.
+        """
+        write_tensors(folder / TENSORS, infos(self._beside()), self.each())
         (folder / PROGRESS).write_text(json.dumps({"step": step}), encoding="utf-8")
+
+    def each(self) -> Iterator[tuple[str, Tensor]]:
+        """What is not in the model's own files, one whole tensor after the other; only on rank 0."""
+        self.all()
+        for name, tensor in self._beside().items():
+            whole = self._model.parts.collected(tensor)
+            if whole is not None:
+                yield name, whole
 
     def read(self, folder: Path) -> int:
         """What `write` wrote; the step of then. Raises TrainError when it does not fit, and nothing has changed then."""
         try:
             step = int(json.loads((folder / PROGRESS).read_text(encoding="utf-8"))["step"])
-            stored = load_file(folder / TENSORS)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            found = dict(stored([folder / TENSORS]))
+        except (OSError, ValueError, KeyError, ConfigError) as error:
             raise TrainError(f"{folder} holds no state of a trainer: {error!r}") from error
-        own = self._beside()
-        if {name: tensor.shape for name, tensor in stored.items()} != {name: tensor.shape for name, tensor in own.items()}:
+        own, parts = self._beside(), self._model.parts
+        if {name: tensor.shape for name, tensor in found.items()} != {name: tuple(tensor.shape) for name, tensor in own.items()}:
             raise TrainError(f"the trainer's state in {folder} belongs to another model")
         for name, tensor in own.items():
-            tensor.copy_(stored[name])
+            rows = parts.rows(tensor.shape) if is_sharded(tensor) else slice(None)
+            parts.own(tensor).copy_(found[name].rows(rows))
         self.take()
         return step
 

@@ -14,17 +14,20 @@ from torch import Tensor
 
 from rollyard.config import TrainConfig
 from rollyard.errors import CheckpointError, NonFinite, TrainError
-from rollyard.model.folder import save
+from rollyard.model.folder import save, whole_tensors
+from rollyard.model.shards import exhaust
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
+from rollyard.train.gradients import Copies, Gradients, Shards
 from rollyard.train.learn import learn
 from rollyard.train.loss import Denominators, TokenSums, policy_loss, token_sums
-from rollyard.train.ranks import Ranks, fingerprint, flat_gradients
+from rollyard.train.ranks import Joint, Ranks
 from rollyard.train.rows import CACHED_TOKENS, Rows, pieces
 from rollyard.train.state import State
-from rollyard.types import Activity, Sampling, TrainBatch, TrainStats, WeightVersion
+from rollyard.types import Activity, Sample, Sampling, TrainBatch, TrainStats, WeightVersion
 
 GAP_MAX = 4  # its place in Totals
+NOTHING = [[Sample(0, 0, (0, 0), (False, True), (0.0, 0.0), (0.0, 0.0), ())]]  # a pass whose gradients are 0
 
 
 @dataclass(slots=True)
@@ -68,10 +71,18 @@ class ReferenceTrainer:
         max_tokens: of a completion, for the aggregation `fixed`.
         source: the folder the model came from; checkpoints take its configuration and tokenizer.
         version: the version the parameters are.
+        ranks: that the model is shared with, where each has a part of it.
     """
 
     def __init__(
-        self, model: CausalLM, device: Device, config: TrainConfig, max_tokens: int, source: Path, version: WeightVersion
+        self,
+        model: CausalLM,
+        device: Device,
+        config: TrainConfig,
+        max_tokens: int,
+        source: Path,
+        version: WeightVersion,
+        ranks: Ranks | None = None,
     ) -> None:
         self._model = model
         self._device = device
@@ -86,7 +97,10 @@ class ReferenceTrainer:
             model.parameters(), config.lr, config.betas, config.eps, config.weight_decay, fused=True
         )
         self._state = State(model, self._optimizer)
-        self._ranks = Ranks(self._where)
+        self._ranks = ranks or Ranks(self._where)
+        # Where the model is shared, whatever needs all of it is done on this device.
+        self._together = device if ranks is None else Joint(device, ranks, "the trainer's step or state", model.parts.recover)
+        self._gradients: Gradients = Copies(model, self._ranks) if ranks is None else Shards(model, ranks)
 
     @property
     def version(self) -> WeightVersion:
@@ -105,7 +119,7 @@ class ReferenceTrainer:
         """
         if len(shards) != 1:
             raise TrainError(f"one rank trains on one part of a batch, not on {len(shards)}")
-        return await self._device.run(self._device.spans.timed(Activity.TRAIN, self._train, "step"), shards[0])
+        return await self._together.run(self._device.spans.timed(Activity.TRAIN, self._train, "step"), shards[0])
 
     async def settle(self) -> WeightVersion:
         """The version once the device has done what it was asked."""
@@ -115,9 +129,11 @@ class ReferenceTrainer:
     async def save(self, folder: Path) -> None:
         """Write the policy in Hugging Face format, with the rest of the state beside it. The folder must not exist.
 
+        Ranks that share a model have to be asked all at once; rank 0 writes, and holds one whole tensor at a time.
+
         Raises CheckpointError when it cannot be written, or a change of the parameters failed half way.
         """
-        await self._device.run(self._device.spans.timed(Activity.CHECKPOINT, self._save), folder)
+        await self._together.run(self._device.spans.timed(Activity.CHECKPOINT, self._save), folder)
 
     async def load_state(self, folder: Path) -> None:
         """Go on with the state in a checkpoint. The parameters are loaded with the model.
@@ -146,7 +162,13 @@ class ReferenceTrainer:
         return self._ranks.open(address, limit_s)
 
     async def join(self, place: str, rank: int, size: int, limit_s: float) -> None:
-        """Be one of the ranks that meet at `place`, for all steps from now on. Raises RanksApart."""
+        """Be one of the ranks that meet at `place`, for all steps from now on. Raises RanksApart.
+
+        Raises TrainError when the model is shared, and by other ranks than these.
+        """
+        if self._model.parts.sharded and (rank, size) != (self._ranks.rank, self._ranks.size):
+            part = f"part {self._ranks.rank} of {self._ranks.size} of the model"
+            raise TrainError(f"this trainer has {part}, and cannot be rank {rank} of {size}")
         await self._device.run(self._ranks.join, place, rank, size, limit_s)
 
     async def close(self) -> None:
@@ -165,13 +187,14 @@ class ReferenceTrainer:
     def _step(self, batch: TrainBatch) -> TrainStats:
         denominators = self._agree(batch)
         totals, norm, rate = Totals(), 0.0, self._learning_rate(batch.step)
-        flat = flat_gradients(self._model.parameters()) if self._ranks.size > 1 else None
-        for samples in batch.micro_batches:
-            for families in pieces(samples, self._piece):
-                self._accumulate(Rows.of(families, self._where), batch.sampling, denominators, totals)
+        parts = [families for samples in batch.micro_batches for families in pieces(samples, self._piece)]
+        passes = self._gradients.begin(len(parts))
+        for families in parts:
+            self._accumulate(Rows.of(families, self._where), batch.sampling, denominators, totals)
+        for _ in range(passes - len(parts)):  # others have more
+            self._accumulate(Rows.of(NOTHING, self._where), batch.sampling, denominators, Totals())
         if denominators.tokens:
-            if flat is not None:
-                self._ranks.add_up(flat)
+            self._gradients.add_up()
             totals = totals.over(self._ranks)
             norm = self._device.spans.timed(Activity.TRAIN, self._update, "optimizer")(rate, totals.loss)
         self._version = self._version._replace(step=batch.step + 1)
@@ -201,23 +224,15 @@ class ReferenceTrainer:
 
     def _update(self, rate: float, loss: float) -> float:
         """Clip and step. Returns the norm of the gradients before clipping."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.max_grad_norm))
+        norm = self._gradients.clip(self._config.max_grad_norm)
         if not (math.isfinite(norm) and math.isfinite(loss)):
             raise NonFinite(f"step {self._version.step}: loss {loss}, gradient norm {norm}; the parameters are as before")
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         with self._model.stamp.writing():
             self._optimizer.step()
-            self._check_alike()
+            self._gradients.check(self._version.step)
         return norm
-
-    def _check_alike(self) -> None:
-        """Raises TrainError on all ranks when parameters drifted apart. In the midst of a change: they are torn then."""
-        if self._ranks.size > 1:
-            found = self._ranks.gather(fingerprint(self._model.parameters())).flatten().tolist()
-            if len(set(found)) > 1:
-                ranks = " and ".join(str(rank) for rank, number in enumerate(found) if number != found[0])
-                raise TrainError(f"step {self._version.step}: the parameters of rank {ranks} are not those of rank 0")
 
     def _learning_rate(self, step: int) -> float:
         """Linear warm-up: step i of the first n takes (i + 1) / n of the rate."""
@@ -230,6 +245,10 @@ class ReferenceTrainer:
         """On the device, so that a step under way is over and is not taken for a torn one."""
         if not self._model.stamp.whole:
             raise CheckpointError(f"{folder} is not written: a change of the parameters failed half way")
+        if not self._model.parts.first:
+            exhaust(whole_tensors(self._model))
+            exhaust(self._state.each())
+            return
         try:
             save(self._model, folder, self._source, lambda draft: self._state.write(draft, self._version.step))
         except (OSError, SafetensorError) as error:

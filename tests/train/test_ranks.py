@@ -157,10 +157,10 @@ async def test_a_rank_that_is_gone_while_parameters_change_leaves_those_of_the_o
     """Nobody knows then whether it has the new ones: they are neither used nor counted as the old ones."""
     async with group(folder, 2) as (members, together):
 
-        def gone() -> None:
+        def gone(step: int) -> None:
             raise TrainError("gone")
 
-        members[1]._check_alike = gone
+        members[1]._gradients.check = gone
         with pytest.raises(TrainError, match="rank 1: gone"):
             await together.train(parts(make_samples(6), 3, 3))
         assert together.version == members[0].version == WeightVersion(0)
