@@ -107,6 +107,7 @@ class TrainConfig(Section):
     clip_low: Share = Field(0.2, description="the ratio is clipped below 1 minus this")
     clip_high: Positive = Field(0.2, description="the ratio is clipped above 1 plus this")
     max_grad_norm: Positive = Field(1.0, description="gradients are scaled down to this norm")
+    shard: bool = Field(False, description="the trainers of place.train share one copy of the policy and its moments (FSDP2)")
     limit_s: Positive = Field(3600.0, description="seconds a step may take where the trainer is another process")
     precision: Literal["model", "bfloat16"] = Field(
         "model", description="number format of matrix products (bfloat16: autocast, the parameters keep their own format)"
@@ -277,10 +278,22 @@ def _check_place(config: Config) -> None:
     if place.ray_address and place.device == "auto":
         problem = "which devices the nodes of a running cluster have is not known here"
         raise ConfigError(problem, where="place.device", remedy="say cpu or cuda with place.ray_address")
+    if config.train.shard:
+        _check_shard(place)
     if place.apart:
         _check_apart(config)
     else:
         _check_shared(config)
+
+
+def _check_shard(place: PlaceConfig) -> None:
+    """Trainers have a part of the parameters each."""
+    if not place.apart:
+        problem = f"with placement {place.placement} engines decode with their trainer's parameters, which would be a part"
+        raise ConfigError(problem, where="train.shard", remedy="use it with --place.placement separate or async")
+    if place.train < 2:
+        problem = "one trainer has nobody to share the policy with"
+        raise ConfigError(problem, where="train.shard", remedy="use it with --place.train 2 or more")
 
 
 def _check_shared(config: Config) -> None:

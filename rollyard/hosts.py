@@ -65,12 +65,14 @@ async def serve_host(channel: Channel, order: bytes) -> None:
     with ExitStack() as built:
         built.callback(device.close)
         await device.run(worker.set_threads, worker.threads_of(config, Architecture.from_folder(ordered.folder)))
-        policy = await device.run(worker.load_policy, config, ordered.folder)
-        trainer = await device.run(worker.build_trainer, config, policy, device, WeightVersion(0))
-        publisher = worker.build_publisher(config, policy, device, ordered.scratch)
+        ranks = worker.ranks_of(config, ordered.host.rank)
+        policy = await device.run(worker.load_policy, config, ordered.folder, ranks)
+        trainer = await device.run(worker.build_trainer, config, policy, device, WeightVersion(0), ranks)
+        publishing, proving = (worker.joint(what, policy, device, ranks) for what in ("a publication", "evidence"))
+        publisher = worker.build_publisher(config, policy, publishing, ordered.scratch)
         built.callback(publisher.close)
         trainers.serve(trainer, channel, device.spans)
-        weights.serve(publisher, worker.build_evidence(policy, device), channel)
+        weights.serve(publisher, worker.build_evidence(policy, device, proving), channel)
         if config.place.placement == "swap":
             assert engine is not None, "a half has an engine"
             handoff = worker.build_handoff(config, engine, policy, trainer, device)

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rollyard import worker
 from rollyard.config import Config
@@ -40,6 +40,9 @@ from rollyard.reward.function import RewardFunction
 from rollyard.rollout.controller import Text
 from rollyard.types import EngineStats, FinishReason, Prompt, WeightVersion
 from rollyard.watch.accounts import ENGINE, TRAINER
+
+if TYPE_CHECKING:
+    from rollyard.weights.ranks import Together
 
 S = TypeVar("S")
 
@@ -253,8 +256,20 @@ class Builder:
             return trainers[0]
         from rollyard.train.group import Member, TrainerGroup
 
-        config = self._config
-        return TrainerGroup([cast(Member, trainer) for trainer in trainers], config.weights.address, config.train.limit_s)
+        members, train = [cast(Member, trainer) for trainer in trainers], self._config.train
+        group = TrainerGroup(members, self._config.weights.address, train.limit_s, shards=train.shard)
+        if train.shard:
+            self._share(group.together)
+        return group
+
+    def _share(self, together: Together) -> None:
+        """What the trainers' sides do, all do at once: nobody has more than a part of the policy."""
+        from rollyard.weights.ranks import RanksEvidence, RanksPublisher
+
+        found = self._found
+        first = found.publishers[0][0]
+        found.publishers = [(first, RanksPublisher([publisher for _, publisher in found.publishers], together))]
+        found.evidence = [(first, RanksEvidence([evidence for _, evidence in found.evidence], together))]
 
     def _serving(self, beside: list[tuple[Host, S]]) -> dict[EngineId, S]:
         """Who serves each engine: what is beside it, or the first trainer's."""

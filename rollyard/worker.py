@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.model.transformer import CausalLM
+    from rollyard.train.ranks import Ranks
     from rollyard.train.trainer import ReferenceTrainer
     from rollyard.watch.recorder import Recorder
     from rollyard.weights.handoff import StateHandoff
@@ -87,8 +88,25 @@ def begin(config: Config) -> None:
         Thread(target=compile_kernels, name="compiler", daemon=True).start()
 
 
-def load_policy(config: Config, folder: Path) -> Policy:
-    """Read the model and the tokenizer.
+def ranks_of(config: Config, rank: int | None) -> Ranks | None:
+    """The ranks that share a policy, as the trainer of `rank` sees them; None where each has all of it."""
+    import torch
+
+    from rollyard.train.ranks import Ranks
+
+    shared = config.train.shard and rank is not None
+    return Ranks(torch.device(device_of(config)), rank or 0, config.place.train) if shared else None
+
+
+def joint(what: str, policy: Policy, device: Device, ranks: Ranks | None) -> Device:
+    """Where that is done which ranks that share a policy have to do together."""
+    from rollyard.train.ranks import Joint
+
+    return device if ranks is None else Joint(device, ranks, what, policy.model.parts.recover)
+
+
+def load_policy(config: Config, folder: Path, ranks: Ranks | None = None) -> Policy:
+    """Read the model and the tokenizer. `ranks` share it: of each tensor only some rows are read.
 
     Raises ConfigError when the folder is not a model we can run exactly, or the device is not there.
     """
@@ -97,7 +115,7 @@ def load_policy(config: Config, folder: Path) -> Policy:
     from rollyard.model.folder import load
     from rollyard.model.tokenizer import Tokenizer
 
-    return Policy(load(folder, getattr(torch, config.model.dtype), device_of(config)), Tokenizer(folder), folder)
+    return Policy(load(folder, getattr(torch, config.model.dtype), device_of(config), ranks), Tokenizer(folder), folder)
 
 
 def device_of(config: Config) -> str:
@@ -135,10 +153,12 @@ def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, 
     return EmbeddedEngine(id_, policy.model, policy.tokenizer, device, receiver, config.engine, window, sole)
 
 
-def build_trainer(config: Config, policy: Policy, device: Device, version: WeightVersion) -> ReferenceTrainer:
+def build_trainer(
+    config: Config, policy: Policy, device: Device, version: WeightVersion, ranks: Ranks | None = None
+) -> ReferenceTrainer:
     from rollyard.train.trainer import ReferenceTrainer
 
-    return ReferenceTrainer(policy.model, device, config.train, config.rollout.max_tokens, policy.folder, version)
+    return ReferenceTrainer(policy.model, device, config.train, config.rollout.max_tokens, policy.folder, version, ranks)
 
 
 def reward_of(config: Config, given: RewardFunction | None) -> RewardFunction:
@@ -175,14 +195,21 @@ def rollover_of(config: Config) -> Rollover:
 
 
 def build_publisher(config: Config, policy: Policy, device: Device, scratch: Path) -> Publisher:
-    """The trainer's side of the transport. One that is in place is the receiver as well."""
+    """The trainer's side of the transport. One that is in place is the receiver as well.
+
+    Args:
+        device: where ranks that share the policy do the same at the same time.
+    """
     from rollyard.weights.broadcast import BroadcastPublisher
     from rollyard.weights.checkpoint import CheckpointPublisher
     from rollyard.weights.in_place import InPlace
+    from rollyard.weights.part import PartPublisher
     from rollyard.weights.shared_memory import SharedMemoryPublisher
     from rollyard.weights.source import Source
 
     model, weights = policy.model, config.weights
+    if not model.parts.first:
+        return PartPublisher(Source.of(model), device)
     match transport_of(config):
         case "in_place":
             return InPlace(model)
@@ -194,11 +221,11 @@ def build_publisher(config: Config, policy: Policy, device: Device, scratch: Pat
             return BroadcastPublisher(Source.of(model), device, weights.address, weights.limit_s)
 
 
-def build_evidence(policy: Policy, device: Device) -> Evidence:
-    """The trainer's side of the proof that weights arrive."""
+def build_evidence(policy: Policy, device: Device, together: Device | None = None) -> Evidence:
+    """The trainer's side of the proof that weights arrive. `together`: where ranks that share the policy look at it."""
     from rollyard.weights import evidence
 
-    return evidence.Evidence(policy.model, device)
+    return evidence.Evidence(policy.model, device, together)
 
 
 def build_sync(

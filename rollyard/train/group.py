@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from rollyard.errors import RanksApart, TrainerLost, TrainError
 from rollyard.protocols import Trainer
@@ -38,12 +39,14 @@ class TrainerGroup:
         members: one for each rank, all with the same parameters. They are closed with the group.
         address: of the machine of rank 0, as the others reach it.
         limit_s: seconds a rank may wait for the others: at the meeting, and at the end of its part of a batch.
+        shards: each member has a part of the parameters, not a copy.
     """
 
-    def __init__(self, members: Sequence[Member], address: str, limit_s: float) -> None:
-        self._members, self._address, self._limit_s = tuple(members), address, limit_s
+    def __init__(self, members: Sequence[Member], address: str, limit_s: float, *, shards: bool = False) -> None:
+        self._members, self._address, self._limit_s, self._shards = tuple(members), address, limit_s, shards
         self._version = members[0].version
         self._met = False
+        self._turn = asyncio.Lock()
 
     @property
     def version(self) -> WeightVersion:
@@ -59,11 +62,7 @@ class TrainerGroup:
         """
         if len(shards) != len(self._members):
             raise TrainError(f"{len(self._members)} ranks train on as many parts of a batch, not on {len(shards)}")
-        if not self._met:
-            await self._meet()
-        self._met = False
-        found = await self._all([member.train([shard]) for member, shard in zip(self._members, shards, strict=True)])
-        self._met = True
+        found = await self.together([partial(each.train, [shard]) for each, shard in zip(self._members, shards, strict=True)])
         self._version = self._version._replace(step=found[0].step)
         return found[0]
 
@@ -76,8 +75,11 @@ class TrainerGroup:
         return self._version
 
     async def save(self, folder: Path) -> None:
-        """By rank 0. Raises CheckpointError, or TrainerLost."""
-        await self._members[0].save(folder)
+        """By rank 0, to which the others bring their parts if they have any. Raises CheckpointError, or TrainerLost."""
+        if self._shards:
+            await self.together([partial(member.save, folder) for member in self._members])
+        else:
+            await self._members[0].save(folder)
 
     async def become(self, version: WeightVersion) -> None:
         await self._all([member.become(version) for member in self._members])
@@ -86,12 +88,25 @@ class TrainerGroup:
     async def close(self) -> None:
         await asyncio.gather(*(member.close() for member in self._members))
 
+    async def together(self, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+        """One call of each member, all at once, after they have met. One such thing at a time.
+
+        Raises the first cause when one fails, with its rank; they meet anew before the next.
+        """
+        async with self._turn:
+            if not self._met:
+                await self._meet()
+            self._met = False
+            found = await self._all([call() for call in calls])
+            self._met = True
+            return found
+
     async def _meet(self) -> None:
         size = len(self._members)
         (place,) = await self._all([self._members[0].open(self._address, self._limit_s)]) if size > 1 else ("",)
         await self._all([member.join(place, rank, size, self._limit_s) for rank, member in enumerate(self._members)])
 
-    async def _all(self, calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    async def _all(self, calls: Sequence[Awaitable[T]]) -> list[T]:
         """What all of them give. Raises the first cause when one fails; the others are not waited for then."""
         tasks = [asyncio.ensure_future(call) for call in calls]
         try:

@@ -42,8 +42,8 @@ class Moved:
 
 
 def keep(model: CausalLM) -> dict[str, Tensor]:
-    """A copy of every parameter."""
-    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in model.named_parameters()}
+    """A copy of every parameter, or of what is here of it."""
+    return {name: model.parts.own(parameter).to("cpu", copy=True) for name, parameter in model.named_parameters()}
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def restore(model: CausalLM, kept: Kept) -> None:
     """The parameters as they were, bit for bit; also when a change of them failed half way."""
     with replacing(model.stamp):
         for name, parameter in model.named_parameters():
-            parameter.copy_(kept[name])
+            model.parts.own(parameter).copy_(kept[name])
 
 
 def least_limit(noise: float) -> float:
@@ -66,19 +66,20 @@ def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int, limit:
     logprobs and one that is missing does. Each attempt goes farther: the last move may have been lost in rounding.
     """
     restore(model, kept)
-    parameters = dict(model.named_parameters())
+    parameters, parts = dict(model.named_parameters()), model.parts
     chosen = {name: parameters[name] for name in names}
     farther = FARTHER ** (attempt - 1)
     gradients = _gradients(model, chosen, torch.Generator().manual_seed(attempt))
     with model.stamp.writing(), torch.no_grad():
         for number, (name, gradient) in enumerate(gradients.items()):
             parameter = chosen[name]
-            along, effect = _direction(gradient.float())
-            own = float(parameter.float().norm()) or 1.0
+            here, shape = parts.own(parameter), parameter.shape
+            along, effect = _direction(parts.gathered(gradient, shape).float())
+            own = float(parts.gathered(here, shape).float().norm()) or 1.0
             size = min(farther * WANTED * limit * probe.PROMPTS**0.5 / (effect or 1.0), farther * FARTHEST * own)
             if attempt > 1:  # what should have shown did not: one row may have had all the effect, or rounding all the move
                 size = max(size, farther * LEAST_SHARE * own)
-            parameter.add_((along * (size * (-1) ** number)).to(parameter.dtype))
+            here.add_((along[parts.rows(shape)] * (size * (-1) ** number)).to(here.dtype))
     return Moved(probe.table(model), _shows(model, kept, chosen, torch.Generator().manual_seed(attempt)))
 
 
@@ -94,8 +95,8 @@ def answer_to_rounding(model: CausalLM) -> float:
     signs = torch.randint(2, (PERIOD,), generator=torch.Generator().manual_seed(2)) * 2 - 1
     with model.stamp.writing():
         for name, parameter in model.named_parameters():
-            factors = (1 + PART * signs).repeat(-(-parameter.numel() // PERIOD))[: parameter.numel()]
-            parameter.copy_(kept[name] * factors.view(parameter.shape))
+            factors = (1 + PART * signs).repeat(-(-parameter.numel() // PERIOD))[: parameter.numel()].view(parameter.shape)
+            model.parts.own(parameter).copy_(kept[name] * factors[model.parts.rows(parameter.shape)])
     rounded = probe.table(model)
     restore(model, kept)
     return float((exact.exp() * (rounded - exact).square()).sum(dim=1).mean().sqrt())
@@ -126,12 +127,12 @@ def hidden(model: CausalLM, kept: Kept, moved: Moved, after: Sequence[Answer], l
 @torch.no_grad()
 def _halves_put_back(model: CausalLM, kept: Kept) -> tuple[Tensor, Tensor]:
     """A tied embedding is used twice, and an engine may hold it twice: with only the head, and only the lookup, as it was."""
-    weight = model.head_weight
-    away, before = weight.detach().clone(), kept[EMBEDDING].to(weight.device)
-    head = probe.logprobs(model, before).cpu()
+    parts, weight = model.parts, model.parts.own(model.head_weight)
+    shape, away, before = model.head_weight.shape, weight.clone(), kept[EMBEDDING].to(weight.device)
+    head = probe.with_head(model, parts.gathered(before, shape))
     with model.stamp.writing():
         weight.copy_(before)
-    lookup = probe.logprobs(model, away).cpu()
+    lookup = probe.with_head(model, parts.gathered(away, shape))
     with model.stamp.writing():
         weight.copy_(away)
     return head, lookup
@@ -139,13 +140,13 @@ def _halves_put_back(model: CausalLM, kept: Kept) -> tuple[Tensor, Tensor]:
 
 def _put_back(model: CausalLM, kept: Kept, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
     """The probe's logprobs with one tensor at a time as it was."""
-    parameters = dict(model.named_parameters())
+    parameters = {name: model.parts.own(parameter) for name, parameter in model.named_parameters()}
     for name in names:
-        away = parameters[name].detach().clone()
-        with model.stamp.writing(), torch.no_grad():
+        away = parameters[name].clone()
+        with model.stamp.writing():
             parameters[name].copy_(kept[name])
         yield name, probe.table(model)
-        with model.stamp.writing(), torch.no_grad():
+        with model.stamp.writing():
             parameters[name].copy_(away)
 
 
@@ -157,19 +158,24 @@ def _direction(gradient: Tensor) -> tuple[Tensor, float]:
 
 
 def _gradients(model: CausalLM, chosen: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """Of the probe's logprobs, of the likeliest tokens, added up with random signs over the root of their number."""
+    """Of the probe's logprobs, of the likeliest tokens, added up with random signs over the root of their number.
+
+    What is here of each.
+    """
     with torch.enable_grad():
         logprobs = probe.logprobs(model)
         likeliest = logprobs.gather(1, logprobs.detach().argmax(dim=1, keepdim=True))[:, 0]
         signs = torch.randint(2, likeliest.shape, generator=generator).to(likeliest) * 2 - 1
         total = (signs * likeliest).sum() / len(likeliest) ** 0.5
-        return dict(zip(chosen, torch.autograd.grad(total, list(chosen.values())), strict=True))
+        return dict(zip(chosen, model.parts.gradients(total, list(chosen.values())), strict=True))
 
 
 def _shows(model: CausalLM, kept: Kept, chosen: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, float]:
     """|<gradient, move>| over the root of the number of prompts, a lower bound of the root mean square over prompts."""
-    shows = {}
+    shows, parts = list[float](), model.parts
     for name, gradient in _gradients(model, chosen, generator).items():
-        move = chosen[name].detach().float() - kept[name].to(gradient.device).float()
-        shows[name] = abs(float((gradient.float() * move).sum())) / probe.PROMPTS**0.5
-    return shows
+        move = parts.own(chosen[name]).float() - kept[name].to(gradient.device).float()
+        shown = parts.gathered(gradient.float() * move, chosen[name].shape).sum()
+        shows.append(abs(float(shown)) / probe.PROMPTS**0.5)
+    agreed: list[float] = parts.agreed(torch.tensor(shows, dtype=torch.float64)).tolist()
+    return dict(zip(chosen, agreed, strict=True))

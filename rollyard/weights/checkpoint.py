@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
-from rollyard.model.folder import WEIGHTS, infos, save_each
+from rollyard.model.folder import infos, save_each, weight_files
 from rollyard.protocols import Device
 from rollyard.types import Activity, Manifest, TensorInfo, WeightVersion
 from rollyard.weights.flat import Prepared, check, marked, once_more, taken
@@ -72,7 +72,7 @@ class CheckpointPublisher:
         for older in self._folder.glob("offer-*"):
             if older != target:
                 shutil.rmtree(older, ignore_errors=True)
-        size = (target / WEIGHTS).stat().st_size
+        size = sum(path.stat().st_size for path in weight_files(target))
         self._offered = Manifest(version, described, size, str(target), tuple(found))
         return self._offered
 
@@ -93,11 +93,12 @@ class CheckpointReceiver:
         """Read and check. Raises WeightSyncError for a folder that is not what the manifest says."""
         compare(manifest.tensors, self._expected)
         self._prepared = None
-        path = Path(manifest.source) / WEIGHTS
+        folder = Path(manifest.source)
         try:
-            arrived = load_file(path, device=str(self._device))
+            files = [load_file(path, device=str(self._device)) for path in weight_files(folder)]
         except (OSError, SafetensorError, ConfigError) as error:
-            raise WeightSyncError(f"{named(manifest.version)} cannot be read from {path}: {error}") from error
+            raise WeightSyncError(f"{named(manifest.version)} cannot be read from {folder}: {error}") from error
+        arrived = {name: tensor for file in files for name, tensor in file.items()}
         compare(infos(arrived), self._expected)
         check(manifest, arrived, manifest.fingerprints)
         self._prepared = manifest.version, arrived

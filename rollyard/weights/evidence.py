@@ -49,10 +49,12 @@ class Evidence:
         model: the trainer's.
         device: where it computes. Every method but `check` is one call there, so that a restore that is asked for while
             another is under way comes after all of it.
+        together: the same device, where ranks that share the model do the same at the same time. Only a restore needs no
+            other rank.
     """
 
-    def __init__(self, model: CausalLM, device: Device) -> None:
-        self._model, self._device = model, device
+    def __init__(self, model: CausalLM, device: Device, together: Device | None = None) -> None:
+        self._model, self._device, self._together = model, device, together or device
         self._noise: dict[EngineId, float] = {}
         self._new: tuple[WeightVersion, Tensor] | None = None
         self._old: Tensor | None = None
@@ -87,7 +89,7 @@ class Evidence:
         return await self._run(self._judge, answers)
 
     async def restore(self) -> None:
-        await self._run(self._restore)
+        await self._device.run(self._device.spans.timed(Activity.SYNC, self._restore, "evidence"))
 
     async def returned(self, answers: Mapping[EngineId, Answers]) -> Mapping[EngineId, Finding]:
         case = self._under_way()
@@ -97,7 +99,7 @@ class Evidence:
         }
 
     async def _run(self, call: Callable[..., T], *args: object) -> T:
-        return await self._device.run(self._device.spans.timed(Activity.SYNC, call, "evidence"), *args)
+        return await self._together.run(self._device.spans.timed(Activity.SYNC, call, "evidence"), *args)
 
     # ------------------------------------------------------------------------------------------- on the device
 

@@ -32,7 +32,19 @@ def prompts(vocabulary: int) -> tuple[tuple[int, ...], ...]:
 @torch.no_grad()
 def table(model: CausalLM) -> Tensor:
     """`[PROMPTS, vocab]` float32 on the CPU: logprobs of the token after each prompt, by the trainer's forward pass."""
-    return logprobs(model).cpu()
+    return _seen(model, logprobs(model))
+
+
+@torch.no_grad()
+def with_head(model: CausalLM, head: Tensor) -> Tensor:
+    """The same with another head, `[vocab, hidden]`."""
+    return _seen(model, logprobs(model, head))
+
+
+def _seen(model: CausalLM, found: Tensor) -> Tensor:
+    """Of ranks that share the model all take what rank 0 found, and let go of what they gathered for it."""
+    model.parts.rest()
+    return model.parts.agreed(found.cpu())
 
 
 def logprobs(model: CausalLM, head: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rollyard.errors import WeightSyncError
 from rollyard.model.folder import infos, tensors
+from rollyard.model.shards import Whole
 from rollyard.model.stamp import WeightStamp
 from rollyard.model.transformer import CausalLM
 from rollyard.types import WeightVersion
@@ -23,16 +24,19 @@ class Source:
         tensors: what they are now, by name; asked for on their device. Names, shapes and formats stay the same.
         stamp: counts their changes.
         where: the device of the memory that they are copied to first; single ones may be on another.
+        parts: how they lie on ranks that share them. All ranks ask for each tensor then, and only rank 0 gets any.
     """
 
-    def __init__(self, tensors: Callable[[], Mapping[str, Tensor]], stamp: WeightStamp, where: torch.device) -> None:
-        self._tensors, self.stamp, self.where = tensors, stamp, where
+    def __init__(
+        self, tensors: Callable[[], Mapping[str, Tensor]], stamp: WeightStamp, where: torch.device, parts: Whole | None = None
+    ) -> None:
+        self._tensors, self.stamp, self.where, self._parts = tensors, stamp, where, parts or Whole()
         self.infos = infos(tensors())
 
     @classmethod
     def of(cls, model: CausalLM) -> Source:
         """The parameters, a tied head left out."""
-        return cls(lambda: tensors(model), model.stamp, model.head_weight.device)
+        return cls(lambda: tensors(model), model.stamp, model.head_weight.device, model.parts)
 
     def now(self) -> dict[str, Tensor]:
         """All of them, in the order of `infos`. Raises WeightSyncError when they are not what they were at first."""
@@ -46,7 +50,13 @@ class Source:
         Raises WeightSyncError, already when called, when they are not what they were or a change of them failed half way.
         """
         self.check(version)
-        return iter(self.now().items())
+        return self._each(self.now())
+
+    def _each(self, found: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in found.items():
+            whole = self._parts.collected(tensor)
+            if whole is not None:
+                yield name, whole
 
     def check(self, version: WeightVersion) -> None:
         """Raise WeightSyncError when a change of the tensors failed half way."""
