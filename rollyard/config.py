@@ -73,6 +73,18 @@ class RolloutConfig(Section):
     stop: tuple[str, ...] = Field((), description="texts that end a completion (separate several with commas)")
     max_staleness: Natural = Field(0, description="versions a rollout may lag behind the one it trains (S)")
     max_live_groups: Natural = Field(0, description="cap on prompts under way (0: the staleness rule alone)")
+    oversample: Natural = Field(
+        0,
+        description="prompts under way beyond those of one batch, within the staleness limit: a batch is made of those that "
+        "are done first, the others are trained later (0: none with colocated, as many as the limit allows with async)",
+    )
+    order: Literal["admission", "longest"] = Field(
+        "admission",
+        description="who begins first of what is due together: in order, or what will be longest as far as is known",
+    )
+    moves: Natural = Field(
+        0, description="times a running completion may go from a crowded engine to an idle one, which reads it again"
+    )
     overtaking: Literal["allow", "never"] = Field("allow", description="may finished younger groups be trained before older ones")
     on_stale: Literal["wait", "drop"] = Field("wait", description="when overtaking would make an older group too stale")
     retries: Natural = Field(2, description="times a failed request is tried again, keeping its tokens")
@@ -258,13 +270,44 @@ def _check_rollout(rollout: RolloutConfig) -> None:
 
 
 def _check_staleness(config: Config) -> None:
-    limit, placement = config.rollout.max_staleness, config.place.placement
-    if limit and placement in ("colocated", "separate"):
+    rollout, placement = config.rollout, config.place.placement
+    limit = rollout.max_staleness
+    if limit and placement == "separate":
         problem = f"a run that trains and generates in turn has nothing that is {limit} versions old"
-        raise ConfigError(problem, where="rollout.max_staleness", remedy=f"use 0 with placement {placement}, or placement async")
+        raise ConfigError(problem, where="rollout.max_staleness", remedy="use 0 with placement separate, or placement async")
+    if limit and placement == "colocated" and not rollout.oversample:
+        problem = f"without prompts to spare every batch waits for all of its own, and nothing is {limit} versions old"
+        raise ConfigError(problem, where="rollout.max_staleness", remedy="use 0, or add --rollout.oversample")
     if limit != 1 and placement == "swap":
         problem = f"one half generates the next batch while the other trains: a rollout lags by 1 version, not {limit}"
         raise ConfigError(problem, where="rollout.max_staleness", remedy="use 1 with placement swap")
+    _check_oversample(rollout, placement)
+
+
+def _check_oversample(rollout: RolloutConfig, placement: str) -> None:
+    spare = rollout.oversample
+    if not spare:
+        return
+    if placement == "swap":
+        problem = "one half writes one batch, and no prompt beyond it"
+        raise ConfigError(problem, where="rollout.oversample", remedy="use 0 with placement swap, or placement async")
+    if not rollout.max_staleness:
+        problem = f"{spare} prompts beyond a batch are trained at a later version, and nothing may be older than the newest"
+        remedy = "use 0 with placement separate" if placement == "separate" else "add --rollout.max_staleness 1, or more"
+        raise ConfigError(problem, where="rollout.oversample", remedy=remedy)
+    if spare > rollout.max_staleness * rollout.groups_per_step:
+        most = rollout.max_staleness * rollout.groups_per_step
+        problem = f"a limit of {rollout.max_staleness} versions leaves room for {most} prompts beyond a batch, not {spare}"
+        raise ConfigError(problem, where="rollout.oversample", remedy=f"use at most {most}")
+    if rollout.max_live_groups:
+        problem = f"a batch and {spare} more are under way with oversample, and max_live_groups is another such limit"
+        raise ConfigError(problem, where="rollout.oversample", remedy="leave out rollout.max_live_groups")
+    if rollout.overtaking == "never":
+        problem = "prompts to spare are of use where those that are done first may be trained first"
+        raise ConfigError(problem, where="rollout.oversample", remedy="use --rollout.overtaking allow")
+    if rollout.on_stale == "drop":
+        problem = "dropping the prompts that come late would leave out the long answers"
+        raise ConfigError(problem, where="rollout.oversample", remedy="use --rollout.on_stale wait")
 
 
 def _check_place(config: Config) -> None:

@@ -306,6 +306,15 @@ class Abort(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class Move(Instruction):
+    """Cut a request, to go on with its tokens on another engine."""
+
+    engine: EngineId
+    request: RequestId
+    to: EngineId
+
+
+@dataclass(frozen=True, slots=True)
 class Score(Instruction):
     prompt: Prompt
     completion: Completion

@@ -14,7 +14,7 @@ from rollyard import events as ev
 from rollyard.conductor import Conductor
 from rollyard.place.mode import Schedule
 from rollyard.rollout.policy import RolloutPolicy
-from rollyard.types import FinishReason, Prompt, Request, Reward, Sampling, Segment, WeightVersion
+from rollyard.types import FinishReason, Prompt, Request, RequestId, Reward, Sampling, Segment, WeightVersion
 
 PUBLISHING = "publishing"
 
@@ -130,6 +130,13 @@ class Answers:
         self.writers.setdefault(request.id.group, set()).add(version.step)
         return ev.SegmentArrived(engine, Segment(request.id, (5,), (-1.0,), version, version, finish), "x")
 
+    def cut(self, engine: str, request: RequestId | None = None) -> list[ev.Event | Work]:
+        """What this engine says of the requests it holds, or of one of them, when they are cut."""
+        held = [each for each in self.todo if isinstance(each, Work) and each.engine == engine]
+        cut = [each for each in held if request in (None, each.request.id)]
+        self.todo = [each for each in self.todo if each not in cut]
+        return [self.segment(engine, each.request, FinishReason.ABORT) for each in cut]
+
     def own(self, half: str | None) -> None:
         """A trainer does one thing at a time."""
         assert not self.busy, f"the trainer is busy: {self.said[-6:]}"
@@ -194,9 +201,9 @@ class Answers:
                 value = None if prompt.id in self.broken else float(completion.member)
                 return [ev.Scored(prompt.id, completion.member, Reward(value))]
             case ev.Sleep(engine):
-                assert not self.running(engine) and engine not in self.evaluating
+                assert engine not in self.evaluating
                 self.asleep.add(engine)
-                return [ev.EngineSlept(engine)]
+                return [*self.cut(engine), ev.EngineSlept(engine)]
             case ev.Wake(engine, part):
                 if part is ev.WakePart.WEIGHTS:
                     self.loading.add(engine)
@@ -209,11 +216,12 @@ class Answers:
                 return [self.fault(engine, version) or ev.EnginePrepared(engine, version)]
             case ev.Pause(engine, rollover):
                 self.closed[engine] = rollover
-                cut = [each for each in self.todo if isinstance(each, Work) and each.engine == engine]
-                if rollover is not ev.Rollover.ABORT:
-                    return [ev.EnginePaused(engine)]
-                self.todo = [each for each in self.todo if each not in cut]
-                return [*(self.segment(engine, each.request, FinishReason.ABORT) for each in cut), ev.EnginePaused(engine)]
+                cut = self.cut(engine) if rollover is ev.Rollover.ABORT else []
+                return [*cut, ev.EnginePaused(engine)]
+            case ev.Move(engine, request):
+                return self.cut(engine, request)
+            case ev.Abort(engine, requests):
+                return [each for request in requests for each in self.cut(engine, request)]
             case ev.Load(engine, version):
                 assert engine in self.closed or engine in self.asleep
                 return [self.fault(engine, version) or ev.EngineLoaded(engine, version)]
@@ -243,6 +251,8 @@ def conductor(
     prove: bool = False,
     restarts: int = 0,
     retries: int = 0,
+    spare: int = 0,
+    moves: int = 0,
 ) -> Conductor:
     policy = RolloutPolicy(
         group_size=2,
@@ -252,6 +262,9 @@ def conductor(
         window=50,
         max_staleness=limit,
         exact=placement == "swap",
+        oversample=spare,
+        order="longest" if moves else "admission",
+        moves=moves,
     )
     schedule = Schedule(steps, engines, evaluate, every, save, prove, restarts)
     return Conductor(policy, schedule, rollover, WeightVersion(0), placement, retries)
@@ -288,14 +301,17 @@ def test_a_run_in_its_order():
     rollover=st.sampled_from(list(ev.Rollover)),
     prove=st.booleans(),
     broken=st.frozensets(st.integers(0, 11)),
+    spare=st.sampled_from((0, 0, 1, 3)),
+    moves=st.integers(0, 1),
     seed=st.integers(0, 2**32),
 )
 def test_every_run_ends_with_its_books_in_order(
-    placement, steps, engines, batch, prompts, evaluate, every, save, limit, rollover, prove, broken, seed
+    placement, steps, engines, batch, prompts, evaluate, every, save, limit, rollover, prove, broken, spare, moves, seed
 ):
     engines = {"swap": 2}.get(placement, engines)
-    limit = {"async": limit, "swap": 1}.get(placement, 0)
-    run = conductor(steps, engines, batch, evaluate, every, save, placement, limit, rollover, prove)
+    spare = spare if limit and placement in ("async", "colocated") else 0
+    limit = {"async": limit, "swap": 1, "colocated": limit if spare else 0}.get(placement, 0)
+    run = conductor(steps, engines, batch, evaluate, every, save, placement, limit, rollover, prove, spare=spare, moves=moves)
     world = Answers(run, engines, prompts, seed, broken)
     world.run()
     assert sum(isinstance(i, ev.Finish) for i in world.said) == 1 and isinstance(world.said[-1], ev.Finish)
@@ -307,6 +323,8 @@ def test_every_run_ends_with_its_books_in_order(
     assert (counts.admitted, counts.trained, sum(counts.dropped.values())) == (len(admitted), len(trained), len(dropped))
     whole = len(set(range(prompts)) - broken)
     assert world.version == min(steps, -(-whole // batch))
+    left_over = [i.group for i in world.said if isinstance(i, ev.Drop) and i.member is None and i.reason == "oversampled"]
+    assert not left_over or min(left_over) > max(trained), "what is left over at the end is the youngest"
     for step, taken in enumerate(world.batches):
         written = set.union(*(world.writers[group] for group in taken))
         assert min(written) >= step - limit, "trained on what is too old"

@@ -55,7 +55,8 @@ class Batches:
                 self._finished = True
                 out.append(RolloutsFinished())
                 return
-        if len(live.ready) < size or self._blocked():
+        surplus = live.before(live.wanted)  # the youngest, however soon they are done: what is dropped at the end is no choice
+        if live.ready.bisect_left(surplus) < size or self._blocked():
             return
         chosen = [live.ready[position] for position in range(size)]
         if not self._may_leave_behind(chosen, out):
@@ -67,6 +68,9 @@ class Batches:
         live.next_batch += 1
         self.wanted = False
         out.append(BatchTaken(step, tuple(group.record() for group in self.training)))
+        if not live.wanted:
+            for group in list(live.groups.values()):
+                out.extend(self._departures.drop_group(group, DropReason.OVERSAMPLED, "the last batch was full without it"))
 
     def trained(self, event: BatchTrained) -> None:
         self._live.version = event.version.step

@@ -22,6 +22,7 @@ from rollyard.events import (
     FetchPrompts,
     Generate,
     Instruction,
+    Move,
     PromptsOffered,
     RequestFailed,
     Score,
@@ -95,6 +96,8 @@ class Controller:
                     self._start(self._score(instruction))
                 case Abort(engine, ids):
                     self._start(self._abort(self._engines[engine], ids))
+                case Move(engine, request, _):
+                    self._start(self._abort(self._engines[engine], (request,)))
         if requests:
             with self._timeline.phase(Phase.GENERATE):
                 for engine, batch in requests.items():

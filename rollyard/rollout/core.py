@@ -38,7 +38,9 @@ from rollyard.events import (
 from rollyard.rollout.batches import Batches
 from rollyard.rollout.departures import Departures
 from rollyard.rollout.dispatch import Dispatch
+from rollyard.rollout.lengths import Lengths
 from rollyard.rollout.live import LiveGroups
+from rollyard.rollout.moving import Moves
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase, problem_of
 from rollyard.types import DropReason, FinishReason, Prompt, RequestId, Segment
@@ -61,7 +63,9 @@ class RolloutCore:
         self.counts = Counts()
         self._ledger = Ledger(self.counts.tokens)
         self._live = LiveGroups(policy, version)
-        self._dispatch = Dispatch(policy, self._live)
+        self._lengths = Lengths()
+        self._dispatch = Dispatch(policy, self._live, self._lengths)
+        self._moves = Moves(policy, self._live, self._dispatch, self._lengths)
         self._router = self._dispatch.router
         self._departures = Departures(policy, self._live, self.counts, self._ledger)
         self._batches = Batches(policy, self._live, self._departures, self.counts, self._ledger, self._router.version)
@@ -92,6 +96,7 @@ class RolloutCore:
             self._batches.take(out, last=self._exhausted and not self._asked)
             self._fetch(out)
             self._dispatch.hand_out(out)
+            out.extend(self._moves.next())
         return out
 
     @property
@@ -134,7 +139,7 @@ class RolloutCore:
             yield from self._departures.drop_group(group, DropReason.CONTEXT, cause)
             return
         for member in members:
-            self._dispatch.wait(member)
+            self._dispatch.waiting.add(member)
 
     # -------------------------------------------------------------------------------------------- engines
 
@@ -187,6 +192,7 @@ class RolloutCore:
         if member is None or group is None:
             return  # an attempt that was given up: only its slot mattered
         member.write(segment)
+        group.expected = 0.0
         if segment.token_ids:
             step = segment.version.step
             group.oldest = step if group.oldest is None else min(group.oldest, step)
@@ -217,6 +223,7 @@ class RolloutCore:
         if finish is FinishReason.ABORT or (finish is FinishReason.LENGTH and group.clamped):
             finish = FinishReason.CONTEXT if group.clamped else FinishReason.LENGTH
         member.phase, member.engine = Phase.SCORING, None
+        self._lengths.finished(group.prompt.row, len(member.token_ids))
         return Score(group.prompt, member.complete(finish, text))
 
     # ------------------------------------------------------------------------------------------- failures

@@ -51,8 +51,10 @@ class Departures:
         dropped = self._counts.dropped
         dropped[reason] = dropped.get(reason, 0) + 1
         yield Drop(group.prompt.id, None, reason, cause)
+        if reason in (DropReason.STOPPED, DropReason.OVERSAMPLED):
+            return
         self._in_row += 1
-        if self._in_row == self._policy.give_up_after and reason is not DropReason.STOPPED:
+        if self._in_row == self._policy.give_up_after:
             yield RolloutsFailed(f"{self._in_row} prompts in a row were dropped, the last one: {cause}")
 
     def _leave(self, member: Member, reason: DropReason, cause: str) -> Drop:

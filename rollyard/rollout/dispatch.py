@@ -2,57 +2,64 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rollyard.events import EngineId, Generate
+from rollyard.rollout.lengths import Lengths
 from rollyard.rollout.live import LiveGroups
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.router import Router
 from rollyard.rollout.seeds import completion_seed
 from rollyard.rollout.state import GroupState, Member, Output, Phase
+from rollyard.rollout.waiting import Waiting
 from rollyard.types import Request, RequestId
 
 
 class Dispatch:
     """Members that wait, requests that engines hold, and the router that joins them."""
 
-    def __init__(self, policy: RolloutPolicy, live: LiveGroups) -> None:
+    def __init__(self, policy: RolloutPolicy, live: LiveGroups, lengths: Lengths) -> None:
         self._policy = policy
         self._live = live
-        self._waiting: list[tuple[int, int]] = []  # heap of (group, member); entries may be out of date
+        self._lengths = lengths
+        self.waiting = Waiting(live, self._expected if policy.order == "longest" else None)
         self._attempts: dict[RequestId, tuple[EngineId, int]] = {}  # requests engines hold: (engine, tokens)
+        self._held: dict[EngineId, dict[RequestId, None]] = {}  # the same by engine, in order
         self.router = Router()
-
-    def wait(self, member: Member) -> None:
-        heapq.heappush(self._waiting, (member.group, member.index))
 
     def again(self, member: Member) -> None:
         """The same member again, keeping the tokens already written."""
         member.attempt += 1
         member.phase, member.engine = Phase.WAITING, None
-        self.wait(member)
+        self.waiting.add(member)
 
     def hand_out(self, out: list[Output]) -> None:
-        """Oldest groups first. They are due first, so an engine too old for the first is too old for all."""
-        passed: list[tuple[int, int]] = []
-        while self._waiting:
-            group_id, index = self._waiting[0]
-            group = self._live.groups.get(group_id)
-            member = group.members[index] if group else None
-            if group is None or member is None or member.phase is not Phase.WAITING:
-                heapq.heappop(self._waiting)
-                continue
-            allowed = self._live.allowed(group_id)
-            engine = self.router.choose(*allowed, len(group.prompt.token_ids), group.home, member.avoid)
-            if engine is None and not self._policy.exact:
+        """Those that are due first before all others: an engine too old for them is too old for all."""
+        last = -1
+        while groups := self.waiting.due_after(last):
+            served = self._serve(groups, out)
+            if not served and not self._policy.exact:
                 return
-            heapq.heappop(self._waiting)
+            last = groups[-1]  # where versions are exact, a younger group may have an engine free
+
+    def _serve(self, groups: list[int], out: list[Output]) -> bool:
+        """Hand out what is due at the same version, until no engine is left for it; False then."""
+        oldest, newest = self._live.allowed(groups[0])
+        for group, member in self.waiting.in_turn(groups):
+            engine = member.target if self.router.may_take(member.target, oldest, newest) else None
             if engine is None:
-                passed.append((group_id, index))  # where versions are exact, a younger group may have an engine free
-            else:
-                out.append(self._generate(engine, group, member))
-        self._waiting = passed
+                engine = self.router.choose(oldest, newest, len(group.prompt.token_ids), group.home, member.avoid)
+            if engine is None:
+                return False
+            self.waiting.take(member)
+            out.append(self._generate(engine, group, member))
+        return True
+
+    def _expected(self, group: GroupState) -> float:
+        if not group.expected:
+            group.expected = self._lengths.expected(group)
+        return group.expected
 
     def _generate(self, engine: EngineId, group: GroupState, member: Member) -> Generate:
         request = Request(
@@ -64,15 +71,20 @@ class Dispatch:
             priority=member.group,
         )
         tokens = len(request.prompt_ids) + len(request.written_ids)
-        member.phase, member.engine = Phase.RUNNING, engine
+        member.phase, member.engine, member.target = Phase.RUNNING, engine, None
         group.home = engine
         self._attempts[request.id] = (engine, tokens)
+        self._held.setdefault(engine, {})[request.id] = None
         self.router.change(engine, requests=1, tokens=tokens)
         return Generate(engine, request)
 
     def holds(self, request: RequestId) -> bool:
         """Does an engine hold this request?"""
         return request in self._attempts
+
+    def held_by(self, engine: EngineId) -> Iterable[RequestId]:
+        """What this engine holds, also what was given up."""
+        return self._held.get(engine, ())
 
     def wrote(self, request: RequestId, tokens: int) -> None:
         """The engine wrote more of it."""
@@ -83,12 +95,13 @@ class Dispatch:
     def ended(self, request: RequestId) -> EngineId:
         """The engine holds it no more; which it was."""
         engine, tokens = self._attempts.pop(request)
+        del self._held[engine][request]
         self.router.change(engine, requests=-1, tokens=-tokens)
         return engine
 
     def lose(self, engine: EngineId) -> list[RequestId]:
         """The engine is gone; the requests it held."""
-        lost = [request for request, (holder, _) in self._attempts.items() if holder == engine]
+        lost = list(self._held.pop(engine, ()))
         for request in lost:
             del self._attempts[request]
         self.router.remove(engine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sortedcontainers import SortedList
 
 from rollyard.rollout.policy import RolloutPolicy
@@ -43,10 +45,28 @@ class LiveGroups:
     def room(self) -> int:
         """Groups that may be admitted now."""
         policy = self._policy
-        most = most_live(self.version, self.next_batch, policy.batches, policy.max_staleness, policy.groups_per_batch)
+        size, limit = policy.groups_per_batch, policy.max_staleness
+        most = most_live(self.version, self.next_batch, policy.batches, limit, size)
+        if policy.oversample:  # the last batches have a surplus too
+            bound = most_live(self.version, self.next_batch, self.version + limit + 1, limit, size)
+            most = min(bound, self.wanted + policy.oversample, size + policy.oversample)
         if policy.max_live_groups:
             most = min(most, policy.max_live_groups)
         return most - len(self.groups)
+
+    @property
+    def wanted(self) -> int:
+        """Groups that batches will still take."""
+        return (self._policy.batches - self.next_batch) * self._policy.groups_per_batch
+
+    def before(self, rank: int) -> int | float:
+        """An id above those of the groups of lower rank, and of no others."""
+        return self.ranks[rank] if rank < len(self.ranks) else math.inf
+
+    def due_with(self, group_id: int) -> int | float:
+        """An id above those of the groups that are due when this one is, or before."""
+        size = self._policy.groups_per_batch
+        return self.before((self.ranks.index(group_id) // size + 1) * size)
 
     def due(self, group_id: int) -> int:
         """The version that a group is expected to train."""

@@ -20,6 +20,9 @@ class RolloutPolicy:
     max_staleness: int = 0
     exact: bool = False  # a group is written by the oldest version that the limit allows, and by no other
     max_live_groups: int = 0  # 0: no other cap than the staleness rule
+    oversample: int = 0  # groups under way beyond those of one batch; 0: as many as the staleness rule allows
+    order: Literal["admission", "longest"] = "admission"  # of members that are due at the same version
+    moves: int = 0  # times a member may go from a crowded engine to an idle one
     overtaking: Literal["allow", "never"] = "allow"
     on_stale: Literal["wait", "drop"] = "wait"
     retries: int = 2

@@ -43,6 +43,9 @@ class Router:
     def __len__(self) -> int:
         return len(self._engines)
 
+    def __iter__(self) -> Iterator[EngineLoad]:
+        return iter(self._engines.values())
+
     def add(self, engine: EngineId, slots: int, version: int | None, *, held: bool) -> None:
         self.remove(engine)
         self._engines[engine] = EngineLoad(engine, slots, version, held)
@@ -105,6 +108,11 @@ class Router:
             if version >= oldest and (newest is None or version <= newest):
                 for _, _, engine in engines[: 1 + (engines[0][2] == avoid)]:
                     yield self._engines[engine]
+
+    def may_take(self, engine: EngineId | None, oldest: int, newest: int | None) -> bool:
+        """Is this engine there, open, and of an allowed version?"""
+        load = self._engines.get(engine) if engine is not None else None
+        return load is not None and self._allowed(load, oldest, newest)
 
     @staticmethod
     def _allowed(load: EngineLoad, oldest: int, newest: int | None) -> bool:

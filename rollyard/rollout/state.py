@@ -48,6 +48,8 @@ class Member:
     failures: int = 0
     engine: EngineId | None = None  # while RUNNING
     avoid: EngineId | None = None  # where it failed last
+    target: EngineId | None = None  # where it is being moved to
+    moves: int = 0
     completion: Completion | None = None
     reward: Reward | None = None
 
@@ -98,6 +100,7 @@ class GroupState:
     home: EngineId | None = None  # the engine that took a member last
     oldest: int | None = None  # version step of the oldest token written
     unfinished: int = 0  # members that are not final
+    expected: float = 0.0  # tokens of a member; 0: to be computed again
     last_cause: str = ""  # why a member was dropped
 
     @property

@@ -32,19 +32,25 @@ def policy(**changes) -> RolloutPolicy:
     cap=st.sampled_from([0, 0, 7]),
     overtaking=st.sampled_from(["allow", "never"]),
     on_stale=st.sampled_from(["wait", "drop"]),
+    spare=st.sampled_from([0, 0, 1, 3]),
+    order=st.sampled_from(["admission", "longest"]),
+    moves=st.integers(0, 2),
     rollover=st.sampled_from(list(ev.Rollover)),
     window=st.sampled_from([100, 6, 3]),
     odds=st.sampled_from([Odds(), Odds(error=0.1), Odds(0.05, 0.02, 0.1, 0.05)]),
     seed=st.integers(0, 2**32),
 )
 def test_nothing_lost_nothing_stale_nothing_idle(
-    staleness, batch, size, engines, slots, prompts, cap, overtaking, on_stale, rollover, window, odds, seed
+    staleness, batch, size, engines, slots, prompts, cap, overtaking, on_stale, spare, order, moves, rollover, window, odds, seed
 ):
     rules = policy(
         group_size=size,
         groups_per_batch=batch,
         max_staleness=staleness,
         max_live_groups=max(cap, batch) if cap else 0,
+        oversample=spare if staleness else 0,
+        order=order,
+        moves=moves,
         overtaking=overtaking,
         on_stale=on_stale,
         window=window,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rollyard import events as ev
@@ -58,6 +59,8 @@ class World:
         self.rewards: dict[tuple[int, int], Reward] = {}
         self.batches: list[tuple[int, ...]] = []
         self.abort_wanted: set[RequestId] = set()
+        self.moving: set[RequestId] = set()
+        self.moves: Counter[tuple[int, int]] = Counter()
         self.generated = self.trained_tokens = 0
         self.now = 0.0
 
@@ -83,6 +86,8 @@ class World:
             case ev.Abort(engine, requests):
                 if self.engines[engine].up:
                     self.abort_wanted |= set(requests) & set(self.engines[engine].running)
+            case ev.Move(engine, request, to):
+                self.on_move(engine, request, to)
             case ev.Score(_, completion):
                 key = (completion.group, completion.member)
                 assert key not in self.done
@@ -125,9 +130,21 @@ class World:
         assert not attempts, "two attempts at one member"
         assert key not in self.done and key not in self.member_dropped
         assert list(request.written_ids) == [t for t, _ in self.tokens[key]]
+        assert not any(self.due(group) < self.due(key[0]) for group, _ in self.waiting()), "what is due first goes first"
         room = min(self.policy.sampling.max_tokens, self.policy.window - len(request.prompt_ids))
         assert request.sampling.max_tokens == room - len(request.written_ids) > 0
         engine.running[request.id] = request
+
+    def on_move(self, source: str, request: RequestId, to: str) -> None:
+        """Its tokens go on, so it is no attempt that was given up."""
+        member = request[:2]
+        assert request in self.engines[source].running and request not in self.moving | self.abort_wanted and to != source
+        assert len(self.engines[source].running) >= 2 and not list(self.waiting()), "there is work for the other engine"
+        version = self.engines[to].version
+        assert version is not None and version >= self.due(request.group) - self.policy.max_staleness
+        self.moves[member] += 1
+        assert self.moves[member] <= self.policy.moves
+        self.moving.add(request)
 
     def on_drop(self, group: int, member: int | None, reason: str) -> None:
         assert group in self.admitted
@@ -147,6 +164,8 @@ class World:
         size, limit = self.policy.groups_per_batch, self.policy.max_staleness
         assert self.wanted and step == self.next_batch == self.version
         assert len(set(ids)) == len(ids) and set(ids) <= set(self.live)
+        oldest = self.live[: (self.policy.batches - step) * size]
+        assert set(ids) <= set(oldest), "what is left over at the end is the youngest, not the longest"
         if len(ids) < size:
             assert self.exhausted and len(ids) == len(self.live), "a short batch before the end"
         for group in groups:
@@ -184,19 +203,20 @@ class World:
         if not self.finished:
             self.check_work_conserving()
 
-    def check_work_conserving(self) -> None:
+    def waiting(self) -> Iterator[tuple[int, int]]:
+        active = {r[:2] for e in self.engines.values() for r in e.running if r not in self.abort_wanted}
         for group in self.live:
             for k in range(self.policy.group_size):
                 key = (group, k)
-                active = any(r[:2] == key and r not in self.abort_wanted for e in self.engines.values() for r in e.running)
-                if active or key in self.done or key in self.member_dropped:
-                    continue
-                for engine in self.engines.values():
-                    free = engine.up and not engine.held and engine.version is not None and len(engine.running) < engine.slots
-                    oldest = self.due(group) - self.policy.max_staleness
-                    assert not (free and engine.version is not None and engine.version >= oldest), (
-                        f"{key} waits beside a free slot"
-                    )
+                if key not in active and key not in self.done and key not in self.member_dropped:
+                    yield key
+
+    def check_work_conserving(self) -> None:
+        for key in self.waiting():
+            for engine in self.engines.values():
+                free = engine.up and not engine.held and engine.version is not None and len(engine.running) < engine.slots
+                oldest = self.due(key[0]) - self.policy.max_staleness
+                assert not (free and engine.version is not None and engine.version >= oldest), f"{key} waits beside a free slot"
 
     # ------------------------------------------------------------------------------------------ happenings
 
@@ -247,7 +267,7 @@ class World:
             return
         request = self.random.choice(list(engine.running.values()))
         dice = self.random.random()
-        if request.id in self.abort_wanted:
+        if request.id in self.abort_wanted or (request.id in self.moving and dice < 0.8):
             self.end(name, request, FinishReason.ABORT, tokens=self.random.randrange(2))
         elif dice < self.odds.error:
             self.end(name, request, FinishReason.ERROR, tokens=0)
@@ -283,6 +303,7 @@ class World:
         ids = tuple(self.random.randrange(50) for _ in range(tokens))
         if finish is not None:
             del engine.running[request.id]
+            self.moving.discard(request.id)
         if request.id in self.abort_wanted:
             if finish is not None:
                 self.abort_wanted.discard(request.id)
@@ -294,6 +315,7 @@ class World:
     def kill(self, name: str) -> None:
         engine = self.engines[name]
         self.abort_wanted -= set(engine.running)
+        self.moving -= set(engine.running)
         engine.running = {}
         engine.up, engine.version = False, None
         self.send(ev.EngineDown(name, "killed"))
