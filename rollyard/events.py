@@ -47,6 +47,18 @@ class PromptsOffered(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupsRecovered(Event):
+    """What an earlier life of the run left. Told once, before any prompt is offered, and before generation opens.
+
+    Finished groups join when their prompts are offered again. One with a token too old for the place that it would have is
+    written anew. `batch` was taken before, for the version that there is, and waits to be trained.
+    """
+
+    groups: tuple[Group, ...]
+    batch: tuple[Group, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineUp(Event):
     """An engine can be reached. `version` is the one it acknowledged, None if it has not."""
 
@@ -321,6 +333,14 @@ class Score(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class Keep(Instruction):
+    """Record that a group is complete, as it will be trained. `recovered`: its completions are of an earlier life."""
+
+    group: Group
+    recovered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Drop(Instruction):
     """Record that a prompt (member None) or one member left without being trained on."""
 
@@ -428,7 +448,8 @@ class Checkpoint(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Finish(Instruction):
-    """The run is over. `failed` when it ended because of `cause` rather than as planned."""
+    """The run is over. `failed` when it ended because of `cause` rather than as planned, `stopped` when on request."""
 
     cause: str
     failed: bool = False
+    stopped: bool = False

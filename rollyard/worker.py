@@ -6,7 +6,7 @@ torch is imported only when a station needs it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,9 +140,9 @@ def measure_machine(config: Config) -> tuple[int, Machine | None]:
     return dtype.itemsize, measure(kind, dtype) if kind == "cpu" or trains_here(config) else None
 
 
-def build_prompts(config: Config, tokenizer: Tokenizer) -> tuple[PromptSource, tuple[Prompt, ...]]:
-    """The source of prompts, and the held-out ones."""
-    return open_prompts(config, tokenizer)
+def build_prompts(config: Config, tokenizer: Tokenizer, done: Set[int] = frozenset()) -> tuple[PromptSource, tuple[Prompt, ...]]:
+    """The source of prompts, without those that are done, and the held-out ones."""
+    return open_prompts(config, tokenizer, done)
 
 
 def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, receiver: Receiver, sole: bool = False) -> Engine:

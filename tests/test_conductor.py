@@ -415,7 +415,7 @@ def test_a_stop_at_any_moment_is_clean(moment):
     world.todo.insert(0, ev.StopRequested("Ctrl-C"))
     while not isinstance(world.said[-1] if world.said else None, ev.Finish):
         world.take(0)
-    assert world.said[-1] == ev.Finish("Ctrl-C")
+    assert world.said[-1] == ev.Finish("Ctrl-C", stopped=True)
     counts = world.conductor.counts
     assert counts.admitted == counts.trained + sum(counts.dropped.values())
     assert set(counts.dropped) <= {"stopped"}

@@ -26,6 +26,7 @@ from rollyard.events import (
     Event,
     Finish,
     Instruction,
+    Keep,
     Published,
     RequestFailed,
     Score,
@@ -94,6 +95,7 @@ class Journal:
             Admit: self._on_admit,
             Score: self._on_completion,
             Scored: self._on_verdict,
+            Keep: self._on_keep,
             Drop: self._on_drop,
             Train: self._on_batch,
             BatchTrained: self._on_trained,
@@ -187,6 +189,12 @@ class Journal:
             value, problem = None, problem or f"the reward is {value}"
         row = (self.incarnation, scored.group, scored.member, value, pack_json(reward.parts), clean(problem), now)
         self._rows["verdicts"].append(row)
+
+    def _on_keep(self, keep: Keep, now: float) -> None:
+        """Only what comes from an earlier life is news."""
+        for done in keep.group.rollouts if keep.recovered else ():
+            self._on_completion(Score(keep.group.prompt, done.completion), now)
+            self._on_verdict(Scored(keep.group.id, done.completion.member, done.reward), now)
 
     def _on_drop(self, drop: Drop, now: float) -> None:
         row = (self.incarnation, drop.group, drop.member, drop.reason.value, clean(drop.cause), now)

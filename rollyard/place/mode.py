@@ -136,7 +136,7 @@ class Mode:
             RolloutsFailed: lambda signal: self._finish(signal.cause, failed=True),
             RolloverFailed: lambda signal: self._finish(signal.cause, failed=True),
             StopRequested: self._on_stop,
-            RunBroken: lambda event: self._finish(event.cause, failed=event.failed),
+            RunBroken: lambda event: self._finish(event.cause, failed=event.failed, stopped=not event.failed),
         }
 
     def step(self, message: Event | Signal, now: float) -> list[Output]:
@@ -165,7 +165,7 @@ class Mode:
         if self._last:
             yield from self._close()
             if self._stopped or not (self._aside or self._returning):
-                yield from self._finish(self._ending or "all steps are done")
+                yield from self._finish(self._ending or "all steps are done", stopped=self._stopped)
         elif not self._held_up():
             yield from self._learn()
 
@@ -196,11 +196,11 @@ class Mode:
     def _learn(self) -> Iterable[Output]:
         """The trainer takes the batch that is there, or waits for one."""
         if self._batch is not None:
+            if self.overlaps:
+                yield from self._generate()  # it may be a batch of before a restart, the first thing that there is
             yield from self._train()
             return
-        if not self._open:
-            self._open = True
-            yield GenerationOpened()
+        yield from self._generate()
         if not self._wanted:
             self._wanted = True
             yield BatchWanted()
@@ -215,6 +215,11 @@ class Mode:
         assert self._batch is not None
         groups, self._batch, self._doing = self._batch.groups, None, Doing.TRAINING
         yield Train(self._trained.step, groups)
+
+    def _generate(self) -> Iterable[Output]:
+        if not self._open:
+            self._open = True
+            yield GenerationOpened()
 
     def _close(self) -> Iterable[Output]:
         if self._open:
@@ -324,7 +329,7 @@ class Mode:
         elif not self._ending:
             self._ending, self._wanted = "the prompts are used up", False
 
-    def _finish(self, cause: str, *, failed: bool = False) -> Iterable[Output]:
+    def _finish(self, cause: str, *, failed: bool = False, stopped: bool = False) -> Iterable[Output]:
         """Drop whatever is live; the core answers when it has."""
-        self._doing, self._finish_line = Doing.FINISHING, Finish(cause, failed)
+        self._doing, self._finish_line = Doing.FINISHING, Finish(cause, failed, stopped)
         yield RolloutsCancelled()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Set
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollyard.config import Config, PromptsConfig
 from rollyard.errors import ConfigError
 from rollyard.prompts.jsonl import read_rows
-from rollyard.prompts.source import Epochs, Render, Row, Source
+from rollyard.prompts.source import Epochs, Render, Row, Source, Without
 from rollyard.prompts.tasks.task import TASKS, Task
+from rollyard.protocols import PromptSource
 from rollyard.types import Prompt
 
 if TYPE_CHECKING:
@@ -32,19 +35,25 @@ def check_prompts(config: Config) -> frozenset[str]:
     return frozenset({"answer"})
 
 
-def open_prompts(config: Config, tokenizer: Tokenizer) -> tuple[Source, tuple[Prompt, ...]]:
-    """The stream to train on, and the held-out prompts. Raises ConfigError."""
+def open_prompts(config: Config, tokenizer: Tokenizer, done: Set[int] = frozenset()) -> tuple[PromptSource, tuple[Prompt, ...]]:
+    """The stream to train on, and the held-out prompts. Raises ConfigError.
+
+    Args:
+        done: ids of the stream's prompts that are not to come again.
+    """
     prompts, seed = config.prompts, config.run.seed
+    cursor = next(place for place in count() if place not in done)
     render = _render(tokenizer, prompts)
     if prompts.task:
         task = TASKS[prompts.task]
         held_out = [(index, _task_row(task, HELD_OUT_SEED, index, held_out=True)) for index in range(prompts.held_out)]
-        source = Source(lambda place: (place, _task_row(task, seed, place, held_out=False)), render, limit=None)
+        source = Source(lambda place: (place, _task_row(task, seed, place, held_out=False)), render, None, cursor)
     else:
         rows, held_out = _split(read_rows(Path(prompts.path), prompts.field), prompts, seed)
         limit = prompts.epochs * len(rows) or None
-        source = Source(Epochs(rows, shuffle=prompts.shuffle, seed=seed), render, limit)
-    return source, tuple(Prompt(place, number, *render(row), row.columns) for place, (number, row) in enumerate(held_out))
+        source = Source(Epochs(rows, shuffle=prompts.shuffle, seed=seed), render, limit, cursor)
+    remaining = Without(source, done) if done else source
+    return remaining, tuple(Prompt(place, number, *render(row), row.columns) for place, (number, row) in enumerate(held_out))
 
 
 def _task_row(task: Task, seed: int, index: int, *, held_out: bool) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from rollyard.errors import ConfigError
@@ -61,6 +61,31 @@ class Source:
             remedy = "give it a text that the tokenizer knows"
             raise ConfigError(f"the tokenizer makes no token of prompt {number}: {text!r}", where="prompts.path", remedy=remedy)
         return Prompt(place, number, token_ids, text, row.columns)
+
+
+class Without:
+    """A stream without the prompts that are done already (protocols.PromptSource).
+
+    Args:
+        source: the whole stream, at any place.
+        done: ids that are passed over.
+    """
+
+    def __init__(self, source: Source, done: Set[int]) -> None:
+        self._source, self._done = source, done
+
+    @property
+    def cursor(self) -> int:
+        return self._source.cursor
+
+    def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
+        """The next `count` prompts that are not done, and whether the stream is exhausted (fewer than asked only then)."""
+        found: list[Prompt] = []
+        exhausted = False
+        while len(found) < count and not exhausted:
+            prompts, exhausted = self._source.take(count - len(found))
+            found += (prompt for prompt in prompts if prompt.id not in self._done)
+        return tuple(found), exhausted
 
 
 class Epochs:

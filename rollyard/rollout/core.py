@@ -27,6 +27,7 @@ from rollyard.events import (
     FetchPrompts,
     GenerationClosed,
     GenerationOpened,
+    GroupsRecovered,
     PromptsOffered,
     RequestFailed,
     RolloutsCancelled,
@@ -42,6 +43,7 @@ from rollyard.rollout.lengths import Lengths
 from rollyard.rollout.live import LiveGroups
 from rollyard.rollout.moving import Moves
 from rollyard.rollout.policy import RolloutPolicy
+from rollyard.rollout.recovery import Recovery
 from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase, problem_of
 from rollyard.types import DropReason, FinishReason, Prompt, RequestId, Segment
 
@@ -69,7 +71,9 @@ class RolloutCore:
         self._router = self._dispatch.router
         self._departures = Departures(policy, self._live, self.counts, self._ledger)
         self._batches = Batches(policy, self._live, self._departures, self.counts, self._ledger, self._router.version)
+        self._recovery = Recovery(policy, self._live, self._departures, self._batches, self._ledger, self._group)
         self._handlers: dict[type[Message], Callable[..., Iterable[Output]]] = {
+            GroupsRecovered: self._recovery.take,
             PromptsOffered: self._on_prompts,
             EngineUp: self._on_engine_up,
             EngineDown: self._on_engine_down,
@@ -124,21 +128,28 @@ class RolloutCore:
         for prompt in event.prompts:
             yield from self._admit(prompt)
 
-    def _admit(self, prompt: Prompt) -> Iterable[Output]:
+    def _group(self, prompt: Prompt) -> GroupState:
+        """A new one, counted."""
         policy = self._policy
         members = [Member(prompt.id, index) for index in range(policy.group_size)]
         room = policy.window - len(prompt.token_ids)
         max_tokens = min(policy.sampling.max_tokens, room)
-        group = GroupState(prompt, members, max_tokens, clamped=room < policy.sampling.max_tokens, unfinished=len(members))
-        self._live.add(group)
         self.counts.admitted += 1
         self.counts.members_admitted += len(members)
+        return GroupState(prompt, members, max_tokens, clamped=room < policy.sampling.max_tokens, unfinished=len(members))
+
+    def _admit(self, prompt: Prompt) -> Iterable[Output]:
+        policy, group = self._policy, self._group(prompt)
+        self._live.add(group)
         yield Admit(prompt)
-        if room < 1:
+        if (finished := self._recovery.join(group)) is not None:
+            yield from finished
+            return
+        if group.max_tokens < 1:
             cause = f"the prompt has {len(prompt.token_ids)} tokens, the window {policy.window}"
             yield from self._departures.drop_group(group, DropReason.CONTEXT, cause)
             return
-        for member in members:
+        for member in group.members:
             self._dispatch.waiting.add(member)
 
     # -------------------------------------------------------------------------------------------- engines

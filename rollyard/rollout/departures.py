@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rollyard.events import Abort, Drop, RolloutsFailed
+from rollyard.events import Abort, Drop, Keep, RolloutsFailed
 from rollyard.rollout.live import LiveGroups
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase
@@ -23,7 +23,7 @@ class Departures:
 
     def drop_member(self, group: GroupState, member: Member, reason: DropReason, cause: str) -> Iterable[Output]:
         group.last_cause = cause
-        yield self._leave(member, reason, cause)
+        yield self.leave(member, reason, cause)
         yield from self.settle(group)
 
     def settle(self, group: GroupState) -> Iterable[Output]:
@@ -34,6 +34,7 @@ class Departures:
         if group.scored >= self._policy.min_scored:
             self._live.ready.add(group.prompt.id)
             self._in_row = 0
+            yield Keep(group.record(), group.recovered)
             return
         cause = f"{group.scored} of {len(group.members)} members have a verdict, {self._policy.min_scored} are needed"
         cause += f"; {group.last_cause}" if group.last_cause else ""
@@ -43,7 +44,7 @@ class Departures:
         held = [(m.engine, RequestId(m.group, m.index, m.attempt)) for m in group.members if m.engine is not None]
         for member in group.members:
             if member.phase is not Phase.DROPPED:
-                yield self._leave(member, reason, cause)
+                yield self.leave(member, reason, cause)
         for engine, request in held:
             self._ledger.cut(request, reason)
             yield Abort(engine, (request,))
@@ -57,7 +58,8 @@ class Departures:
         if self._in_row == self._policy.give_up_after:
             yield RolloutsFailed(f"{self._in_row} prompts in a row were dropped, the last one: {cause}")
 
-    def _leave(self, member: Member, reason: DropReason, cause: str) -> Drop:
+    def leave(self, member: Member, reason: DropReason, cause: str) -> Drop:
+        """The member is final; whether its group is, `settle` looks."""
         self._ledger.dropped(member, reason)
         member.phase, member.engine = Phase.DROPPED, None
         dropped = self._counts.members_dropped

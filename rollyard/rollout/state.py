@@ -102,6 +102,7 @@ class GroupState:
     unfinished: int = 0  # members that are not final
     expected: float = 0.0  # tokens of a member; 0: to be computed again
     last_cause: str = ""  # why a member was dropped
+    recovered: bool = False  # it was finished before a restart
 
     @property
     def scored(self) -> int:
@@ -124,7 +125,10 @@ class GroupState:
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens that engines wrote for rollouts and that came. generated == trained + sum(dropped) + those of live members."""
+    """Tokens that engines wrote for rollouts and that came, also in an earlier life whose groups were recovered.
+
+    generated == trained + sum(dropped) + those of live members.
+    """
 
     generated: int = 0
     trained: int = 0
@@ -171,6 +175,15 @@ class Ledger:
             self._counts.drop(len(segment.token_ids), reason)
         if segment.finish is not None:
             self.ended(segment.request)
+
+    def recovered(self, tokens: int) -> None:
+        """They came in an earlier life, and a live member has them."""
+        self._counts.generated += tokens
+
+    def outlived(self, tokens: int) -> None:
+        """They came in an earlier life, and have become too old."""
+        self._counts.generated += tokens
+        self._counts.drop(tokens, DropReason.STALE)
 
     def cut(self, request: RequestId, reason: DropReason) -> None:
         """Its group left while an engine held it."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from rollyard.errors import JournalError
-from rollyard.events import Admit, FetchPrompts, Score, Scored, Train
+from rollyard.events import Admit, FetchPrompts, Keep, Score, Scored, Train
 from rollyard.journal.journal import Journal
 from rollyard.types import Group, Prompt, Reward, WeightVersion
-from tests.journal.records import CAB, ENTRIES, GOOD, RUN, V1
+from tests.journal.records import CAB, ENTRIES, GOOD, POOR, RUN, V1
 
 
 def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
@@ -45,6 +45,15 @@ def test_the_file_is_wal_and_says_its_format(written: Path) -> None:
     assert rows(written, "PRAGMA user_version") == [(1,)]
     assert rows(written, "PRAGMA foreign_key_check") == []
     assert rows(written, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_what_an_earlier_life_wrote_is_recorded_in_this_one_too(path: Path) -> None:
+    journal, group = Journal(path, RUN), Group(CAB, (GOOD, POOR))
+    for entry in (Admit(CAB), Keep(group, recovered=True)):
+        journal.record(entry)
+    journal.close()
+    assert rows(path, "SELECT group_id, member, text FROM completions") == [(0, 0, "abc"), (0, 1, "acb")]
+    assert rows(path, "SELECT member, value FROM verdicts") == [(0, 1.0), (1, 0.0)]
 
 
 def test_every_table_holds_what_happened(written: Path) -> None:

@@ -14,7 +14,7 @@ from rollyard.errors import ConfigError
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.prompts.jsonl import read_rows
 from rollyard.prompts.open import check_prompts, open_prompts
-from rollyard.prompts.source import Epochs, Row, Source
+from rollyard.prompts.source import Epochs, Row, Source, Without
 from rollyard.prompts.tasks.task import TASKS
 from tests.tiny import tiny_folder
 
@@ -37,6 +37,16 @@ def test_every_row_once_an_epoch_whatever_is_taken_at_a_time(count, epochs, take
     assert Counter(prompt.row for prompt in found) == dict.fromkeys(range(count), epochs)
     for place in {0, len(found) // 2}:
         assert source(count, epochs, cursor=place, seed=seed).take(10**6)[0] == tuple(found[place:])
+
+
+@given(st.integers(1, 20), st.frozensets(st.integers(0, 25)), st.lists(st.integers(1, 7), max_size=30))
+def test_what_is_done_never_comes_again(count, done, takes):
+    stream, found = Without(source(count, 1), done), []
+    for take in [*takes, 10**6]:
+        prompts, exhausted = stream.take(take)
+        found += prompts
+        assert len(prompts) == take or exhausted
+    assert [prompt.id for prompt in found] == [id_ for id_ in range(count) if id_ not in done]
 
 
 def test_orders_differ_between_epochs_and_seeds():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rollyard import events as ev
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
-from rollyard.types import Completion, FinishReason, Prompt, Request, RequestId, Reward, Segment, WeightVersion
+from rollyard.types import Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Segment, WeightVersion
 
 
 @dataclass
@@ -58,6 +58,7 @@ class World:
         self.done: dict[tuple[int, int], Completion] = {}
         self.rewards: dict[tuple[int, int], Reward] = {}
         self.batches: list[tuple[int, ...]] = []
+        self.kept: dict[int, Group] = {}  # finished groups
         self.abort_wanted: set[RequestId] = set()
         self.moving: set[RequestId] = set()
         self.moves: Counter[tuple[int, int]] = Counter()
@@ -100,6 +101,9 @@ class World:
                 self.on_drop(group, member, reason)
             case ev.BatchTaken(step, groups):
                 self.on_batch(step, [g.id for g in groups], groups)
+            case ev.Keep(group):
+                assert group.id in self.live, "only what may be trained is kept"
+                self.kept[group.id] = group
             case ev.RolloutsFinished():
                 self.finished = True
             case ev.RolloutsFailed():
@@ -170,6 +174,7 @@ class World:
             assert self.exhausted and len(ids) == len(self.live), "a short batch before the end"
         for group in groups:
             scored = 0
+            assert self.kept[group.id] == group
             for rollout in group.rollouts:
                 key = (group.id, rollout.completion.member)
                 assert rollout.completion == self.done[key] and rollout.reward == self.rewards[key]

@@ -1,0 +1,179 @@
+"""A second life of a run: what the first finished is taken up again, and nothing is taken twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollyard import events as ev
+from rollyard.rollout.core import RolloutCore
+from rollyard.rollout.policy import RolloutPolicy
+from rollyard.types import (
+    Completion,
+    FinishReason,
+    Group,
+    Prompt,
+    Reward,
+    Rollout,
+    Sampling,
+    VersionSpan,
+    WeightVersion,
+)
+from tests.rollout.test_core import policy
+from tests.rollout.world import Odds, World
+
+
+class SecondLife(World):
+    """Begins with what `first` left when it was killed: its finished groups, its batches, and nothing else."""
+
+    def __init__(self, first: World, seed: int, trained_meanwhile: bool) -> None:
+        self.total: int = first.total if isinstance(first, SecondLife) else len(first.source)
+        super().__init__(first.policy, self.total, 2, 4, seed, first.odds, first.rollover)
+        batch = first.training or []
+        earlier = (first.past, first.recovered) if isinstance(first, SecondLife) else (set(), {})
+        self.past: set[int] = earlier[0] | set(first.trained) | set(first.dropped)  # never seen again
+        if trained_meanwhile:
+            self.past |= set(batch)
+            batch = []
+        self.pending = [first.kept[id_] for id_ in batch]
+        self.recovered = earlier[1] | {id_: group for id_, group in first.kept.items() if id_ in first.live}
+        self.version = self.next_batch = first.version + (trained_meanwhile and first.training is not None)
+        self.core = RolloutCore(self.policy, self.version)
+        self.source = [prompt for prompt in self.source if prompt.id not in self.past | set(batch)]
+
+    def start(self) -> None:
+        self.wanted, self.exhausted = bool(self.pending), True  # a short last batch is no mistake
+        self.send(ev.GroupsRecovered(tuple(self.recovered.values()), tuple(self.pending)))
+        self.exhausted = False
+        self.send(ev.GenerationOpened())
+        for name, engine in self.engines.items():
+            engine.version = self.version
+            self.send(ev.EngineUp(name, engine.slots, WeightVersion(self.version)))
+
+    def take(self, output: ev.Instruction | ev.Signal) -> None:
+        match output:
+            case ev.Admit(prompt):
+                super().take(output)
+                known = {group.id: group for group in self.pending} | self.recovered
+                if prompt.id in known:
+                    self.know(known[prompt.id])
+            case ev.Keep(group, recovered=True):
+                super().take(output)
+                self.recovered.pop(group.id, None)
+            case _:
+                super().take(output)
+
+    def know(self, group: Group) -> None:
+        """The referee's books of what was written before; of a group that has become too old, nothing."""
+        self.generated += sum(len(rollout.completion.token_ids) for rollout in group.rollouts)
+        for rollout in group.rollouts:
+            done = rollout.completion
+            spans = [span.version.step for span in done.spans for _ in range(span.tokens)]
+            if group.id in self.recovered and min(spans, default=self.version) < self.due(group.id) - self.policy.max_staleness:
+                self.recovered.pop(group.id)
+                for k in range(self.policy.group_size):
+                    self.tokens[group.id, k] = []
+                    self.done.pop((group.id, k), None)
+                return
+            key = (group.id, done.member)
+            self.tokens[key] = list(zip(done.token_ids, spans, strict=True))
+            self.done[key], self.rewards[key] = done, rollout.reward
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    staleness=st.integers(0, 2),
+    batch=st.integers(1, 4),
+    engines=st.integers(1, 3),
+    prompts=st.integers(1, 30),
+    overtaking=st.sampled_from(["allow", "never"]),
+    rollover=st.sampled_from(list(ev.Rollover)),
+    odds=st.sampled_from([Odds(), Odds(0.05, 0.02, 0.1, 0.05)]),
+    killed_after=st.lists(st.integers(0, 150), min_size=1, max_size=3),
+    meanwhile=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_taken_twice(
+    staleness, batch, engines, prompts, overtaking, rollover, odds, killed_after, meanwhile, seed
+):
+    rules = policy(groups_per_batch=batch, max_staleness=staleness, overtaking=overtaking, batches=8)
+    world: World = World(rules, prompts, engines, 4, seed, odds, rollover)
+    trained: list[int] = []
+    dropped: set[int] = set()
+    for number, actions in enumerate(killed_after):
+        world.start()
+        for _ in range(actions):
+            if world.finished or (world.next_batch == rules.batches and world.training is None):
+                break
+            world.act()
+        trained += world.trained + ((world.training or []) if meanwhile else [])
+        dropped |= set(world.dropped)
+        world = SecondLife(world, seed + number, meanwhile)
+    world.run()
+    trained += world.trained
+    dropped |= set(world.dropped)
+    assert len(trained) == len(set(trained)) and not dropped & set(trained)
+    if world.finished:
+        assert set(trained) | dropped == set(range(prompts))
+    else:
+        assert world.version == rules.batches
+
+
+def finished(id_: int, version: int, members: int = 3) -> Group:
+    span = VersionSpan(WeightVersion(version), WeightVersion(version), 2)
+    done = (Completion(id_, k, (7, 8), (-1.0, -2.0), (span,), FinishReason.STOP, "ab") for k in range(members))
+    return Group(Prompt(id_, id_, (1, 2), f"p{id_}"), tuple(Rollout(each, Reward(float(each.member))) for each in done))
+
+
+def said(outputs: list, *kinds: type) -> list:
+    return [output for output in outputs if isinstance(output, kinds)]
+
+
+def begun(rules: RolloutPolicy, version: int, event: ev.GroupsRecovered) -> tuple[RolloutCore, list]:
+    core = RolloutCore(rules, version)
+    return core, core.step(event, 0.0)
+
+
+RULES = RolloutPolicy(group_size=3, groups_per_batch=2, batches=9, sampling=Sampling(5), window=100, max_staleness=1)
+
+
+def test_groups_join_in_the_places_that_they_had():
+    """Version 4, limit 1, batches of 2: of ids 8 to 11, 9 and 11 are there. 8 and 10 are written; then 8 and 9 are a batch."""
+    old = [finished(9, 3), finished(11, 4)]
+    core, out = begun(RULES, 4, ev.GroupsRecovered(tuple(old)))
+    assert out == [] and core.live == 0
+    core.step(ev.EngineUp("e", 9, WeightVersion(4)), 0.0)
+    core.step(ev.BatchWanted(), 0.0)
+    assert said(core.step(ev.GenerationOpened(), 0.0), ev.FetchPrompts) == [ev.FetchPrompts(4)]
+    out = core.step(ev.PromptsOffered(tuple(finished(id_, 0).prompt for id_ in range(8, 12)), exhausted=False), 0.0)
+    assert said(out, ev.Keep) == [ev.Keep(group, recovered=True) for group in old]
+    assert [each.request.id.group for each in said(out, ev.Generate)] == [8, 8, 8, 10, 10, 10]
+    # 9 and 11 may be taken at once: 8 and 10 have no token yet, so neither can be too old later.
+    assert [[g.id for g in taken.groups] for taken in said(out, ev.BatchTaken)] == [[9, 11]]
+    assert core.counts.tokens.generated == 12 == core.live_tokens
+
+
+def test_a_group_that_has_become_too_old_is_written_anew():
+    """The third batch from version 4 on trains version 6: what version 4 wrote is too old for it with limit 1."""
+    rules = replace(RULES, max_staleness=1, groups_per_batch=1)
+    core, _ = begun(rules, 5, ev.GroupsRecovered((finished(20, 5), finished(21, 4))))
+    core.step(ev.EngineUp("e", 9, WeightVersion(5)), 0.0)
+    core.step(ev.GenerationOpened(), 0.0)
+    out = core.step(ev.PromptsOffered((finished(20, 0).prompt, finished(21, 0).prompt), exhausted=False), 0.0)
+    assert [each.request.id.group for each in said(out, ev.Generate)] == [21, 21, 21]
+    tokens = core.counts.tokens
+    assert (tokens.generated, tokens.dropped, core.live_tokens) == (12, {"stale": 6}, 6)
+
+
+def test_a_batch_that_was_taken_is_trained_first_and_as_it_is():
+    batch = (finished(9, 3), finished(11, 4, members=2))
+    core, out = begun(RULES, 4, ev.GroupsRecovered((), batch))
+    assert said(out, ev.BatchTaken) == [ev.BatchTaken(4, batch)]
+    assert [group.id for group in (each.prompt for each in said(out, ev.Admit))] == [9, 11]
+    assert [(each.group, each.member, each.reason) for each in said(out, ev.Drop)] == [(11, 2, "failed")]
+    assert core.live == 0 and core.live_tokens == 10
+    assert said(core.step(ev.GenerationOpened(), 0.0), ev.FetchPrompts) == [ev.FetchPrompts(2)]  # up to version 5, less 1 batch
+    core.step(ev.BatchTrained(WeightVersion(5)), 0.0)
+    assert (core.counts.trained, core.counts.members_trained, core.counts.tokens.trained) == (2, 5, 10)
