@@ -60,7 +60,7 @@ def test_text_values_are_converted():
         (TASK | {"rollout.temperature": 1e-300}, "rollout.temperature", "at least 0.001"),
         (TASK | {"run.seed": 2**70}, "run.seed (command line)", "less than"),
         (TASK | {"rollout.temperature": 0}, "rollout.temperature", "above 0"),
-        (TASK | {"rollout.max_staleness": 1}, "rollout.max_staleness", "placement colocated"),
+        (TASK | {"rollout.max_staleness": 1}, "rollout.max_staleness", "without prompts to spare"),
         (TASK | {"warmup.heads": 3}, "warmup.width", "multiple of 6"),
         (TASK | {"rollout.max_live_groups": 5}, "rollout.max_live_groups", "at least 32"),
     ],
