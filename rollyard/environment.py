@@ -78,6 +78,14 @@ def adopt(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+NODE_ADDRESS = "ROLLYARD_NODE_ADDRESS"  # set for a process of a run that has processes on other nodes
+
+
+def node_address() -> str:
+    """Of this node of a cluster, as the others reach it; empty where all of the run is on one machine."""
+    return os.environ.get(NODE_ADDRESS, "")
+
+
 def ray_address() -> str:
     """The Ray cluster that Ray's own tools speak to: RAY_ADDRESS, which Ray also sets for the jobs it runs."""
     return os.environ.get("RAY_ADDRESS", "")

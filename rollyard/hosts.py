@@ -71,7 +71,7 @@ async def serve_host(channel: Channel, order: bytes) -> None:
         publishing, proving = (worker.joint(what, policy, device, ranks) for what in ("a publication", "evidence"))
         publisher = worker.build_publisher(config, policy, publishing, ordered.scratch)
         built.callback(publisher.close)
-        trainers.serve(trainer, channel, device.spans)
+        trainers.serve(trainer, channel, device.spans, worker.address_of(config))
         weights.serve(publisher, worker.build_evidence(policy, device, proving), channel)
         if config.place.placement == "swap":
             assert engine is not None, "a half has an engine"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class Run:
         self._make_view = view or (lambda header: QuietView())
         self._inbox: Inbox = asyncio.Queue()
         self._stop_cause = ""
+        self._ring: Ring | None = None
 
     def __iter__(self) -> Iterator[Step]:
         with asyncio.Runner() as runner:
@@ -77,6 +78,11 @@ class Run:
     def __aiter__(self) -> AsyncIterator[Step]:
         return self.steps()
 
+    @property
+    def nodes(self) -> Mapping[str, Sequence[str]]:
+        """Of a cluster: the addresses where each host was so far, the last one last, by its name."""
+        return {} if self._ring is None else self._ring.nodes()
+
     def stop(self, cause: str) -> None:
         """End the run cleanly: training under way is finished and saved, the rest is dropped as `stopped`."""
         self._stop_cause = cause
@@ -88,7 +94,7 @@ class Run:
         with timeline.phase(Phase.SETUP):
             folder = make_folder(self.config)
             recorder = self._recorder(folder, timeline)
-            ring = Ring(self.config, folder, timeline, recorder, self._inbox)
+            ring = self._ring = Ring(self.config, folder, timeline, recorder, self._inbox)
         try:
             with timeline.phase(Phase.SETUP):
                 await self._unless_stopped(ring)

@@ -47,7 +47,7 @@ from rollyard.reward.function import RewardFunction
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
-from rollyard.stations import Builder, Stations
+from rollyard.stations import Builder, Nodes, Stations
 from rollyard.types import Activity, EngineStats, Group, TrainStats, WeightVersion
 from rollyard.warmup import base_policy
 from rollyard.watch.accounts import ENGINE
@@ -81,6 +81,7 @@ class Ring:
         self._built = AsyncExitStack()  # closes what was built so far, the last first
         self._built.callback(self._device.close)
         self.conductor: Conductor | None = None
+        self.nodes: Nodes = dict
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
         self._saved: WeightVersion | None = None
         self._past: list[EngineStats] = []  # of engines that were lost
@@ -149,6 +150,7 @@ class Ring:
         )
         self._actions |= self._sync.actions
         self.conductor = self._conduct(WeightVersion(0))
+        self.nodes = stations.nodes
         for name, role, spans in stations.spans:
             self._recorder.accounts.watch(name, role, spans)
         self._activity = "starting the stations"
@@ -351,6 +353,7 @@ class Ring:
                 await self._built.aclose()
         except Exception as error:  # noqa: BLE001 (the report comes all the same)
             _warn_about(error)
+        self._recorder.placed(self.nodes())
         counts, live = self._counts, 0 if self.conductor is None else self.conductor.live_tokens
         report = self._recorder.close(
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),

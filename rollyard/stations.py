@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from rollyard.weights.ranks import Together
 
 S = TypeVar("S")
+Nodes = Callable[[], Mapping[str, Sequence[str]]]  # of a cluster: where each host was so far, the last one last, by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Stations:
     starts: tuple[Callable[[], Awaitable[None]], ...]
     relaunch: Callable[[EngineId], Awaitable[Engine]] | None = None  # where engines can be lost alone
     spans: Sequence[tuple[str, str, Spans]] = ()  # name, role and device of whatever the report accounts for
+    nodes: Nodes = dict
 
     async def start(self) -> None:
         """Wait until all are ready. Raises EngineError or TrainError for one that cannot be."""
@@ -113,6 +115,7 @@ class Builder:
         self._config, self._folder, self._scratch = config, folder, scratch
         self._device, self._built = device, built
         self._version = WeightVersion(0)
+        self._nodes: Nodes = dict
         self._found = Found()
 
     async def build(self, reward: RewardFunction | None) -> Stations:
@@ -158,14 +161,14 @@ class Builder:
             if worker.device_of(config) != "cuda":
                 return {host.name: children.launch for host in away}
             return {host.name: partial(_on_devices, children.launch, numbers[host.name]) for host in away}
-        from rollyard.place.bundles import Bundle
         from rollyard.place.ray import Cluster
 
-        gpus = int(worker.device_of(config) == "cuda" if config.place.device == "auto" else config.place.device == "cuda")
-        bundles, address = [Bundle(1, host.devices * gpus) for host in away], config.place.ray_address
-        cluster = Cluster(bundles, address=address)
+        place, nodes, start_s = config.place, worker.nodes_of(config), config.engine.start_s
+        bundles, address = worker.bundles_of(config, away), place.ray_address
+        cluster = Cluster(bundles, address=address, nodes=nodes, start_s=start_s, silent_s=place.silent_s)
         self._built.push_async_callback(cluster.close)
         await cluster.start()
+        self._nodes = lambda: {host.name: cluster.nodes[n] for n, host in enumerate(away) if n in cluster.nodes}
         return {host.name: partial(cluster.launch, bundle=number) for number, host in enumerate(away)}
 
     async def _build_here(self, host: Host) -> None:
@@ -248,6 +251,7 @@ class Builder:
             handoffs=found.handoffs if swap else {},
             relaunch=self._engine if config.place.apart else None,
             spans=(*((id_, ENGINE, engine.spans) for id_, engine in found.engines.items()), *found.spans),
+            nodes=self._nodes,
             starts=(*found.starts, *(engine.start for engine in found.engines.values())),
         )
 

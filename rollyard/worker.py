@@ -6,20 +6,23 @@ torch is imported only when a station needs it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from rollyard.config import Config
 from rollyard.engine.capabilities import CAPABILITIES
+from rollyard.environment import node_address
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event, Rollover
 from rollyard.model.architecture import Architecture
 from rollyard.model.machine import Machine, measure
-from rollyard.place.layout import Roles
+from rollyard.place.bundles import Bundle, Nodes
+from rollyard.place.layout import Host, Roles
 from rollyard.prompts.open import open_prompts
 from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer
 from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_reward
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
 SMALL = 20_000_000  # parameters; below, one thread is faster than several
 NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
+LOOPBACK = "127.0.0.1"
 DRAIN_S = 24 * 3600.0  # seconds that finishing what runs may take: as long as the longest rollout
 
 
@@ -183,7 +187,41 @@ def transport_of(config: Config) -> str:
         return "in_place"
     if config.weights.transport != "auto":
         return config.weights.transport
-    return "shared_memory" if "shared_memory" in CAPABILITIES[config.engine.kind].transports else "checkpoint"
+    wanted = _fastest(config)
+    return wanted if wanted in CAPABILITIES[config.engine.kind].transports else "checkpoint"
+
+
+def handoff_of(config: Config) -> str:
+    """How a training state goes from one half to the other."""
+    return _fastest(config) if config.weights.transport == "auto" else config.weights.transport
+
+
+def _fastest(config: Config) -> str:
+    return "broadcast" if config.place.nodes == "spread" else "shared_memory"
+
+
+def address_of(config: Config) -> str:
+    """Of this machine, as engines and other trainers reach it: as named, as the cluster has it, as it is seen on the way to
+    servers elsewhere, or loopback where nothing is elsewhere.
+
+    Raises ConfigError for a server whose name nobody knows.
+    """
+    if named := config.weights.address or node_address():
+        return named
+    seen = [_seen_from(url) for url in config.engine.url]
+    return next((address for address in seen if address != LOOPBACK), LOOPBACK)
+
+
+def _seen_from(url: str) -> str:
+    from rollyard.meeting import own_address
+
+    parts = urlsplit(url)
+    try:
+        return own_address(parts.hostname or "", parts.port or 80)
+    except OSError as error:
+        raise ConfigError(
+            f"{url} cannot be reached: {error}", where="engine.url", remedy="give addresses of running servers"
+        ) from None
 
 
 def rollover_of(config: Config) -> Rollover:
@@ -218,7 +256,7 @@ def build_publisher(config: Config, policy: Policy, device: Device, scratch: Pat
         case "shared_memory":
             return SharedMemoryPublisher(Source.of(model), device)
         case _:
-            return BroadcastPublisher(Source.of(model), device, weights.address, weights.limit_s)
+            return BroadcastPublisher(Source.of(model), device, address_of(config), weights.limit_s)
 
 
 def build_evidence(policy: Policy, device: Device, together: Device | None = None) -> Evidence:
@@ -254,8 +292,8 @@ def build_handoff(config: Config, half: EngineId, policy: Policy, trainer: Refer
 
     where, limit = policy.model.head_weight.device, config.weights.limit_s
     state = Source(trainer.state, policy.model.stamp, where)
-    if config.weights.transport == "broadcast":
-        sender: Publisher = BroadcastPublisher(state, device, config.weights.address, limit)
+    if handoff_of(config) == "broadcast":
+        sender: Publisher = BroadcastPublisher(state, device, address_of(config), limit)
         receiver: Receiver = BroadcastReceiver(half, state.infos, where, limit, buffers=1)
     else:
         sender = SharedMemoryPublisher(state, device, slots=1)
@@ -295,6 +333,20 @@ def devices_there(config: Config) -> int | None:
     import torch
 
     return torch.cuda.device_count()
+
+
+def nodes_of(config: Config) -> Nodes:
+    """How hosts lie on the nodes of a cluster: as asked, or what `auto` stands for."""
+    if config.place.nodes != "auto":
+        return config.place.nodes
+    travels = handoff_of(config) if config.place.placement == "swap" else transport_of(config)
+    return "one" if travels == "shared_memory" else "few"
+
+
+def bundles_of(config: Config, hosts: Sequence[Host]) -> list[Bundle]:
+    """What each host is given on a cluster."""
+    gpus = int(device_of(config) == "cuda" if config.place.device == "auto" else config.place.device == "cuda")
+    return [Bundle(1, host.devices * gpus) for host in hosts]
 
 
 def trains_here(config: Config) -> bool:

@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 from rollyard.environment import adopt, process_environment
@@ -18,6 +19,7 @@ from rollyard.place.child import Child, find, last_lines, launch, outlive_not
 from rollyard.place.line import Line, serve
 from rollyard.place.mailed import Mailed, split
 
+VERSION = metadata.version("rollyard")
 WAIT_S = 10.0  # seconds a long poll waits
 
 
@@ -28,10 +30,11 @@ class Body:
         name: of the host, for messages.
         variables: of its environment.
         folder: the run's; it works there, too, where its node has that.
+        address: of its node.
     """
 
-    def __init__(self, name: str, variables: Mapping[str, str], folder: str) -> None:
-        self._name, self._logs = name, _logs()
+    def __init__(self, name: str, variables: Mapping[str, str], folder: str, address: str) -> None:
+        self._name, self._address, self._logs = name, address, _logs()
         adopt(variables)
         if Path(folder).is_dir():
             os.chdir(folder)
@@ -39,7 +42,7 @@ class Body:
             threading.Thread(target=outlive_not, args=(os.getppid(),), daemon=True).start()
 
     async def begin(self, target: str, order: bytes, python: str) -> str:
-        """Start the target. Returns JSON: the process id and the logs, or the problem."""
+        """Start the target. Returns JSON: what the run has to know of this process, or the problem."""
         self._line = Mailed("the run")
         self._deliver: Callable[[bytes], None] = self._line.take
         if python:
@@ -51,7 +54,7 @@ class Body:
             self._hosting = asyncio.create_task(self._relay(child))
         else:
             self._hosting = asyncio.create_task(self._host(target, order))
-        return json.dumps({"pid": os.getpid(), "logs": self._logs})
+        return json.dumps({"pid": os.getpid(), "logs": self._logs, "address": self._address, "version": VERSION})
 
     async def take(self, batch: bytes) -> None:
         """What the run sent."""
@@ -66,6 +69,9 @@ class Body:
                 return await self._line.batch()
         except TimeoutError:
             return b""
+
+    async def pulse(self) -> None:
+        """A sign of life."""
 
     async def _host(self, target: str, order: bytes) -> None:
         serving = asyncio.create_task(_found(self._line, target, order))

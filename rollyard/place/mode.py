@@ -164,7 +164,7 @@ class Mode:
             return
         if self._last:
             yield from self._close()
-            if self._stopped or not (self._aside or self._returning):
+            if self._stopped or not (self._aside or (self._returning and not self._engines)):
                 yield from self._finish(self._ending or "all steps are done", stopped=self._stopped)
         elif not self._held_up():
             yield from self._learn()

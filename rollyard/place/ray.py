@@ -1,10 +1,7 @@
 """The Ray runtime: every host is an actor in one placement group. Nothing else touches Ray, and Ray is imported only here.
 
-    the run   Actor ── take(batch) ──► Body    in the actor's process: runs the target, or a child with its own Python
-              Actor ◄── fetch() ────── Body    a long poll: answered as soon as there is something
-
-What crosses are the frames of `line`, all that wait at once, as bytes; no error is ever pickled. One batch is under way in
-each direction at a time, which keeps the order. Actors are never restarted by Ray: the run decides that.
+Actors are never restarted by Ray: the run decides that. Ray finds another node for the bundle of one that is gone, as soon
+as there is room; whoever is started in it waits for that.
 """
 
 from __future__ import annotations
@@ -15,26 +12,27 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollyard.environment import carried, process_environment, ray_address, settle_ray
+from rollyard.environment import NODE_ADDRESS, carried, process_environment, ray_address, settle_ray
 from rollyard.errors import ConfigError, EngineLost
-from rollyard.place.body import Body, printed
-from rollyard.place.bundles import Bundle, counted, fitting
+from rollyard.place.actor import Actor, Hold
+from rollyard.place.body import VERSION, Body
+from rollyard.place.bundles import Bundle, Nodes, fitting, misfit
 from rollyard.place.child import Child, launch
-from rollyard.place.mailed import Mailed
 from rollyard.protocols import Channel
 
 HERE = "local"  # Ray's own word for a cluster that is started for this process
-START_S = 120.0  # seconds that Ray, or an actor in a free bundle, may take to start
-QUIT_S = 10.0  # seconds a host may take to end by itself
+START_S = 120.0  # seconds that Ray may take to start
 REACH_S = 10.0  # seconds that a cluster's address may take to answer
-GONE_S = 5.0  # seconds that Ray may take to end a process
 GRACE_S = 1.0  # seconds that Ray here outlives a run that was killed: it ends what actors started
 LOOK_S = 1.0  # seconds between two looks at a placement group that is not there yet
+PULSE = "pulse"  # Ray's name of a thread beside the actor's own
+STRATEGIES: Mapping[Nodes, str] = {"one": "STRICT_PACK", "few": "PACK", "spread": "STRICT_SPREAD"}  # in Ray's words
 STORE = 2**29  # bytes of a local cluster's object store: what is under way, not weights
 
 
@@ -46,17 +44,32 @@ class Cluster:
         address: of a cluster, in Ray's words (`auto`, `HOST:PORT`, `ray://HOST:PORT`), or `local` to start one here.
             When empty, the one that RAY_ADDRESS names, or one that is started here. Ray reads its token from where it always
             does (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token).
+        nodes: how the bundles lie on the cluster's nodes.
         limit_s: seconds that finding room for the bundles may take.
+        start_s: seconds that an actor may take to start, and that Ray may take to find a node for its bundle when that one's
+            is gone.
+        silent_s: seconds without a sign of life after which an actor counts as lost.
     """
 
-    def __init__(self, bundles: Sequence[Bundle], *, address: str = "", limit_s: float = 60.0) -> None:
-        self._bundles, self._address, self._limit_s = tuple(bundles), address, limit_s
+    def __init__(
+        self,
+        bundles: Sequence[Bundle],
+        *,
+        address: str = "",
+        nodes: Nodes = "one",
+        limit_s: float = 60.0,
+        start_s: float = 120.0,
+        silent_s: float = 30.0,
+    ) -> None:
+        self._bundles, self._address, self._nodes = tuple(bundles), address, nodes
+        self._limit_s, self._start_s, self._silent_s = limit_s, start_s, silent_s
         self._head: Child | None = None  # holds the processes of a cluster that was started here
         self._watching: asyncio.Task[None] | None = None
         self._joined = False
         self._group: Any = None
         self._actors: dict[int, Actor] = {}  # by bundle
         self._starting: set[int] = set()  # bundles
+        self.nodes: dict[int, tuple[str, ...]] = {}  # addresses: where the actors of each bundle were, the last one last
 
     async def start(self) -> None:
         """Be ready to launch.
@@ -95,16 +108,20 @@ class Cluster:
         number = self._free(bundle)
         given = self._bundles[number]
         self._starting.add(number)
-        body = _created(self._group, number, given, (name, carried(environment), str(Path.cwd())))
+        apart = self._head is None and self._nodes != "one"  # elsewhere all is on one machine, and meets at its loopback
+        body = _created(self._group, number, given, (name, carried(environment), str(Path.cwd()), apart))
         actor: Actor | None = None
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(self._start_s):
                 facts = json.loads(await body.begin.remote(target, order, str(python or "")))
             if "problem" in facts:
                 raise EngineLost(facts["problem"])
-            actor = self._actors[number] = Actor(name, body, facts)
+            _check_version(name, facts)
+            actor = self._actors[number] = Actor(name, _held(body), facts, self._silent_s)
+            self.nodes[number] = (*self.nodes.get(number, ()), facts["address"])
         except TimeoutError:
-            raise EngineLost(f"{name}: Ray did not start its actor within {START_S:g} s, in bundle {number} ({given})") from None
+            late = f"{name}: Ray did not start its actor within {self._start_s:g} s, in bundle {number} ({given})"
+            raise EngineLost(f"{late}{await asyncio.to_thread(_homeless, self._group, number)}") from None
         except failures() as error:
             raise EngineLost(f"{name} cannot be started: {reason(error)}") from error
         finally:
@@ -150,6 +167,7 @@ class Cluster:
             raise ConfigError(problem, where="RAY_AUTH_MODE", remedy="set it to token (or disabled) before Ray is imported")
         await asyncio.to_thread(_check_installed)
         if address == HERE:
+            _check_alone(self._bundles, self._nodes)
             address = await self._start_head()
         elif address != "auto":
             await reach(address)
@@ -168,15 +186,16 @@ class Cluster:
 
     async def _reserve(self) -> None:
         """Raises ConfigError when there is no room."""
-        if self._head is not None and fitting(self._bundles, await asyncio.to_thread(_nodes)) < len(self._bundles):
-            raise await asyncio.to_thread(_misfit, self._bundles)  # nor will there be later
-        self._group = await asyncio.to_thread(_reserved, self._bundles)
+        if self._head is not None and fitting(self._bundles, await asyncio.to_thread(_there), self._nodes) < len(self._bundles):
+            raise await asyncio.to_thread(_misfit, self._bundles, self._nodes)  # nor will there be later
+        # A running cluster may grow for what is asked of it.
+        self._group = await asyncio.to_thread(_reserved, self._bundles, self._nodes)
         try:
             async with asyncio.timeout(self._limit_s):
                 while not await asyncio.to_thread(self._group.wait, LOOK_S):
                     pass
         except TimeoutError:
-            raise await asyncio.to_thread(_misfit, self._bundles) from None
+            raise await asyncio.to_thread(_misfit, self._bundles, self._nodes) from None
 
 
 def _check_installed() -> None:
@@ -251,14 +270,34 @@ def _leave(group: Any, joined: bool) -> None:
         ray.shutdown()
 
 
+class _Placed(Body):
+    """A body that knows its node's address, as the cluster has it.
+
+    Args:
+        apart: others are on other nodes, and reach this one by it.
+    """
+
+    def __init__(self, name: str, variables: Mapping[str, str], folder: str, apart: bool) -> None:
+        import ray
+
+        address: str = ray.util.get_node_ip_address()
+        super().__init__(name, {**variables, NODE_ADDRESS: address if apart else ""}, folder, address)
+
+
 def _created(group: Any, number: int, given: Bundle, arguments: tuple[object, ...]) -> Any:
     """Ray's handle of an actor that is being started in a bundle."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-    options = ray.remote(Body).options(num_cpus=given.cpus, num_gpus=given.gpus, max_restarts=0, scheduling_strategy=place)
+    kind = ray.remote(concurrency_groups={PULSE: 1})(_Placed)
+    options = kind.options(num_cpus=given.cpus, num_gpus=given.gpus, max_restarts=0, scheduling_strategy=place)
     return options.remote(*arguments)
+
+
+def _held(body: Any) -> Hold:
+    pulse = body.pulse.options(concurrency_group=PULSE)
+    return Hold(body.take.remote, body.fetch.remote, pulse.remote, partial(_kill, body), failures(), reason)
 
 
 def _kill(body: Any) -> None:
@@ -269,15 +308,23 @@ def _kill(body: Any) -> None:
             ray.kill(body)
 
 
-def _reserved(bundles: Sequence[Bundle]) -> Any:
+def _reserved(bundles: Sequence[Bundle], nodes: Nodes) -> Any:
     from ray.util import placement_group
 
-    # On one node: weights may go through its memory, and trainers meet at its own address.
     asked = [{"CPU": bundle.cpus, "GPU": bundle.gpus} for bundle in bundles]
-    return placement_group([{name: count for name, count in each.items() if count} for each in asked], strategy="STRICT_PACK")
+    wanted = [{name: count for name, count in each.items() if count} for each in asked]
+    return placement_group(wanted, strategy=STRATEGIES[nodes])
 
 
-def _nodes() -> list[Bundle]:
+def _homeless(group: Any, number: int) -> str:
+    """Whether Ray still looks for a node for a bundle, in words."""
+    from ray.util import placement_group_table
+
+    found = placement_group_table(group)["bundles_to_node_id"].get(number)
+    return "" if found else ", for which no node has room"
+
+
+def _there() -> list[Bundle]:
     """What each node has."""
     import ray
 
@@ -285,109 +332,24 @@ def _nodes() -> list[Bundle]:
     return [Bundle(resources.get("CPU", 0), resources.get("GPU", 0)) for resources in alive]
 
 
-def _misfit(bundles: Sequence[Bundle]) -> ConfigError:
+def _misfit(bundles: Sequence[Bundle], nodes: Nodes) -> ConfigError:
     import ray
 
-    nodes, free = _nodes(), ray.available_resources()
-    have = " and ".join(f"a node with {node}" for node in nodes) or "no node"
-    left = Bundle(free.get("CPU", 0), free.get("GPU", 0))
-    fit = fitting(bundles, nodes)
-    remedy = f"{fit} of the {len(bundles)} hosts fit" if fit < len(bundles) else "all fit once others are done"
-    return ConfigError(
-        f"{counted(bundles)} were asked of Ray, which has {have}, and of that {left} free",
-        where="place",
-        remedy=f"{remedy}; use fewer hosts, less for each, or a larger cluster",
-    )
+    free = ray.available_resources()
+    problem, remedy = misfit(bundles, _there(), Bundle(free.get("CPU", 0), free.get("GPU", 0)), nodes)
+    return ConfigError(problem, where="place", remedy=remedy)
 
 
-# ----------------------------------------------------------------------------------------------- the run's end
+def _check_alone(bundles: Sequence[Bundle], nodes: Nodes) -> None:
+    if nodes == "spread" and len(bundles) > 1:
+        problem = f"{len(bundles)} hosts, each on a node of its own, and a cluster that is started here has one node"
+        raise ConfigError(problem, where="place.nodes", remedy="name a running cluster with --place.ray_address, or use auto")
 
 
-class Actor:
-    """A running actor and the line to it (protocols.Channel).
-
-    Args:
-        name: for messages.
-        body: Ray's handle of it.
-        facts: what `Body.begin` told.
-    """
-
-    def __init__(self, name: str, body: Any, facts: Mapping[str, Any]) -> None:
-        self.name = name
-        self.pid: int = facts["pid"]  # on its node
-        self._body, self._logs = body, facts["logs"]
-        self._line = Mailed(name, self.said)
-        self._closed = False
-        self._carrying = asyncio.create_task(self._carry(), name=f"actor {name}")
-
-    @property
-    def lost(self) -> bool:
-        """It hosts nothing any more."""
-        return self._line.lost
-
-    def handle(self, name: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
-        self._line.handle(name, handler)
-
-    def ready(self) -> None:
-        self._line.ready()
-
-    async def call(self, name: str, content: bytes = b"", *, limit_s: float) -> bytes:
-        return await self._line.call(name, content, limit_s=limit_s)
-
-    def tell(self, name: str, content: bytes = b"") -> None:
-        self._line.tell(name, content)
-
-    async def ended(self) -> str:
-        return await self._line.ended()
-
-    def fail(self, cause: str) -> None:
-        """It is known to be gone."""
-        self._line.fail(cause)
-
-    async def close(self) -> None:
-        """Let it end by itself for a while, then end it. Closing twice is harmless."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            with suppress(TimeoutError, EngineLost):
-                self._line.tell("quit")
-                await asyncio.wait_for(asyncio.shield(self._carrying), QUIT_S)
-        finally:
-            self.kill()
-            await asyncio.wait((self._carrying,), timeout=GONE_S)
-            self._carrying.cancel()
-            await self._line.close()
-
-    def kill(self) -> None:
-        """At once. Ray ends what it started, too."""
-        _kill(self._body)
-
-    def said(self) -> str:
-        """The end of what it printed, or where that is."""
-        return printed(self._logs)
-
-    async def _carry(self) -> None:
-        sending = asyncio.create_task(self._send())
-        try:
-            while not self.lost:
-                self._line.take_batch(await self._body.fetch.remote())
-            self.kill()
-            async with asyncio.timeout(GONE_S):
-                await self._body.fetch.remote()
-        except TimeoutError:
-            pass
-        except failures() as error:
-            self._line.fail(f"died: {reason(error)}{self.said()}")
-        finally:
-            sending.cancel()
-
-    async def _send(self) -> None:
-        try:
-            while True:
-                await self._body.take.remote(await self._line.batch())
-        except failures() as error:
-            self._line.fail(f"died: {reason(error)}{self.said()}")
+def _check_version(name: str, facts: Mapping[str, Any]) -> None:
+    if facts["version"] != VERSION:
+        problem = f"{name} is on {facts['address']}, which has Rollyard {facts['version']}, and the run is of {VERSION}"
+        raise ConfigError(problem, where="place.ray_address", remedy="install the same version on every node")
 
 
 # -------------------------------------------------------------------------------------------- in another process

@@ -37,7 +37,7 @@ class TrainerGroup:
 
     Args:
         members: one for each rank, all with the same parameters. They are closed with the group.
-        address: of the machine of rank 0, as the others reach it.
+        address: of the machine of rank 0, as the others reach it; empty: that one knows it.
         limit_s: seconds a rank may wait for the others: at the meeting, and at the end of its part of a batch.
         shards: each member has a part of the parameters, not a copy.
     """

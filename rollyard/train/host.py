@@ -10,11 +10,12 @@ from rollyard.train.group import Member
 from rollyard.watch.spans import tell
 
 
-def serve(trainer: Member, channel: Channel, spans: Spans) -> None:
+def serve(trainer: Member, channel: Channel, spans: Spans, address: str = "127.0.0.1") -> None:
     """Answer the calls `train.*`. Whoever owns the channel makes it ready, and closes the trainer.
 
     Args:
         spans: of its device: what it did is told before the answer.
+        address: of this machine, as other ranks reach it; where they meet, unless another is asked for.
     """
 
     async def start(content: bytes) -> bytes:
@@ -39,7 +40,7 @@ def serve(trainer: Member, channel: Channel, spans: Spans) -> None:
 
     async def open_(content: bytes) -> bytes:
         asked = wire.OPENING.validate_json(content)
-        return (await trainer.open(asked.address, asked.limit_s)).encode()
+        return (await trainer.open(asked.address or address, asked.limit_s)).encode()
 
     async def join(content: bytes) -> bytes:
         asked = wire.JOINING.validate_json(content)

@@ -183,6 +183,7 @@ def table(report: Report) -> RenderableType:
         *([("stale", lags(report.staleness))] if report.staleness else []),
         ("weights", f"{len(report.versions)} versions, {report.weights.transport}, {report.weights.bytes_copied:,} bytes copied"),
         *_arrival(report.weights),
+        *([("nodes", Text(places(report.nodes)))] if report.nodes else []),
         *([("lost", Text("; ".join(report.lost), "bold red"))] if report.lost else []),
         ("ended", Text(report.finished.cause, "bold red" if report.finished.failed else "")),
     ]
@@ -205,6 +206,14 @@ def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:
     if weights.probes:
         rows.append(("probes", ", ".join(f"{count} {verdict}" for verdict, count in weights.probes.items())))
     return rows
+
+
+def places(nodes: Mapping[str, Sequence[str]]) -> str:
+    """Such as `10.0.0.1 trainer-0; 10.0.0.2 engine-0, engine-1`: each node with the hosts that are there at last."""
+    there: dict[str, list[str]] = {}
+    for host, seen in nodes.items():
+        there.setdefault(seen[-1], []).append(host)
+    return "; ".join(f"{node} {', '.join(hosts)}" for node, hosts in sorted(there.items()))
 
 
 def _counts(counts: Counts) -> str:

@@ -125,6 +125,10 @@ class Recorder:
         """One half took over the training state of the other. `size`: bytes of one copy of the weights."""
         self._builder.add_handoff(found, size)
 
+    def placed(self, nodes: Mapping[str, Sequence[str]]) -> None:
+        """Addresses of the nodes where each host was, by its name."""
+        self._builder.add_nodes(nodes)
+
     def proved(self, found: Canary) -> None:
         """What the canary found."""
         self._builder.add_canary(found)

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -148,6 +148,7 @@ class Report:
     tokens: TokenLedger = field(default_factory=TokenLedger)
     staleness: Mapping[int, int] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a cluster: where each host was, the last one last
 
     def to_json(self) -> str:
         """A JSON object, one line a field. The counts of prompts stand at the top: admitted, trained, dropped."""
@@ -194,6 +195,7 @@ def read_report(path: Path) -> Report:
                 tuple(Operation(**operation) for operation in usage["operations"]),
                 usage["balance"],
             ),
+            nodes={host: tuple(nodes) for host, nodes in record.pop("nodes").items()},
             **record,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -224,6 +226,7 @@ class ReportBuilder:
         self._handed: list[Handed] = []
         self._lost: list[str] = []
         self._size = 0
+        self._nodes: Mapping[str, Sequence[str]] = {}
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
         self._versions: list[WeightVersion] = []
@@ -264,6 +267,10 @@ class ReportBuilder:
     def add_handoff(self, found: Handed, size: int) -> None:
         self._handed.append(found)
         self._size = size
+
+    def add_nodes(self, nodes: Mapping[str, Sequence[str]]) -> None:
+        """Where hosts were."""
+        self._nodes = nodes
 
     def add_probe(self, verdict: str) -> None:
         self._probes[str(verdict)] = self._probes.get(verdict, 0) + 1
@@ -315,6 +322,7 @@ class ReportBuilder:
             tokens=replace(tokens, recomputed=sum(engine.recomputed_tokens for engine in stats)),
             staleness=dict(sorted(self._staleness.items())),
             usage=usage,
+            nodes={host: tuple(nodes) for host, nodes in self._nodes.items()},
         )
 
 
