@@ -380,6 +380,21 @@ def test_engines_that_are_lost_come_back_as_often_as_is_allowed(
         assert world.version == 4
 
 
+class Gone(Answers):
+    """What is lost does not come back: no node has room for it."""
+
+    def engine(self, instruction: ev.Instruction) -> list[ev.Event | Work]:
+        return [] if isinstance(instruction, ev.Restart) else super().engine(instruction)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_end_does_not_wait_for_an_engine_that_may_come_back(seed):
+    world = Gone(conductor(4, 2, 2, True, 0, 0, "async", 1, restarts=1), 2, 100, seed, deaths=1)
+    world.run()
+    assert isinstance(world.said[-1], ev.Finish) and not world.said[-1].failed
+    assert world.version == 4
+
+
 def test_halves_trade_roles():
     world = Answers(conductor(steps=4, engines=2, placement="swap", limit=1, evaluate=False), 2, prompts=100, seed=0)
     world.run()

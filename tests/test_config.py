@@ -9,6 +9,7 @@ from rollyard.errors import ConfigError
 from rollyard.layers import options, presets, resolve
 
 TASK = {"prompts.task": "sort"}
+APART = {"place.placement": "separate"}
 
 
 def test_later_layers_win_and_are_named(tmp_path):
@@ -45,6 +46,12 @@ def test_text_values_are_converted():
     ("values", "where", "told"),
     [
         ({}, "prompts.path", "neither is given"),
+        (TASK | {"place.nodes": "spread"}, "place.nodes", "add --place.runtime ray"),
+        (
+            TASK | APART | {"place.nodes": "spread", "place.runtime": "ray", "weights.transport": "shared_memory"},
+            "place.nodes",
+            "--weights.transport broadcast",
+        ),
         (TASK | {"prompts.path": "x.jsonl"}, "prompts.path", "both are given"),
         ({"prompts.path": "x.jsonl"}, "model.path", "need a model"),
         (TASK | {"rollout.gruop_size": 3}, "command line", "did you mean rollout.group_size?"),

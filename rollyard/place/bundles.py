@@ -34,7 +34,7 @@ def counted(bundles: Sequence[Bundle], what: str = "host") -> str:
 def fitting(bundles: Sequence[Bundle], nodes: Sequence[Bundle], how: Nodes = "few") -> int:
     """How many of the bundles fit on nodes that have so much, when they lie there as `how` says."""
     if how == "one":
-        return max((_packed(bundles, [node]) for node in nodes), default=0)
+        return max((_packed(bundles, [node], largest_first=False) for node in nodes), default=0)
     return _packed(bundles, nodes) if how == "few" else _matched(bundles, nodes)
 
 
@@ -51,7 +51,8 @@ def misfit(bundles: Sequence[Bundle], nodes: Sequence[Bundle], free: Bundle, how
     problem = f"{counted(bundles)}{where} were asked of Ray, which has {have}, and of that {free} free"
     homeless = [bundle for bundle in bundles if not any(bundle.fits(node) for node in nodes)]
     if nodes and homeless:
-        return problem, f"{counted(homeless)} fits no node, however empty: ask less for each, or use larger nodes"
+        fit_none = f"{counted(homeless)} {'fits' if len(homeless) == 1 else 'fit'} no node, however empty"
+        return problem, f"{fit_none}; use less for each, or larger nodes"
     if fit == len(bundles):
         return problem, "all fit once others are done; use fewer hosts, less for each, or a larger cluster"
     if how == "one" and _packed(bundles, nodes) == len(bundles):
@@ -63,11 +64,11 @@ def misfit(bundles: Sequence[Bundle], nodes: Sequence[Bundle], free: Bundle, how
     return problem, f"{fit} of the {len(bundles)} hosts fit; use fewer hosts, less for each, or a larger cluster"
 
 
-def _packed(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> int:
-    """Large ones first, each on the first node with room."""
+def _packed(bundles: Sequence[Bundle], nodes: Sequence[Bundle], *, largest_first: bool = True) -> int:
+    """Each on the first node with room: large ones first finds room for most on several, small ones first on one."""
     rooms = [[node.gpus, node.cpus] for node in nodes]
     placed = 0
-    for gpus, cpus in sorted(((bundle.gpus, bundle.cpus) for bundle in bundles), reverse=True):
+    for gpus, cpus in sorted(((bundle.gpus, bundle.cpus) for bundle in bundles), reverse=largest_first):
         room = next((room for room in rooms if room[0] >= gpus and room[1] >= cpus), None)
         if room is not None:
             room[0] -= gpus

@@ -106,26 +106,37 @@ class Cluster:
         Raises EngineLost when it cannot be started.
         """
         number = self._free(bundle)
-        given = self._bundles[number]
         self._starting.add(number)
-        apart = self._head is None and self._nodes != "one"  # elsewhere all is on one machine, and meets at its loopback
-        body = _created(self._group, number, given, (name, carried(environment), str(Path.cwd()), apart))
-        actor: Actor | None = None
         try:
             async with asyncio.timeout(self._start_s):
-                facts = json.loads(await body.begin.remote(target, order, str(python or "")))
+                while (actor := await self._begun(number, name, environment, (target, order, str(python or "")))) is None:
+                    pass
+        except TimeoutError:
+            late = f"{name}: Ray did not start its actor within {self._start_s:g} s, in bundle {number} ({self._bundles[number]})"
+            nowhere = not await asyncio.to_thread(_home, self._group, number)
+            raise EngineLost(f"{late}{', for which no node has room' if nowhere else ''}") from None
+        finally:
+            self._starting.discard(number)
+        return actor
+
+    async def _begun(self, number: int, name: str, environment: Mapping[str, str], order: tuple[str, bytes, str]) -> Actor | None:
+        """The actor of a bundle; None when the bundle's node was gone. Raises EngineLost, and ConfigError for another version."""
+        home = await asyncio.to_thread(_home, self._group, number)
+        apart = self._head is None and self._nodes != "one"  # elsewhere all is on one machine, and meets at its loopback
+        body = _created(self._group, number, self._bundles[number], (name, carried(environment), str(Path.cwd()), apart))
+        actor: Actor | None = None
+        try:
+            facts = json.loads(await body.begin.remote(*order))
             if "problem" in facts:
                 raise EngineLost(facts["problem"])
             _check_version(name, facts)
             actor = self._actors[number] = Actor(name, _held(body), facts, self._silent_s)
             self.nodes[number] = (*self.nodes.get(number, ()), facts["address"])
-        except TimeoutError:
-            late = f"{name}: Ray did not start its actor within {self._start_s:g} s, in bundle {number} ({given})"
-            raise EngineLost(f"{late}{await asyncio.to_thread(_homeless, self._group, number)}") from None
         except failures() as error:
-            raise EngineLost(f"{name} cannot be started: {reason(error)}") from error
+            if await asyncio.to_thread(_alive, home):
+                raise EngineLost(f"{name} cannot be started: {reason(error)}") from error
+            await asyncio.sleep(LOOK_S)  # Ray finds another, or whoever is started next waits until it does
         finally:
-            self._starting.discard(number)
             if actor is None:
                 _kill(body)
         return actor
@@ -316,12 +327,18 @@ def _reserved(bundles: Sequence[Bundle], nodes: Nodes) -> Any:
     return placement_group(wanted, strategy=STRATEGIES[nodes])
 
 
-def _homeless(group: Any, number: int) -> str:
-    """Whether Ray still looks for a node for a bundle, in words."""
+def _home(group: Any, number: int) -> str:
+    """The node of a bundle, as Ray calls it; empty while Ray looks for one."""
     from ray.util import placement_group_table
 
-    found = placement_group_table(group)["bundles_to_node_id"].get(number)
-    return "" if found else ", for which no node has room"
+    found: str = placement_group_table(group)["bundles_to_node_id"].get(number) or ""
+    return found
+
+
+def _alive(node: str) -> bool:
+    import ray
+
+    return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
 
 def _there() -> list[Bundle]:

@@ -279,8 +279,10 @@ async def test_what_does_not_fit_is_refused(cluster: Cluster) -> None:
     crowd = Cluster([Bundle(1, 1)] * 2, limit_s=0.5)  # uses the Ray that is there already
     with pytest.raises(ConfigError) as misfit:
         await crowd.start()
-    assert "2 hosts with 1 CPU and 1 GPU were asked of Ray, which has a node with 3 CPUs" in misfit.value.problem
-    assert "0 of the 2 hosts fit" in misfit.value.remedy
+    assert "2 hosts with 1 CPU and 1 GPU on one node were asked of Ray, which has 1 node with 3 CPUs" in misfit.value.problem
+    assert "2 hosts with 1 CPU and 1 GPU fit no node, however empty" in misfit.value.remedy
+    with pytest.raises(ConfigError, match=r"1 of the 2 hosts find a node of their own; use --place\.nodes auto"):
+        await Cluster([Bundle()] * 2, limit_s=0.5, nodes="spread").start()
     late = Cluster([Bundle()], limit_s=0.5)
     with pytest.raises(ConfigError, match=r"nothing free .*all fit once others are done"):
         await late.start()

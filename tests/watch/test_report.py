@@ -64,6 +64,7 @@ def whole() -> Report:
     report.record(Published(WeightVersion(1)))
     report.add_bytes_copied(100)
     report.add_bytes_copied(20)
+    report.add_nodes({"engine-0": ("10.0.0.2", "10.0.0.4"), "trainer-0": ("10.0.0.3",)})
     report.add_evaluation(0.75)
     return finish(report)
 
@@ -136,6 +137,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
             ],
             "balance": 4.0,
         },
+        "nodes": {"engine-0": ["10.0.0.2", "10.0.0.4"], "trainer-0": ["10.0.0.3"]},
     }
     assert {"python", "torch", "transformers", "numpy", "rollyard"} <= software.keys()
 
