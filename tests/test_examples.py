@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from rollyard import worker
+from rollyard.engine.capabilities import check_capabilities
+from rollyard.engine.options import check_options
+from rollyard.layers import resolve
+from rollyard.place.bundles import Bundle, fitting
+from rollyard.place.layout import layout
 from rollyard.prompts.jsonl import read_rows
 from rollyard.reward.function import check_columns, load_reward
 
@@ -57,3 +63,19 @@ def test_a_reward_of_ones_own_in_ten_lines(tmp_path, monkeypatch, capsys):
     assert [(step, groups) for step, _, groups in steps] == [("1", "8"), ("2", "8"), ("3", "8"), ("4", "8")]
     assert all(0 <= float(reward) <= 1 for _, reward, _ in steps)
     assert (tmp_path / "runs" / "tiny" / "report.json").is_file()
+
+
+NODE = Bundle(cpus=96, gpus=8)
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("1x8", 1), ("2x8", 2), ("32x8", 32)])
+def test_a_config_for_a_cluster_fills_that_many_nodes(name: str, nodes: int) -> None:
+    config = resolve(file=EXAMPLES / "cluster" / f"{name}.toml", environment={}).config
+    hosts = layout(worker.roles_of(config), nodes * 8)
+    bundles, how = worker.bundles_of(config, hosts), worker.nodes_of(config)
+    assert sum(bundle.gpus for bundle in bundles) == nodes * 8
+    assert fitting(bundles, [NODE] * nodes, how) == len(hosts)
+    assert fitting(bundles, [NODE] * (nodes - 1), how) < len(hosts)
+    assert how == ("one" if nodes == 1 else "few")
+    check_capabilities(config)
+    check_options(config)

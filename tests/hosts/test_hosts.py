@@ -40,6 +40,7 @@ class Driven:
 
     def __init__(self, network: Network, tmp_path: Path, **changes: object) -> None:
         given: dict[str, object] = {
+            "prompts.held_out": 0,
             "place.placement": "async",
             "place.generate": 2,
             "place.runtime": "ray",
@@ -117,7 +118,7 @@ def test_a_run_over_three_hosts_learns_and_says_where_its_hosts_were(hosts: Netw
 
 def test_a_host_that_is_cut_off_for_a_while(hosts: Network, tmp_path: Path) -> None:
     """For a moment: nobody notices. For longer: its engine is lost, and started again when it can be reached."""
-    run = Driven(hosts, tmp_path, run__steps=120)
+    run = Driven(hosts, tmp_path, run__steps=90)
     run.until_step(2)
     engine, host = run.away()
     host.cut()
@@ -136,7 +137,7 @@ def test_a_host_that_is_cut_off_for_a_while(hosts: Network, tmp_path: Path) -> N
 
 
 def test_a_host_that_is_killed_while_another_joins(hosts: Network, tmp_path: Path) -> None:
-    run = Driven(hosts, tmp_path, run__steps=120)
+    run = Driven(hosts, tmp_path, run__steps=90)
     run.until_step(2)
     engine, host = run.away()
     host.kill()
