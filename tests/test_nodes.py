@@ -9,6 +9,8 @@ from rollyard.config import Config
 from rollyard.environment import NODE_ADDRESS
 from rollyard.errors import ConfigError
 from rollyard.layers import resolve
+from rollyard.place.bundles import Bundle
+from rollyard.place.ray import Cluster
 
 RAY = {"prompts.task": "sort", "place.runtime": "ray", "place.device": "cpu"}
 APART = {"place.placement": "separate"}
@@ -67,3 +69,10 @@ def test_where_servers_elsewhere_reach_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert unknown.value.where == "engine.url"
     monkeypatch.setattr(meeting, "own_address", lambda host, port: {"127.0.0.1": "127.0.0.1", "gpu-7": "10.0.0.1"}[host])
     assert worker.address_of(config(vllm, engine__url=f"{near},http://gpu-7:8000")) == "10.0.0.1"
+
+
+async def test_a_cluster_that_is_started_here_has_one_node() -> None:
+    """Which is known before Ray is looked for."""
+    with pytest.raises(ConfigError, match="2 hosts, each on a node of its own, and a cluster that is started here has one") as no:
+        await Cluster([Bundle()] * 2, address="local", nodes="spread").start()
+    assert no.value.where == "place.nodes" and "place.ray_address" in no.value.remedy

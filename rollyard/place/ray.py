@@ -173,12 +173,13 @@ class Cluster:
         late = "ray" in sys.modules
         if late and sys.modules["ray"].is_initialized():  # by whoever uses this package; it stays theirs
             return
+        if address == HERE:
+            _check_alone(self._bundles, self._nodes)
         if address == HERE and settle_ray() and late:
             problem = "Ray was imported before it could be told to ask for a token"
             raise ConfigError(problem, where="RAY_AUTH_MODE", remedy="set it to token (or disabled) before Ray is imported")
         await asyncio.to_thread(_check_installed)
         if address == HERE:
-            _check_alone(self._bundles, self._nodes)
             address = await self._start_head()
         elif address != "auto":
             await reach(address)
