@@ -97,3 +97,14 @@ async def test_closing_while_it_is_cut_off_takes_no_longer_than_its_silence() ->
     began = time.monotonic()
     await actor.close()
     assert time.monotonic() - began < SILENT_S + 1 and node.killed
+
+
+async def test_a_run_that_stood_still_itself_takes_nobody_for_silent() -> None:
+    node = Node()
+    actor = node.actor()
+    for _ in range(3):
+        await asyncio.sleep(0.05)
+        time.sleep(2 * SILENT_S)  # noqa: ASYNC251 (that is what it is about)
+    await asyncio.sleep(0.1)
+    assert not actor.lost
+    await actor.close()

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 
 from rollyard.types import Canary, Handed
 from rollyard.watch.devices import DeviceTime, PoolTime
-from rollyard.watch.draw import LivePanel, bar, cells, duration, shares, sparkline, stacked, table
+from rollyard.watch.draw import LivePanel, bar, cells, duration, places, shares, sparkline, stacked, table
 from rollyard.watch.report import (
     Counts,
     EvalRewards,
@@ -217,3 +217,8 @@ def test_a_report_of_nothing_can_be_drawn() -> None:
         finished=Finished("[bold]Ctrl-C", failed=True),
     )
     assert any("[bold]Ctrl-C" in line for line in lines(table(empty)))
+
+
+def test_nodes_are_shown_with_who_is_there_at_last() -> None:
+    nodes = {"engine-0": ("10.0.0.2", "10.0.0.1"), "engine-1": ("10.0.0.3",), "trainer-0": ("10.0.0.1",)}
+    assert places(nodes) == "10.0.0.1 engine-0, trainer-0; 10.0.0.3 engine-1"
