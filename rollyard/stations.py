@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -148,8 +148,12 @@ class Builder:
         for host in hosts:
             if host not in away:
                 await self._build_here(host)
-        for host in away:
-            await self._build_away(host)
+        names = [host.engine for host in away if host.rank is None and host.engine is not None]
+        await _together([self._add_engine(name) for name in names])
+        self._found.engines |= {name: self._found.engines.pop(name) for name in names}  # in their order
+        others = [host for host in away if host.rank is not None]
+        for host, channel in zip(others, await _together([self._launched(host) for host in others]), strict=True):
+            self._reach(host, channel)
 
     async def _launchers(self, hosts: Sequence[Host], away: Sequence[Host]) -> dict[str, Launch]:
         """What starts each host that is not here, by name: on devices, or in a bundle, of its own."""
@@ -188,16 +192,14 @@ class Builder:
             build = partial(worker.build_engine, config, host.engine, policy, device, receiver)
             found.engines[host.engine] = await device.run(build)  # there, since it may compile
 
-    async def _build_away(self, host: Host) -> None:
-        config, found = self._config, self._found
-        if host.rank is None and host.engine is not None:
-            found.engines[host.engine] = await self._engine(host.engine)
-            return
-        order = HostOrder(config, host, self._folder.resolve(), self._scratch.resolve())
-        channel = await launch_host(order, self._launches[host.name])
-        if host.engine is None:
-            self._built.push_async_callback(channel.close)
-        await self._reach(host, channel)
+    async def _launched(self, host: Host) -> Channel:
+        """A process with a trainer."""
+        order = HostOrder(self._config, host, self._folder.resolve(), self._scratch.resolve())
+        return await launch_host(order, self._launches[host.name])
+
+    async def _add_engine(self, name: EngineId) -> None:
+        """Known as soon as it is there, so that it is closed whatever becomes of the others."""
+        self._found.engines[name] = await self._engine(name)
 
     async def _engine(self, name: EngineId) -> Engine:
         """One with a process of its own: a new one, or a server that is running."""
@@ -207,7 +209,7 @@ class Builder:
         number = int(name.rpartition("-")[2])
         return attach_engine(config, name, config.engine.url[number], self._folder)
 
-    async def _reach(self, host: Host, channel: Channel) -> None:
+    def _reach(self, host: Host, channel: Channel) -> None:
         """The stations of another process."""
         from rollyard.train.remote import RemoteTrainer
         from rollyard.weights.remote import RemoteEvidence, RemoteHandoff, RemotePublisher
@@ -220,6 +222,7 @@ class Builder:
         found.publishers.append((host, RemotePublisher(channel, limit)))
         found.evidence.append((host, RemoteEvidence(channel, limit)))
         if host.engine is None:
+            self._built.push_async_callback(channel.close)
             found.spans.append((host.name, TRAINER, trainer.spans))
             channel.ready()
         else:
@@ -292,6 +295,17 @@ class Builder:
             if isinstance(met, BaseException):
                 problem = f"closing the run: {type(met).__name__}: {met}"
                 warnings.warn(problem, RuntimeWarning, stacklevel=2)
+
+
+async def _together(calls: Sequence[Coroutine[Any, Any, S]]) -> list[S]:
+    """What all of them give, in their order. When one fails, the others are given up."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _devices(hosts: Sequence[Host], *, first: bool) -> list[range]:

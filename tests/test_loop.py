@@ -270,14 +270,16 @@ async def test_a_disk_that_is_full_is_one_clear_error(make, monkeypatch):
 
 def test_an_engine_that_cannot_be_started_takes_those_before_it_along(make, monkeypatch):
     """The first is a process of its own: it is gone with the run, and so is the publisher's memory."""
-    children, closed = [], []
+    children, closed, there = [], [], asyncio.Event()
 
     async def launch_engine(config, id_, folder, start):
-        if children:
+        if id_ == "engine-1":
+            await there.wait()
             raise EngineLost("there is no room for it")
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         child = await launch("tests.place.hosts:helpful", b"", name=id_, environment=environment)
         children.append(child.pid)
+        there.set()
         return RemoteEngine(id_, child, CAPABILITIES["embedded"], start_s=30, sync_s=30, drain_s=30)
 
     def build_publisher(*args, build=worker.build_publisher):

@@ -27,12 +27,19 @@ SILENT_S = 4.0
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Network]:
-    """Three of them, the first with the cluster's head."""
+def made() -> Iterator[Network]:
+    """Three hosts, the first with the cluster's head."""
     with network() as made:
         for _ in range(3):
             made.start_node(made.add())
         yield made
+
+
+@pytest.fixture
+def hosts(made: Network) -> Network:
+    """All of them there, whatever an earlier test did."""
+    made.mend()
+    return made
 
 
 class Driven:
@@ -51,7 +58,7 @@ class Driven:
             "rollout.max_staleness": 2,
             "rollout.ignore_eos": True,
             "weights.transport": "broadcast",
-            "weights.limit_s": 20,
+            "weights.limit_s": 8,
             "weights.retries": 3,
         }
         self._network, self._out, self._said = network, tmp_path / "run", tmp_path / "said"
