@@ -67,7 +67,7 @@ class Noting:
 async def line(trainer: Noting, step_s: float = 5.0) -> AsyncIterator[tuple[RemoteTrainer, Link]]:
     ours, theirs = socket.socketpair()
     here, there = [Link(name, *await asyncio.open_connection(sock=s)) for name, s in (("trainer 0", ours), ("us", theirs))]
-    serve(trainer, there, SpanLog())
+    serve(trainer, there, SpanLog(), "10.0.0.9")
     for each in (here, there):
         each.open()
         each.ready()
@@ -98,7 +98,7 @@ async def test_every_call_arrives() -> None:
         assert (stats.step, stats.loss, stats.grad_norm, stats.logprob_gap_mean) == (5, 0.1 + 0.2, math.inf, 5e-324)
         assert math.isnan(stats.entropy)
         await remote.save(Path("/there/5"))
-        assert await remote.open("10.0.0.1", 7.5) == "there:1/1"
+        assert await remote.open("10.0.0.1", 7.5) == await remote.open("", 7.5) == "there:1/1"
         await remote.join("there:1/1", 1, 2, 7.5)
         await remote.become(WeightVersion(8, 2))
         assert remote.version == WeightVersion(8, 2)
@@ -106,6 +106,7 @@ async def test_every_call_arrives() -> None:
             ("train", (batch,)),
             ("save", Path("/there/5")),
             ("open", "10.0.0.1", 7.5),
+            ("open", "10.0.0.9", 7.5),  # its own, where none is named
             ("join", "there:1/1", 1, 2, 7.5),
             ("become", WeightVersion(8, 2)),
         ]
