@@ -13,6 +13,7 @@ from rollyard.model.architecture import Architecture
 from rollyard.place.layout import layout
 from rollyard.prompts.open import check_prompts
 from rollyard.reward.function import RewardFunction, check_columns
+from rollyard.train.external import load_adapter
 
 
 def check(config: Config, architecture: Architecture, reward: RewardFunction | None = None) -> None:
@@ -29,6 +30,8 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     columns = check_prompts(config)
     check_columns(worker.reward_of(config, reward), columns)
     check_window(config, architecture)
+    if config.train.adapter:
+        load_adapter(config.train.adapter)
     if config.place.apart and not config.engine.url:
         hosts.interpreter(config.engine)
     if config.engine.kind == "vllm":

@@ -65,13 +65,16 @@ async def serve_host(channel: Channel, order: bytes) -> None:
     with ExitStack() as built:
         built.callback(device.close)
         await device.run(worker.set_threads, worker.threads_of(config, Architecture.from_folder(ordered.folder)))
+        if config.train.adapter:
+            await _serve_external(ordered, device, built, channel)
+            return
         ranks = worker.ranks_of(config, ordered.host.rank)
         policy = await device.run(worker.load_policy, config, ordered.folder, ranks)
         trainer = await device.run(worker.build_trainer, config, policy, device, WeightVersion(0), ranks)
         publishing, proving = (worker.joint(what, policy, device, ranks) for what in ("a publication", "evidence"))
         publisher = worker.build_publisher(config, policy, publishing, ordered.scratch)
         built.callback(publisher.close)
-        trainers.serve(trainer, channel, device.spans)
+        trainers.serve_member(trainer, channel, device.spans)
         weights.serve(publisher, worker.build_evidence(policy, device, proving), channel)
         if config.place.placement == "swap":
             assert engine is not None, "a half has an engine"
@@ -85,6 +88,26 @@ async def serve_host(channel: Channel, order: bytes) -> None:
         channel.ready()
         async with telling(device.spans, channel):
             await channel.ended()
+
+
+async def _serve_external(ordered: HostOrder, device: DeviceThread, built: ExitStack, channel: Channel) -> None:
+    """The same with a trainer of another stack, and no engine."""
+    from rollyard.train import host as trainers
+    from rollyard.watch.spans import telling
+    from rollyard.weights import host as weights
+
+    config, folder = ordered.config, ordered.folder
+    trainer, source, evidence = await device.run(worker.build_external, config, folder, device, WeightVersion(0))
+    try:
+        publisher = worker.publisher_of(config, source, device, folder, ordered.scratch)
+        built.callback(publisher.close)
+        trainers.serve(trainer, channel, device.spans)
+        weights.serve(publisher, evidence, channel)
+        channel.ready()
+        async with telling(device.spans, channel):
+            await channel.ended()
+    finally:
+        await trainer.close()
 
 
 @dataclass(frozen=True, slots=True)

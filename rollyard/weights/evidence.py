@@ -65,7 +65,7 @@ class Evidence:
         return probe.prompts(self._model.architecture.vocab_size)
 
     async def published(self, version: WeightVersion, engines: Sequence[EngineId] = ()) -> None:
-        table = await self._run(probe.table, self._model)
+        table = await self._run(self._table)
         if self._new is not None and self._new[0] != version:
             self._old = self._new[1]
         self._new = version, table
@@ -103,9 +103,18 @@ class Evidence:
 
     # ------------------------------------------------------------------------------------------- on the device
 
+    def _table(self) -> Tensor:
+        """What the policy says of the probe's prompts, see `probe.table`."""
+        return probe.table(self._model)
+
+    def _subject(self) -> CausalLM:
+        """The model whose parameters are moved."""
+        return self._model
+
     def _begin(self, answers: Mapping[EngineId, Answers]) -> Baseline:
         self._restore()  # of one that was left behind
-        base = probe.table(self._model)
+        self._model = self._subject()
+        base = self._table()
         noise = {engine: probe.distance(each, base) for engine, each in answers.items()}
         kept = canary.keep(self._model)
         self._noise |= noise
