@@ -14,6 +14,7 @@ from rollyard.place.layout import layout
 from rollyard.prompts.open import check_prompts
 from rollyard.reward.function import RewardFunction, check_columns
 from rollyard.train.external import load_adapter
+from rollyard.weights.shares import check_divides
 
 
 def check(config: Config, architecture: Architecture, reward: RewardFunction | None = None) -> None:
@@ -35,8 +36,9 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     if config.place.apart and not config.engine.url:
         hosts.interpreter(config.engine)
     if config.engine.kind == "vllm":
-        transport, window = worker.transport_of(config), worker.window_of(config, architecture)
-        vllm.check(config.engine, transport, config.rollout.temperature, window, cpu=worker.device_of(config) == "cpu")
+        window = worker.window_of(config, architecture)
+        vllm.check(config.engine, config.rollout.temperature, window, cpu=worker.device_of(config) == "cpu")
+        check_divides(architecture, config.engine.tensor_parallel_size)
 
 
 def check_window(config: Config, architecture: Architecture) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from rollyard.place.layout import Roles
 from rollyard.prompts.open import open_prompts
 from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer
 from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_reward
-from rollyard.types import Prompt, Sampling, WeightVersion
+from rollyard.types import Prompt, Sampling, TensorInfo, WeightVersion
 from rollyard.watch.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rollyard.train.ranks import Ranks
     from rollyard.train.trainer import ReferenceTrainer
     from rollyard.watch.recorder import Recorder
+    from rollyard.weights.canary import Shares
     from rollyard.weights.external import ExternalSource
     from rollyard.weights.handoff import StateHandoff
     from rollyard.weights.prover import Ask
@@ -218,6 +219,13 @@ def build_publisher(config: Config, policy: Policy, device: Device, scratch: Pat
 
 def publisher_of(config: Config, source: Source, device: Device, origin: Path, scratch: Path) -> Publisher:
     """The same for whatever moves. `origin`: the folder that the model came from."""
+    from rollyard.weights.workers import WorkersPublisher
+
+    publisher, workers = _transport(config, source, device, origin, scratch), config.engine.tensor_parallel_size
+    return publisher if workers == 1 else WorkersPublisher(publisher, Architecture.from_folder(origin), workers)
+
+
+def _transport(config: Config, source: Source, device: Device, origin: Path, scratch: Path) -> Publisher:
     from rollyard.weights.broadcast import BroadcastPublisher
     from rollyard.weights.checkpoint import CheckpointPublisher
     from rollyard.weights.shared_memory import SharedMemoryPublisher
@@ -231,11 +239,24 @@ def publisher_of(config: Config, source: Source, device: Device, origin: Path, s
             return BroadcastPublisher(source, device, config.weights.address, config.weights.limit_s)
 
 
-def build_evidence(policy: Policy, device: Device, together: Device | None = None) -> Evidence:
+def build_evidence(config: Config, policy: Policy, device: Device, together: Device | None = None) -> Evidence:
     """The trainer's side of the proof that weights arrive. `together`: where ranks that share the policy look at it."""
     from rollyard.weights import evidence
+    from rollyard.weights.flat import model_infos
 
-    return evidence.Evidence(policy.model, device, together)
+    parts = shares_of(config, policy.model.architecture, model_infos(policy.model))
+    return evidence.Evidence(policy.model, device, together, parts)
+
+
+def shares_of(config: Config, shape: Architecture, tensors: Sequence[TensorInfo]) -> Shares:
+    """The parts that the workers of an engine have of each tensor; of none where an engine is one."""
+    from rollyard.weights.shares import shares
+
+    workers = config.engine.tensor_parallel_size
+    if workers == 1:
+        return {}
+    by_name = zip(tensors, zip(*shares(tensors, shape, workers), strict=True), strict=True)
+    return {info.name: [part for part in parts if part is not None] for info, parts in by_name if None not in parts}
 
 
 def build_external(
@@ -265,7 +286,11 @@ def build_external(
     def write(target: Path, also: Callable[[Path], None]) -> None:
         save_each(source.infos, source.checked(), target, folder, also)
 
-    evidence = ExternalEvidence(cast("ProvableTrainer", external), source, shape, format_, device) if needed else None
+    if needed:
+        parts = shares_of(config, shape, source.infos)
+        evidence = ExternalEvidence(cast("ProvableTrainer", external), source, shape, format_, device, parts)
+    else:
+        evidence = None
     return AdaptedTrainer(external, train.adapter, device, stamp, write, version), source, evidence
 
 

@@ -51,10 +51,13 @@ class Evidence:
             another is under way comes after all of it.
         together: the same device, where ranks that share the model do the same at the same time. Only a restore needs no
             other rank.
+        shares: of the workers that engines are made of, if they are several.
     """
 
-    def __init__(self, model: CausalLM, device: Device, together: Device | None = None) -> None:
-        self._model, self._device, self._together = model, device, together or device
+    def __init__(
+        self, model: CausalLM, device: Device, together: Device | None = None, shares: canary.Shares | None = None
+    ) -> None:
+        self._model, self._device, self._together, self._shares = model, device, together or device, shares or {}
         self._noise: dict[EngineId, float] = {}
         self._new: tuple[WeightVersion, Tensor] | None = None
         self._old: Tensor | None = None
@@ -123,7 +126,7 @@ class Evidence:
 
     def _move(self, attempt: int, names: Sequence[str]) -> None:
         case = self._under_way()
-        case.moved = canary.move(self._model, case.kept, names, attempt, canary.least_limit(case.most_noise))
+        case.moved = canary.move(self._model, case.kept, names, attempt, canary.least_limit(case.most_noise), self._shares)
         case.coarser = self._coarser(case)
 
     def _coarser(self, case: Case) -> float:
@@ -144,10 +147,10 @@ class Evidence:
             found = canary.compare(case.before[engine], case.base, after, case.moved, case.coarser)
             findings[engine] = found
             if not found.passed:
-                behind = canary.left_behind(self._model, case.kept, after, found.limit)
+                behind = canary.left_behind(self._model, case.kept, after, found.limit, self._shares)
                 return Judged(findings | {engine: replace(found, behind=behind)}, ())
             case.worst = max(case.worst, found, key=lambda each: each.gap / each.limit)
-        return Judged(findings, canary.hidden(self._model, case.kept, case.moved, after, SHOWN * case.worst.limit))
+        return Judged(findings, canary.hidden(self._model, case.kept, case.moved, after, SHOWN * case.worst.limit, self._shares))
 
     def _restore(self) -> None:
         if self._case is not None and self._case.kept:

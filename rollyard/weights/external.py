@@ -20,6 +20,7 @@ from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device, ExternalTrainer, ProvableTrainer
 from rollyard.types import TensorInfo, WeightVersion
 from rollyard.weights import evidence, probe
+from rollyard.weights.canary import Shares
 from rollyard.weights.layout import compare
 from rollyard.weights.source import Source
 
@@ -91,13 +92,20 @@ class ExternalEvidence(evidence.Evidence):
         source: of its tensors.
         architecture, dtype: of its model.
         device: its thread.
+        shares: of the workers that engines are made of, if they are several.
     """
 
     def __init__(
-        self, external: ProvableTrainer, source: ExternalSource, architecture: Architecture, dtype: torch.dtype, device: Device
+        self,
+        external: ProvableTrainer,
+        source: ExternalSource,
+        architecture: Architecture,
+        dtype: torch.dtype,
+        device: Device,
+        shares: Shares | None = None,
     ) -> None:
         self._nowhere = CausalLM(architecture, dtype, "meta")
-        super().__init__(self._nowhere, device)
+        super().__init__(self._nowhere, device, shares=shares)
         self._external, self._source = external, source
 
     def _table(self) -> Tensor:
