@@ -207,7 +207,7 @@ def _shows(
     for name, gradient in _gradients(model, chosen, generator).items():
         move = parts.own(chosen[name]).float() - kept[name].to(gradient.device).float()
         shown = parts.gathered(gradient.float() * move, chosen[name].shape)
-        each = [part for part in shares.get(name, ()) if part.end > part.start] or [None]
-        shows.append(min(abs(float(_of(shown, part).sum())) for part in each) / probe.PROMPTS**0.5)
+        each: list[Slice | None] = [part for part in shares.get(name, ()) if part.end > part.start]
+        shows.append(min(abs(float(_of(shown, part).sum())) for part in each or [None]) / probe.PROMPTS**0.5)
     agreed: list[float] = parts.agreed(torch.tensor(shows, dtype=torch.float64)).tolist()
     return dict(zip(chosen, agreed, strict=True))
