@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,11 +11,14 @@ from hypothesis import strategies as st
 
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
+from rollyard.model.folder import load
 from rollyard.model.transformer import CausalLM
-from rollyard.types import Manifest, Slice, WeightVersion
+from rollyard.types import Answer, Manifest, Slice, WeightVersion
+from rollyard.weights import canary, probe
 from rollyard.weights.flat import model_infos
 from rollyard.weights.shares import check_divides, shares
 from rollyard.weights.workers import WorkersPublisher
+from tests.tiny import tiny_folder
 
 
 def shape(heads: int = 4, kv_heads: int = 2, vocab: int = 100, feed_forward: int = 24, **more: bool) -> Architecture:
@@ -98,3 +103,25 @@ async def test_workers_are_the_engines_of_a_transport() -> None:
     publisher.taken("a", WeightVersion(1))
     publisher.lost("b")
     assert noting.told == [["a.0", "a.1", "b.0", "b.1"], "a.0", "a.1", "b.0", "b.1"]
+
+
+def test_the_part_of_one_worker_that_stays_behind_is_named(tmp_path: Path) -> None:
+    """The engine's answers are those of moved weights, but for the second half of one matrix."""
+    model = load(tiny_folder(tmp_path, tied=False, heads=4, kv_heads=2, layers=1))
+    infos = model_infos(model)
+    by_name = dict(zip((info.name for info in infos), zip(*shares(infos, model.architecture, 2), strict=True), strict=True))
+    parts = {name: [part for part in each if part is not None] for name, each in by_name.items() if None not in each}
+    name, kept = "model.layers.0.self_attn.o_proj.weight", canary.keep(model)
+    moved = canary.move(model, kept, kept, 1, 1e-3, parts)
+    weight = dict(model.named_parameters())[name].detach()
+    away = weight.clone()
+    with model.stamp.writing():
+        weight[:, 32:] = kept[name][:, 32:]
+    stale = probe.table(model)
+    with model.stamp.writing():
+        weight.copy_(away)
+    answers = [Answer(token, float(stale[row, token])) for row, token in enumerate(stale.argmax(dim=1).tolist())]
+    assert probe.distance(answers, moved.table) > 1e-3
+    assert canary.left_behind(model, kept, answers, 1e-4, parts) == (f"{name} in worker 1",)
+    assert canary.left_behind(model, kept, answers, 1e-4) == ()
+    assert torch.equal(weight, away)
