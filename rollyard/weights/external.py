@@ -6,8 +6,9 @@ behind, is found with a mirror of it: our own model, filled with what it publish
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,8 +22,11 @@ from rollyard.protocols import Device, ExternalTrainer, ProvableTrainer
 from rollyard.types import TensorInfo, WeightVersion
 from rollyard.weights import evidence, probe
 from rollyard.weights.canary import Shares
+from rollyard.weights.flat import replacing
 from rollyard.weights.layout import compare
 from rollyard.weights.source import Source
+
+T = TypeVar("T")
 
 ALIKE = {torch.float32: 1e-3, torch.bfloat16: 0.3}  # nats between the trainer's logprobs and those of what it publishes
 
@@ -63,7 +67,10 @@ class ExternalSource(Source):
         """The same, whatever version they are."""
         coming = _told(self._external.each())
         for info in self.infos:
-            name, tensor = next(coming, ("", torch.empty(0)))
+            came = next(coming, None)
+            if came is None:
+                raise WeightSyncError(f"the external trainer stopped before {info.name}")
+            name, tensor = came
             compare([TensorInfo(name, tuple(tensor.shape), str(tensor.dtype))], [info])
             yield name, tensor.detach()
         if left := [name for name, _ in coming]:
@@ -110,7 +117,7 @@ class ExternalEvidence(evidence.Evidence):
 
     def _table(self) -> Tensor:
         asked = probe.prompts(self._nowhere.architecture.vocab_size)
-        found = self._external.logprobs(asked)
+        found = _asked("logprobs", self._external.logprobs, asked)
         wanted = (len(asked), self._nowhere.architecture.vocab_size)
         if tuple(found.shape) != wanted or found.dtype != torch.float32:
             raise WeightSyncError(f"the external trainer's logprobs are {tuple(found.shape)} {found.dtype}, not {wanted} float32")
@@ -133,17 +140,32 @@ class ExternalEvidence(evidence.Evidence):
         super()._move(attempt, names)
         case, own = self._under_way(), tensors(self._model)
         assert case.moved is not None, "they were moved"
-        self._external.restore()
-        self._external.move({name: own[name] for name in names})
+        self._put_back()
+        with self._source.stamp.writing():
+            _asked("move", self._external.move, {name: own[name] for name in names})
         case.moved = replace(case.moved, table=self._table())
 
     def _restore(self) -> None:
         """Whatever became of the mirror, the trainer's own parameters are put back first."""
         if self._model is not self._nowhere:
-            self._external.restore()
+            self._put_back()
             self._model = self._nowhere
         if self._case is not None:
             self._case.kept = {}
+
+    def _put_back(self) -> None:
+        with replacing(self._source.stamp):
+            _asked("restore", self._external.restore)
+
+
+def _asked(what: str, call: Callable[..., T], *args: object) -> T:
+    """What it meets is its own; here nobody can tell then whether weights arrive. Raises WeightSyncError."""
+    try:
+        return call(*args)
+    except RollyardError:
+        raise
+    except Exception as error:
+        raise WeightSyncError(f"the external trainer failed in {what}: {type(error).__name__}: {error}") from error
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
