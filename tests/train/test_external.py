@@ -71,19 +71,20 @@ import asyncio, sys
 from pathlib import Path
 from rollyard.types import Sampling
 from tests.train.test_external import same_as_the_reference
-for stage in (1, 3):
-    asyncio.run(same_as_the_reference(Path(sys.argv[1]), "deepspeed", Sampling(9, 0.7, 0.9), extra={"stage": stage}))
+extra = {"stage": int(sys.argv[2])}
+asyncio.run(same_as_the_reference(Path(sys.argv[1]), "deepspeed", Sampling(9, 0.7, 0.9), extra=extra))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # it compiles a kernel at its first use
-def test_ten_steps_of_deepspeed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [1, 3])
+def test_ten_steps_of_deepspeed(tmp_path: Path, stage: int) -> None:
     """In a process of its own, which it changes as it likes."""
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("examples/external_trainer/requirements.txt is not installed")
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", DEEPSPEED, str(tiny_folder(tmp_path))]
+    command = [sys.executable, "-c", DEEPSPEED, str(tiny_folder(tmp_path)), str(stage)]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=290, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
