@@ -13,6 +13,8 @@ from rollyard.model.architecture import Architecture
 from rollyard.place.layout import layout
 from rollyard.prompts.open import check_prompts
 from rollyard.reward.function import RewardFunction, check_columns
+from rollyard.train.external import load_adapter
+from rollyard.weights.shares import check_divides
 
 
 def check(config: Config, architecture: Architecture, reward: RewardFunction | None = None) -> None:
@@ -29,11 +31,14 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     columns = check_prompts(config)
     check_columns(worker.reward_of(config, reward), columns)
     check_window(config, architecture)
+    if config.train.adapter:
+        load_adapter(config.train.adapter)
     if config.place.apart and not config.engine.url:
         hosts.interpreter(config.engine)
     if config.engine.kind == "vllm":
-        transport, window = worker.transport_of(config), worker.window_of(config, architecture)
-        vllm.check(config.engine, transport, config.rollout.temperature, window, cpu=worker.device_of(config) == "cpu")
+        window = worker.window_of(config, architecture)
+        vllm.check(config.engine, config.rollout.temperature, window, cpu=worker.device_of(config) == "cpu")
+        check_divides(architecture, config.engine.tensor_parallel_size)
 
 
 def check_window(config: Config, architecture: Architecture) -> None:

@@ -120,6 +120,8 @@ class TrainConfig(Section):
     clip_high: Positive = Field(0.2, description="the ratio is clipped above 1 plus this")
     max_grad_norm: Positive = Field(1.0, description="gradients are scaled down to this norm")
     shard: bool = Field(False, description="the trainers of place.train share one copy of the policy and its moments (FSDP2)")
+    adapter: str = Field("", description="trainer of another stack: FILE.py:function or package.module:function (empty: our own)")
+    extra: str = Field("", description="what the adapter's function is given besides, a JSON object")
     limit_s: Positive = Field(3600.0, description="seconds a step may take where the trainer is another process")
     precision: Literal["model", "bfloat16"] = Field(
         "model", description="number format of matrix products (bfloat16: autocast, the parameters keep their own format)"
@@ -255,6 +257,7 @@ def check(config: Config) -> None:
     _check_staleness(config)
     _check_place(config)
     _check_engine(config.engine)
+    _check_adapter(config)
 
 
 def _check_prompts(config: Config) -> None:
@@ -390,12 +393,7 @@ def _check_apart(config: Config) -> None:
 
 
 def _check_engine(engine: EngineConfig) -> None:
-    try:
-        extra = json.loads(engine.extra or "{}")
-    except ValueError as error:
-        raise ConfigError(f"no JSON: {error}", where="engine.extra", remedy='give such as {"enforce_eager": true}') from None
-    if not isinstance(extra, dict):
-        raise ConfigError(f"{engine.extra} is no object", where="engine.extra", remedy='give such as {"enforce_eager": true}')
+    _check_object(engine.extra, "engine.extra", '{"enforce_eager": true}')
     if engine.server and (engine.kind != "vllm" or engine.url):
         problem = "it runs already" if engine.url else f"engine {engine.kind} starts no server"
         raise ConfigError(problem, where="engine.server", remedy="leave it out, or use engine vllm without engine.url")
@@ -406,6 +404,31 @@ def _check_engine(engine: EngineConfig) -> None:
             raise ConfigError(f"{url!r} is no address", where="engine.url", remedy="give such as http://127.0.0.1:30000")
     if len({url.rstrip("/") for url in engine.url}) < len(engine.url):
         raise ConfigError("a server is named twice", where="engine.url", remedy="give each engine a server of its own")
+
+
+def _check_object(text: str, where: str, example: str) -> None:
+    try:
+        extra = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"no JSON: {error}", where=where, remedy=f"give such as {example}") from None
+    if not isinstance(extra, dict):
+        raise ConfigError(f"{text} is no object", where=where, remedy=f"give such as {example}")
+
+
+def _check_adapter(config: Config) -> None:
+    """A trainer of another stack has a process of its own, and is one for the run whatever it is made of."""
+    train, place = config.train, config.place
+    _check_object(train.extra, "train.extra", '{"stage": 3}')
+    if not train.adapter:
+        if train.extra:
+            raise ConfigError("there is no adapter to be given it", where="train.extra", remedy="name one, or leave it out")
+        return
+    if not place.apart:
+        problem = f"with placement {place.placement} engines decode with the parameters of our own trainer"
+        raise ConfigError(problem, where="train.adapter", remedy="use --place.placement separate or async")
+    if place.train > 1:
+        problem = f"an external trainer is one for the run, and {place.train} are asked for"
+        raise ConfigError(problem, where="place.train", remedy="use 1; ranks of its own are the adapter's to start")
 
 
 def _is_address(url: str) -> bool:

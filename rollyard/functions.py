@@ -49,9 +49,9 @@ def check_callable(function: Any, name: str, where: str) -> Function:
 
 def check_takes(function: Function, count: int, name: str, where: str, called_with: str) -> None:
     """Raises ConfigError when it cannot be called with `count` positional arguments, which are `called_with`."""
-    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
-    positional = sum(kind in POSITIONAL for kind in kinds)
-    if positional < count and Parameter.VAR_POSITIONAL not in kinds:
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = sum(parameter.kind in POSITIONAL for parameter in parameters)
+    if positional < count and all(parameter.kind is not Parameter.VAR_POSITIONAL for parameter in parameters):
         problem = f"{name} takes {positional} positional arguments"
         raise ConfigError(problem, where=where, remedy=f"it is called with {called_with}")
 

@@ -27,6 +27,7 @@ from rollyard.place.inline import DeviceThread
 from rollyard.place.layout import Host
 from rollyard.protocols import Channel, Engine, Receiver
 from rollyard.types import WeightVersion
+from rollyard.weights.shares import worker_name
 
 if TYPE_CHECKING:
     import torch
@@ -65,14 +66,17 @@ async def serve_host(channel: Channel, order: bytes) -> None:
     with ExitStack() as built:
         built.callback(device.close)
         await device.run(worker.set_threads, worker.threads_of(config, Architecture.from_folder(ordered.folder)))
+        if config.train.adapter:
+            await _serve_external(ordered, device, built, channel)
+            return
         ranks = worker.ranks_of(config, ordered.host.rank)
         policy = await device.run(worker.load_policy, config, ordered.folder, ranks)
         trainer = await device.run(worker.build_trainer, config, policy, device, WeightVersion(0), ranks)
         publishing, proving = (worker.joint(what, policy, device, ranks) for what in ("a publication", "evidence"))
         publisher = worker.build_publisher(config, policy, publishing, ordered.scratch)
         built.callback(publisher.close)
-        trainers.serve(trainer, channel, device.spans, worker.address_of(config))
-        weights.serve(publisher, worker.build_evidence(policy, device, proving), channel)
+        trainers.serve_member(trainer, channel, device.spans, worker.address_of(config))
+        weights.serve(publisher, worker.build_evidence(config, policy, device, proving), channel)
         if config.place.placement == "swap":
             assert engine is not None, "a half has an engine"
             handoff = worker.build_handoff(config, engine, policy, trainer, device)
@@ -85,6 +89,26 @@ async def serve_host(channel: Channel, order: bytes) -> None:
         channel.ready()
         async with telling(device.spans, channel):
             await channel.ended()
+
+
+async def _serve_external(ordered: HostOrder, device: DeviceThread, built: ExitStack, channel: Channel) -> None:
+    """The same with a trainer of another stack, and no engine."""
+    from rollyard.train import host as trainers
+    from rollyard.watch.spans import telling
+    from rollyard.weights import host as weights
+
+    config, folder = ordered.config, ordered.folder
+    trainer, source, evidence = await device.run(worker.build_external, config, folder, device, WeightVersion(0))
+    try:
+        publisher = worker.publisher_of(config, source, device, folder, ordered.scratch)
+        built.callback(publisher.close)
+        trainers.serve(trainer, channel, device.spans)
+        weights.serve(publisher, evidence, channel)
+        channel.ready()
+        async with telling(device.spans, channel):
+            await channel.ended()
+    finally:
+        await trainer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +147,7 @@ async def launch_engine(config: Config, id_: EngineId, folder: Path, launch: Lau
     if config.engine.kind == "vllm":
         threads = worker.threads_of(config, Architecture.from_folder(folder))
         environment |= vllm.environment(config.engine, threads, cpu=config.place.device == "cpu")
+        environment = vllm.defaults(config.engine) | environment
     target, python = "rollyard.hosts:serve_engine", interpreter(config.engine)
     channel = await launch(target, order, name=f"engine {id_}", python=python, environment=environment)
     return remote_engine(config, id_, channel)
@@ -212,12 +237,16 @@ def _vllm_core(ordered: EngineOrder, shape: Architecture, running: Client | None
         return LocalCore(arguments)
     own = None if running is not None else OwnServer(arguments, process_environment())
     client = running or Client("http://vllm", socket=own.socket if own is not None else "")
-    limits, one_device = config.weights.limit_s, worker.transport_of(config) == "broadcast"
+    limits, one_device = config.weights.limit_s, bool(running) and worker.transport_of(config) == "broadcast"
     return ServerCore(client, start_s=engine.start_s, sync_s=limits, window=window, one_device=one_device, own=own)
 
 
-def vllm_receiver(order: str, device: torch.device) -> Receiver:
-    """Called inside vLLM's worker, by its name: the engine's side of the transport there."""
+def vllm_receiver(order: str, device: torch.device, rank: int) -> Receiver:
+    """Called inside vLLM's worker, by its name: the engine's side of the transport there.
+
+    One of several workers needs a part of each tensor, which its loader copies out of the whole one: that stays on the CPU
+    then, where it is mapped, for a device may not have room for it. (A broadcast brings the whole to the device all the same.)
+    """
     import torch
 
     from rollyard.model.transformer import CausalLM
@@ -225,4 +254,7 @@ def vllm_receiver(order: str, device: torch.device) -> Receiver:
     ordered = TypeAdapter(EngineOrder).validate_json(order)
     config = ordered.config
     nowhere = CausalLM(Architecture.from_folder(ordered.folder), getattr(torch, config.model.dtype), "meta")
-    return worker.build_receiver(config, ordered.id, nowhere, device)
+    if config.engine.tensor_parallel_size == 1:
+        return worker.build_receiver(config, ordered.id, nowhere, device)
+    where = device if worker.transport_of(config) == "broadcast" else torch.device("cpu")
+    return worker.build_receiver(config, worker_name(ordered.id, rank), nowhere, where)

@@ -5,7 +5,7 @@ Methods that touch a device are async: what they do runs elsewhere (a device thr
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -30,6 +30,7 @@ from rollyard.types import (
     RequestId,
     Reward,
     Segment,
+    TensorInfo,
     TrainBatch,
     TrainStats,
     WeightVersion,
@@ -225,6 +226,47 @@ class LocalTrainer(Trainer, Protocol):
         To hand a state over: between two steps, copy each tensor into the other trainer's tensor of that name, inside
         its model's `stamp.writing()`; then the other one's `become`.
         """
+        ...
+
+
+class ExternalTrainer(Protocol):
+    """A trainer of another stack, made by the function that `train.adapter` names. docs/trainers.md has its contract.
+
+    Plain functions: all calls come in turn on one thread, the one that it was made on, in a process of its own.
+    """
+
+    def tensors(self) -> Sequence[TensorInfo]:
+        """What it publishes: Hugging Face's names, whole shapes, a tied head left out. Always the same."""
+        ...
+
+    def each(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors as they are now, in the order of `tensors`. One is done with before the next is asked for."""
+        ...
+
+    def train(self, batch: TrainBatch) -> TrainStats:
+        """One optimizer step. Raises TrainError with the parameters as they were; after any other error they count as torn."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write into `folder`, which has the model already, what training needs to go on."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ProvableTrainer(ExternalTrainer, Protocol):
+    """One that can say what its own model says: what a canary needs. A probe needs `logprobs` only."""
+
+    def logprobs(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """`[prompts, vocab]` float32 on the CPU: of the token after each prompt, by the pass that trains, at temperature 1."""
+        ...
+
+    def move(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compute with, and publish, these whole tensors in the place of those of their names, until `restore`."""
+        ...
+
+    def restore(self) -> None:
+        """All parameters as they were before the first `move`, bit for bit. Harmless without one."""
         ...
 
 

@@ -86,7 +86,7 @@ class Ring:
         self._saved: WeightVersion | None = None
         self._past: list[EngineStats] = []  # of engines that were lost
         self._learned: ev.EngineId | None = None  # the half that trained last
-        self._finished = False
+        self._begun = self._finished = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
             ev.Train: self._train,
             ev.HandOver: self._hand_over,
@@ -199,6 +199,7 @@ class Ring:
 
     async def turn(self) -> AsyncIterator[Step]:
         """Take events until the conductor says that the run is over. Raises whatever broke in a station."""
+        self._begun = True
         self._controller.listen()
         for engine in self._stations.engines.values():
             self._happen(ev.EngineUp(engine.id, engine.slots, engine.version))
@@ -329,7 +330,7 @@ class Ring:
 
     async def _rescue(self) -> None:
         """Save what a run that did not end as planned had learnt since its last checkpoint."""
-        if not self._recorder.finish.failed:
+        if not (self._begun and self._recorder.finish.failed):
             return
         version = self._newest.version
         try:

@@ -186,7 +186,7 @@ class Builder:
         found.trainers.append((host, trainer))
         found.spans.append((host.name, TRAINER, device.spans))
         found.publishers.append((host, publisher))
-        found.evidence.append((host, worker.build_evidence(policy, device)))
+        found.evidence.append((host, worker.build_evidence(config, policy, device)))
         if host.engine is not None:
             receiver = cast(Receiver, publisher)  # it is both
             build = partial(worker.build_engine, config, host.engine, policy, device, receiver)

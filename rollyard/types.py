@@ -262,9 +262,19 @@ class TensorInfo(NamedTuple):
     dtype: str
 
 
+class Slice(NamedTuple):
+    """Part of a tensor: indices `start` to `end` of dimension `dim`, all of the others."""
+
+    dim: int
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a publisher offers: the version, its tensors, and how many bytes had to be copied for it.
+
+    Where engines are several workers each, `shares` says which part of each tensor a worker needs, None for all of it.
 
     Example: Manifest(WeightVersion(3), (TensorInfo("model.norm.weight", (64,), "torch.float32"),), 256, "/tmp/run/v3").
     """
@@ -274,6 +284,7 @@ class Manifest:
     bytes_copied: int
     source: str = ""  # where receivers find them, in the transport's own words
     fingerprints: tuple[int, ...] = ()  # of the tensors, in their order; none where they travel behind these, or nothing moves
+    shares: tuple[tuple[Slice | None, ...], ...] = ()  # [workers of an engine][tensors]; none for engines that are one
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ torch is imported only when a station needs it.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from rollyard.config import Config
@@ -26,7 +27,7 @@ from rollyard.place.layout import Host, Roles
 from rollyard.prompts.open import open_prompts
 from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer
 from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_reward
-from rollyard.types import Prompt, Sampling, WeightVersion
+from rollyard.types import Prompt, Sampling, TensorInfo, WeightVersion
 from rollyard.watch.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -34,11 +35,16 @@ if TYPE_CHECKING:
 
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.model.transformer import CausalLM
+    from rollyard.protocols import ProvableTrainer
+    from rollyard.train.external import AdaptedTrainer
     from rollyard.train.ranks import Ranks
     from rollyard.train.trainer import ReferenceTrainer
     from rollyard.watch.recorder import Recorder
+    from rollyard.weights.canary import Shares
+    from rollyard.weights.external import ExternalSource
     from rollyard.weights.handoff import StateHandoff
     from rollyard.weights.prover import Ask
+    from rollyard.weights.source import Source
     from rollyard.weights.sync import Sync
 
 SMALL = 20_000_000  # parameters; below, one thread is faster than several
@@ -238,32 +244,92 @@ def build_publisher(config: Config, policy: Policy, device: Device, scratch: Pat
     Args:
         device: where ranks that share the policy do the same at the same time.
     """
-    from rollyard.weights.broadcast import BroadcastPublisher
-    from rollyard.weights.checkpoint import CheckpointPublisher
     from rollyard.weights.in_place import InPlace
     from rollyard.weights.part import PartPublisher
-    from rollyard.weights.shared_memory import SharedMemoryPublisher
     from rollyard.weights.source import Source
 
-    model, weights = policy.model, config.weights
-    if not model.parts.first:
-        return PartPublisher(Source.of(model), device)
+    if not policy.model.parts.first:
+        return PartPublisher(Source.of(policy.model), device)
+    if transport_of(config) == "in_place":
+        return InPlace(policy.model)
+    return publisher_of(config, Source.of(policy.model), device, policy.folder, scratch)
+
+
+def publisher_of(config: Config, source: Source, device: Device, origin: Path, scratch: Path) -> Publisher:
+    """The same for whatever moves. `origin`: the folder that the model came from."""
+    from rollyard.weights.workers import WorkersPublisher
+
+    publisher, workers = _transport(config, source, device, origin, scratch), config.engine.tensor_parallel_size
+    return publisher if workers == 1 else WorkersPublisher(publisher, Architecture.from_folder(origin), workers)
+
+
+def _transport(config: Config, source: Source, device: Device, origin: Path, scratch: Path) -> Publisher:
+    from rollyard.weights.broadcast import BroadcastPublisher
+    from rollyard.weights.checkpoint import CheckpointPublisher
+    from rollyard.weights.shared_memory import SharedMemoryPublisher
+
     match transport_of(config):
-        case "in_place":
-            return InPlace(model)
         case "checkpoint":
-            return CheckpointPublisher(Source.of(model), device, policy.folder, scratch / "weights")
+            return CheckpointPublisher(source, device, origin, scratch / "weights")
         case "shared_memory":
-            return SharedMemoryPublisher(Source.of(model), device)
+            return SharedMemoryPublisher(source, device)
         case _:
-            return BroadcastPublisher(Source.of(model), device, address_of(config), weights.limit_s)
+            return BroadcastPublisher(source, device, address_of(config), config.weights.limit_s)
 
 
-def build_evidence(policy: Policy, device: Device, together: Device | None = None) -> Evidence:
+def build_evidence(config: Config, policy: Policy, device: Device, together: Device | None = None) -> Evidence:
     """The trainer's side of the proof that weights arrive. `together`: where ranks that share the policy look at it."""
     from rollyard.weights import evidence
+    from rollyard.weights.flat import model_infos
 
-    return evidence.Evidence(policy.model, device, together)
+    parts = shares_of(config, policy.model.architecture, model_infos(policy.model))
+    return evidence.Evidence(policy.model, device, together, parts)
+
+
+def shares_of(config: Config, shape: Architecture, tensors: Sequence[TensorInfo]) -> Shares:
+    """The parts that the workers of an engine have of each tensor; of none where an engine is one."""
+    from rollyard.weights.shares import shares
+
+    workers = config.engine.tensor_parallel_size
+    if workers == 1:
+        return {}
+    by_name = zip(tensors, zip(*shares(tensors, shape, workers), strict=True), strict=True)
+    return {info.name: [part for part in parts if part is not None] for info, parts in by_name if None not in parts}
+
+
+def build_external(
+    config: Config, folder: Path, device: Device, version: WeightVersion
+) -> tuple[AdaptedTrainer, ExternalSource, Evidence | None]:
+    """A trainer of another stack, what it publishes, and what it can say of that. Called on the device's thread.
+
+    Raises ConfigError for an adapter that does not suit, TrainError when it fails.
+    """
+    import torch
+
+    from rollyard.model.folder import save_each
+    from rollyard.model.stamp import WeightStamp
+    from rollyard.model.transformer import CausalLM
+    from rollyard.train.external import CANARY, PROBE, AdaptedTrainer, TrainerSetup, make
+    from rollyard.weights.external import ExternalEvidence, ExternalSource
+    from rollyard.weights.flat import model_infos
+
+    train, weights, kind, dtype = config.train, config.weights, device_of(config), config.model.dtype
+    extra = json.loads(train.extra or "{}")
+    setup = TrainerSetup(folder, train, dtype, kind, config.rollout.max_tokens, version, extra)
+    needed = CANARY if weights.canary else PROBE if weights.probe else ()
+    external = make(train.adapter, setup, needed)
+    shape, stamp, format_ = Architecture.from_folder(folder), WeightStamp(), getattr(torch, dtype)
+    source = ExternalSource(external, model_infos(CausalLM(shape, format_, "meta")), stamp, torch.device(kind))
+
+    def write(target: Path, also: Callable[[Path], None]) -> None:
+        save_each(source.infos, source.checked(), target, folder, also)
+
+    if needed:
+        parts = shares_of(config, shape, source.infos)
+        evidence = ExternalEvidence(cast("ProvableTrainer", external), source, shape, format_, device, parts)
+    else:
+        evidence = None
+    return AdaptedTrainer(external, train.adapter, device, stamp, write, version), source, evidence
 
 
 def build_sync(
@@ -350,5 +416,6 @@ def bundles_of(config: Config, hosts: Sequence[Host]) -> list[Bundle]:
 
 
 def trains_here(config: Config) -> bool:
-    """Is the trainer in this very process?"""
-    return config.place.runtime == "inline" and config.place.train == 1 and config.place.placement != "swap"
+    """Is the trainer in this very process? One of another stack never is: it may do with its process what it likes."""
+    inline, place = config.place.runtime == "inline", config.place
+    return inline and place.train == 1 and place.placement != "swap" and not config.train.adapter

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.protocols import Channel, Spans
+from rollyard.protocols import Channel, Spans, Trainer
 from rollyard.train import wire
 from rollyard.train.group import Member
 from rollyard.watch.spans import tell
 
 
-def serve(trainer: Member, channel: Channel, spans: Spans, address: str = "127.0.0.1") -> None:
+def serve(trainer: Trainer, channel: Channel, spans: Spans) -> None:
     """Answer the calls `train.*`. Whoever owns the channel makes it ready, and closes the trainer.
 
     Args:
         spans: of its device: what it did is told before the answer.
-        address: of this machine, as other ranks reach it; where they meet, unless another is asked for.
     """
 
     async def start(content: bytes) -> bytes:
@@ -38,6 +37,23 @@ def serve(trainer: Member, channel: Channel, spans: Spans, address: str = "127.0
         await trainer.become(wire.VERSION.validate_json(content))
         return b""
 
+    for name, handler in (
+        ("start", start),
+        ("step", step),
+        ("settle", settle),
+        ("save", save),
+        ("become", become),
+    ):
+        channel.handle(f"train.{name}", handler)
+
+
+def serve_member(trainer: Member, channel: Channel, spans: Spans, address: str = "127.0.0.1") -> None:
+    """The same of one that can be one of several ranks.
+
+    Args:
+        address: of this machine, as other ranks reach it; where they meet, unless another is asked for.
+    """
+
     async def open_(content: bytes) -> bytes:
         asked = wire.OPENING.validate_json(content)
         return (await trainer.open(asked.address or address, asked.limit_s)).encode()
@@ -47,13 +63,6 @@ def serve(trainer: Member, channel: Channel, spans: Spans, address: str = "127.0
         await trainer.join(asked.place, asked.rank, asked.size, asked.limit_s)
         return b""
 
-    for name, handler in (
-        ("start", start),
-        ("step", step),
-        ("settle", settle),
-        ("save", save),
-        ("become", become),
-        ("open", open_),
-        ("join", join),
-    ):
-        channel.handle(f"train.{name}", handler)
+    serve(trainer, channel, spans)
+    channel.handle("train.open", open_)
+    channel.handle("train.join", join)

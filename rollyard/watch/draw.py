@@ -192,7 +192,7 @@ def table(report: Report) -> RenderableType:
 
 
 def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:
-    """What is known of weights having arrived; nothing where it was not looked at."""
+    """What is known of weights having arrived, and that nothing is where it was not looked at."""
     rows: list[tuple[str, RenderableType]] = []
     if weights.handed:
         count = len(weights.handed)
@@ -203,6 +203,8 @@ def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:
         rows.append(("canary", f"{canary.tensors} tensors moved, engines {canary.gap:.1g} nats off (limit {canary.limit:.2g})"))
         if canary.unseen:
             rows.append(("unseen", Text(", ".join(canary.unseen))))
+    else:
+        rows.append(("canary", "not made: nothing proves that every tensor reaches the engines"))
     if weights.probes:
         rows.append(("probes", ", ".join(f"{count} {verdict}" for verdict, count in weights.probes.items())))
     return rows

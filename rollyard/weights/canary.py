@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rollyard.model.folder import EMBEDDING
 from rollyard.model.transformer import CausalLM
-from rollyard.types import Answer, Finding
+from rollyard.types import Answer, Finding, Slice
 from rollyard.weights import probe
 from rollyard.weights.flat import replacing
 
@@ -31,6 +31,8 @@ PERIOD = 65_537  # random signs that are used again and again; prime
 PART = 1 / 128  # of each number: a rounding, to learn how coarse the logprobs are
 
 Kept = Mapping[str, Tensor]  # parameters as they were, on the CPU
+Shares = Mapping[str, Sequence[Slice]]  # by name of a tensor that engines divide: the part of each of their workers
+UNDIVIDED: Shares = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def least_limit(noise: float) -> float:
     return max(LIMIT * noise, LEAST_LIMIT)
 
 
-def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int, limit: float) -> Moved:
+def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int, limit: float, shares: Shares = UNDIVIDED) -> Moved:
     """Move these tensors from where they were; the others are as they were.
 
     They move along their gradients, where a short way shows, and in turn up and down, so that all together hardly move the
@@ -80,7 +82,7 @@ def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int, limit:
             if attempt > 1:  # what should have shown did not: one row may have had all the effect, or rounding all the move
                 size = max(size, farther * LEAST_SHARE * own)
             here.add_((along[parts.rows(shape)] * (size * (-1) ** number)).to(here.dtype))
-    return Moved(probe.table(model), _shows(model, kept, chosen, torch.Generator().manual_seed(attempt)))
+    return Moved(probe.table(model), _shows(model, kept, chosen, torch.Generator().manual_seed(attempt), shares))
 
 
 def compare(before: Sequence[Answer], base: Tensor, after: Sequence[Answer], moved: Moved, coarser: float) -> Finding:
@@ -102,13 +104,20 @@ def answer_to_rounding(model: CausalLM) -> float:
     return float((exact.exp() * (rounded - exact).square()).sum(dim=1).mean().sqrt())
 
 
-def left_behind(model: CausalLM, kept: Kept, after: Sequence[Answer], limit: float) -> tuple[str, ...]:
-    """Which single tensor, had it stayed as it was, explains an engine's answers. Parameters are moved now, and stay so."""
-    tables = _put_back(model, kept, kept)
-    return tuple(name for name, table in tables if probe.distance(after, table) <= limit)
+def left_behind(
+    model: CausalLM, kept: Kept, after: Sequence[Answer], limit: float, shares: Shares = UNDIVIDED
+) -> tuple[str, ...]:
+    """Which single tensor, or part of one worker, had it stayed as it was, explains an engine's answers.
+
+    Parameters are moved now, and stay so.
+    """
+    tables = _put_back(model, kept, kept, shares)
+    return tuple(what for _, what, table in tables if probe.distance(after, table) <= limit)
 
 
-def hidden(model: CausalLM, kept: Kept, moved: Moved, after: Sequence[Answer], limit: float) -> tuple[str, ...]:
+def hidden(
+    model: CausalLM, kept: Kept, moved: Moved, after: Sequence[Answer], limit: float, shares: Shares = UNDIVIDED
+) -> tuple[str, ...]:
     """Tensors whose absence may hide within the limit. Parameters are moved now, and stay so.
 
     Where the estimate does not say by far that a tensor shows, it is put back for a moment: would these answers do then?
@@ -116,7 +125,7 @@ def hidden(model: CausalLM, kept: Kept, moved: Moved, after: Sequence[Answer], l
     """
     unsure = sorted((name for name, nats in moved.shows.items() if nats <= FAR * limit), key=moved.shows.__getitem__)
     few, rest = unsure[-FEW:], unsure[:-FEW]
-    found = {name for name, table in _put_back(model, kept, few) if probe.distance(after, table) <= limit}
+    found = {name for name, _, table in _put_back(model, kept, few, shares) if probe.distance(after, table) <= limit}
     if model.architecture.tied and EMBEDDING in moved.shows:
         halves = _halves_put_back(model, kept)
         if any(probe.distance(after, table) <= limit for table in halves):
@@ -138,16 +147,33 @@ def _halves_put_back(model: CausalLM, kept: Kept) -> tuple[Tensor, Tensor]:
     return head, lookup
 
 
-def _put_back(model: CausalLM, kept: Kept, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """The probe's logprobs with one tensor at a time as it was."""
-    parameters = {name: model.parts.own(parameter) for name, parameter in model.named_parameters()}
+def _put_back(model: CausalLM, kept: Kept, names: Iterable[str], shares: Shares) -> Iterator[tuple[str, str, Tensor]]:
+    """The probe's logprobs with one tensor at a time as it was, and with the part of one worker: its name, and in words."""
+    parameters = dict(model.named_parameters())
     for name in names:
-        away = parameters[name].clone()
-        with model.stamp.writing():
-            parameters[name].copy_(kept[name])
-        yield name, probe.table(model)
-        with model.stamp.writing():
-            parameters[name].copy_(away)
+        own, shape = model.parts.own(parameters[name]), parameters[name].shape
+        parts = [(f"{name} in worker {rank}", part) for rank, part in enumerate(shares.get(name, ()))]
+        for what, part in ((name, None), *parts):
+            lies = _lying(part, model.parts.rows(shape))
+            here, before = _of(own, lies), _of(kept[name], lies)
+            away = here.clone()
+            with model.stamp.writing():
+                here.copy_(before)
+            yield name, what, probe.table(model)
+            with model.stamp.writing():
+                here.copy_(away)
+
+
+def _lying(part: Slice | None, rows: slice) -> Slice | None:
+    """Where a part of a tensor lies in the rows that are here, which may be nowhere."""
+    if part is None or part.dim:
+        return part
+    start, end = (min(max(row, rows.start), rows.stop) - rows.start for row in (part.start, part.end))
+    return Slice(0, start, end)
+
+
+def _of(tensor: Tensor, part: Slice | None) -> Tensor:
+    return tensor if part is None else tensor.narrow(part.dim, part.start, part.end - part.start)
 
 
 def _direction(gradient: Tensor) -> tuple[Tensor, float]:
@@ -170,12 +196,18 @@ def _gradients(model: CausalLM, chosen: Mapping[str, Tensor], generator: torch.G
         return dict(zip(chosen, model.parts.gradients(total, list(chosen.values())), strict=True))
 
 
-def _shows(model: CausalLM, kept: Kept, chosen: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, float]:
-    """|<gradient, move>| over the root of the number of prompts, a lower bound of the root mean square over prompts."""
+def _shows(
+    model: CausalLM, kept: Kept, chosen: Mapping[str, Tensor], generator: torch.Generator, shares: Shares
+) -> dict[str, float]:
+    """|<gradient, move>| over the root of the number of prompts, a lower bound of the root mean square over prompts.
+
+    Of a tensor that workers divide, that of the part which shows least.
+    """
     shows, parts = list[float](), model.parts
     for name, gradient in _gradients(model, chosen, generator).items():
         move = parts.own(chosen[name]).float() - kept[name].to(gradient.device).float()
-        shown = parts.gathered(gradient.float() * move, chosen[name].shape).sum()
-        shows.append(abs(float(shown)) / probe.PROMPTS**0.5)
+        shown = parts.gathered(gradient.float() * move, chosen[name].shape)
+        each: list[Slice | None] = [part for part in shares.get(name, ()) if part.end > part.start]
+        shows.append(min(abs(float(_of(shown, part).sum())) for part in each or [None]) / probe.PROMPTS**0.5)
     agreed: list[float] = parts.agreed(torch.tensor(shows, dtype=torch.float64)).tolist()
     return dict(zip(chosen, agreed, strict=True))

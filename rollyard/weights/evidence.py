@@ -51,10 +51,13 @@ class Evidence:
             another is under way comes after all of it.
         together: the same device, where ranks that share the model do the same at the same time. Only a restore needs no
             other rank.
+        shares: of the workers that engines are made of, if they are several.
     """
 
-    def __init__(self, model: CausalLM, device: Device, together: Device | None = None) -> None:
-        self._model, self._device, self._together = model, device, together or device
+    def __init__(
+        self, model: CausalLM, device: Device, together: Device | None = None, shares: canary.Shares | None = None
+    ) -> None:
+        self._model, self._device, self._together, self._shares = model, device, together or device, shares or {}
         self._noise: dict[EngineId, float] = {}
         self._new: tuple[WeightVersion, Tensor] | None = None
         self._old: Tensor | None = None
@@ -65,7 +68,7 @@ class Evidence:
         return probe.prompts(self._model.architecture.vocab_size)
 
     async def published(self, version: WeightVersion, engines: Sequence[EngineId] = ()) -> None:
-        table = await self._run(probe.table, self._model)
+        table = await self._run(self._table)
         if self._new is not None and self._new[0] != version:
             self._old = self._new[1]
         self._new = version, table
@@ -103,9 +106,18 @@ class Evidence:
 
     # ------------------------------------------------------------------------------------------- on the device
 
+    def _table(self) -> Tensor:
+        """What the policy says of the probe's prompts, see `probe.table`."""
+        return probe.table(self._model)
+
+    def _subject(self) -> CausalLM:
+        """The model whose parameters are moved."""
+        return self._model
+
     def _begin(self, answers: Mapping[EngineId, Answers]) -> Baseline:
         self._restore()  # of one that was left behind
-        base = probe.table(self._model)
+        self._model = self._subject()
+        base = self._table()
         noise = {engine: probe.distance(each, base) for engine, each in answers.items()}
         kept = canary.keep(self._model)
         self._noise |= noise
@@ -114,7 +126,7 @@ class Evidence:
 
     def _move(self, attempt: int, names: Sequence[str]) -> None:
         case = self._under_way()
-        case.moved = canary.move(self._model, case.kept, names, attempt, canary.least_limit(case.most_noise))
+        case.moved = canary.move(self._model, case.kept, names, attempt, canary.least_limit(case.most_noise), self._shares)
         case.coarser = self._coarser(case)
 
     def _coarser(self, case: Case) -> float:
@@ -135,10 +147,10 @@ class Evidence:
             found = canary.compare(case.before[engine], case.base, after, case.moved, case.coarser)
             findings[engine] = found
             if not found.passed:
-                behind = canary.left_behind(self._model, case.kept, after, found.limit)
+                behind = canary.left_behind(self._model, case.kept, after, found.limit, self._shares)
                 return Judged(findings | {engine: replace(found, behind=behind)}, ())
             case.worst = max(case.worst, found, key=lambda each: each.gap / each.limit)
-        return Judged(findings, canary.hidden(self._model, case.kept, case.moved, after, SHOWN * case.worst.limit))
+        return Judged(findings, canary.hidden(self._model, case.kept, case.moved, after, SHOWN * case.worst.limit, self._shares))
 
     def _restore(self) -> None:
         if self._case is not None and self._case.kept:

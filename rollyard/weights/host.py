@@ -11,10 +11,11 @@ from rollyard.protocols import Channel, Evidence, Handoff, Publisher
 from rollyard.weights import wire
 
 
-def serve(publisher: Publisher, evidence: Evidence, channel: Channel) -> None:
-    """Handle `weights.*` and `evidence.*`."""
+def serve(publisher: Publisher, evidence: Evidence | None, channel: Channel) -> None:
+    """Handle `weights.*` and `evidence.*`; the latter not for a run that proves nothing."""
     _Publishing(publisher, channel)
-    _Proving(evidence, channel)
+    if evidence is not None:
+        _Proving(evidence, channel)
 
 
 def serve_handoff(handoff: Handoff, channel: Channel) -> None:

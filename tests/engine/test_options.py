@@ -71,7 +71,7 @@ def test_what_an_engine_would_ignore_is_refused(way: str, name: str) -> None:
 def test_arguments_of_vllm_that_are_not_free(name: str, spelt: Any) -> None:
     engine = config(**VLLM, **{"engine.extra": f'{{"{spelt(name)}": 9}}'}).engine
     with pytest.raises(ConfigError, match=rf"engine\.extra: {name} is not free"):
-        vllm.check(engine, "checkpoint", 1.0)
+        vllm.check(engine, 1.0)
 
 
 @pytest.mark.parametrize("python", ["/no/such/python", "no-such-python", "/tmp"])
@@ -88,7 +88,7 @@ def test_a_server_that_is_named_twice() -> None:
 
 def test_a_step_of_vllm_on_a_cpu_holds_a_whole_prompt() -> None:
     engine = config(**VLLM, **{"engine.step_tokens": 100}).engine
-    vllm.check(engine, "checkpoint", 1.0, 100, cpu=True)
-    vllm.check(engine, "checkpoint", 1.0, 101, cpu=False)
+    vllm.check(engine, 1.0, 100, cpu=True)
+    vllm.check(engine, 1.0, 101, cpu=False)
     with pytest.raises(ConfigError, match=r"engine\.step_tokens: .* \(use at least 101, or a smaller engine\.window\)"):
-        vllm.check(engine, "checkpoint", 1.0, 101, cpu=True)
+        vllm.check(engine, 1.0, 101, cpu=True)

@@ -18,7 +18,7 @@ from rollyard.place.child import Child, launch
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Channel
 from rollyard.train.group import TrainerGroup
-from rollyard.train.host import serve
+from rollyard.train.host import serve_member
 from rollyard.train.remote import RemoteTrainer
 from rollyard.train.trainer import ReferenceTrainer
 from rollyard.types import WeightVersion
@@ -56,7 +56,7 @@ async def trainer(channel: Channel, order: bytes) -> None:
 
     for name, handler in (("digest", digest), ("hang", hang), ("die", die)):
         channel.handle(name, handler)
-    serve(made, channel, made._device.spans)
+    serve_member(made, channel, made._device.spans)
     channel.ready()
     await channel.ended()
 

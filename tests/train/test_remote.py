@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rollyard.errors import CheckpointError, NonFinite, RanksApart, TrainerLost, TrainError
 from rollyard.place.link import Link
 from rollyard.train import wire
-from rollyard.train.host import serve
+from rollyard.train.host import serve_member
 from rollyard.train.remote import RemoteTrainer
 from rollyard.types import Sample, Sampling, TrainBatch, TrainStats, VersionSpan, WeightVersion
 from rollyard.watch.spans import SpanLog
@@ -67,7 +67,7 @@ class Noting:
 async def line(trainer: Noting, step_s: float = 5.0) -> AsyncIterator[tuple[RemoteTrainer, Link]]:
     ours, theirs = socket.socketpair()
     here, there = [Link(name, *await asyncio.open_connection(sock=s)) for name, s in (("trainer 0", ours), ("us", theirs))]
-    serve(trainer, there, SpanLog(), "10.0.0.9")
+    serve_member(trainer, there, SpanLog(), "10.0.0.9")
     for each in (here, there):
         each.open()
         each.ready()

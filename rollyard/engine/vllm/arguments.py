@@ -25,14 +25,11 @@ FIXED = frozenset(
 )
 
 
-def check(config: EngineConfig, transport: str, temperature: float, window: int = 0, *, cpu: bool = False) -> None:
+def check(config: EngineConfig, temperature: float, window: int = 0, *, cpu: bool = False) -> None:
     """Raises ConfigError for what vLLM, driven this way, does not do. `window`: tokens of prompt and completion at most."""
     problem, where, remedy = "", "", ""
     if fixed := FIXED & extra(config).keys():
         problem, where, remedy = f"{min(fixed)} is not free", "engine.extra", "use the option of Rollyard for it, or leave it out"
-    elif transport == "broadcast" and config.tensor_parallel_size > 1:
-        problem = "an engine on several devices takes no part in a broadcast"
-        where, remedy = "weights.transport", "use shared_memory or checkpoint"
     elif cpu and not config.url and config.step_tokens < window:
         problem = f"on a CPU vLLM takes a prompt in one step of {config.step_tokens} tokens, and one may have {window}"
         where, remedy = "engine.step_tokens", f"use at least {window}, or a smaller engine.window"
@@ -68,6 +65,11 @@ def environment(config: EngineConfig, threads: int, *, cpu: bool = False) -> dic
         "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(2**30),
         "OMP_NUM_THREADS": str(threads),
     }
+
+
+def defaults(config: EngineConfig) -> dict[str, str]:
+    """Variables that a user may set otherwise. On a CPU vLLM wants a NUMA node for each worker, unless it binds no threads."""
+    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if config.tensor_parallel_size > 1 else {}
 
 
 def arguments(
@@ -115,11 +117,12 @@ def arguments(
 
 
 def _cache_bytes(shape: Architecture, config: EngineConfig, dtype: str, window: int, engines: int) -> int:
-    """Enough for every slot at its longest, or for `engine.pages`; at most half of the memory that is free now."""
+    """Of one worker: enough for every slot at its longest, or for `engine.pages`; together half of the free memory at most."""
     import psutil
 
-    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
+    workers = config.tensor_parallel_size
+    token = 2 * shape.layers * max(shape.kv_heads // workers, 1) * shape.head_dim * BYTES[dtype]
     longest = (-(-window // BLOCK) + 1) * BLOCK
     wanted = config.pages * config.page_tokens or config.slots * longest
-    free = int(psutil.virtual_memory().available) // 2 // engines
+    free = int(psutil.virtual_memory().available) // 2 // (engines * workers)
     return min(max(wanted, longest) * token, free)

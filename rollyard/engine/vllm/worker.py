@@ -30,14 +30,15 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from rollyard.engine import wire
+from rollyard.engine.vllm.reads import Reads, beyond, share_bytes
 from rollyard.environment import owned
-from rollyard.errors import RollyardError
+from rollyard.errors import RollyardError, WeightSyncError
 from rollyard.protocols import Receiver
-from rollyard.types import WeightVersion
+from rollyard.types import Manifest, Slice, WeightVersion
 
 BACKEND = "rollyard"
 NO_REPACK = "rollyard_no_repack"  # among `additional_config`: leave a tied head as vLLM leaves it, to show that this is seen
-Factory = Callable[[str, torch.device], Receiver]
+Factory = Callable[[str, torch.device, int], Receiver]  # of the order, the device and the worker's rank
 Answer = dict[str, object]
 
 
@@ -70,16 +71,20 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
         self.shutdown()  # an earlier run's, in a server that goes on from run to run
         module, _, function = init_info.factory.partition(":")
         factory: Factory = getattr(importlib.import_module(module), function)
-        self._receiver = factory(init_info.order, self.device)
+        self._rank = int(self.parallel_config.rank)
+        self._receiver = factory(init_info.order, self.device, self._rank)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._coming: dict[int, Future[None]] = {}
         self._taken: Mapping[str, Tensor] = {}
+        self._share: Mapping[str, Slice | None] = {}  # of each tensor, what this worker needs; empty where it is the only one
         self._current: Mapping[str, Tensor] = {}  # what the model was filled with last; empty before the first load
 
     def prepare(self, number: int, manifest: str) -> None:
         """Begin to bring tensors near, beside generation."""
         assert self._thread is not None and self._receiver is not None, "it was given a receiver"
-        self._coming = {number: self._thread.submit(self._receiver.prepare, wire.MANIFEST.validate_json(manifest))}
+        offered = wire.MANIFEST.validate_json(manifest)
+        self._share = _share_of(offered, self._rank)
+        self._coming = {number: self._thread.submit(self._receiver.prepare, offered)}
 
     def prepared(self, number: int) -> bool:
         """Whether they are there. Raises what went wrong, such as WeightSyncError."""
@@ -89,12 +94,12 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
         return coming.done()
 
     def take(self, version: WeightVersion) -> int:
-        """Bytes of the version that was prepared; it is what `receive_weights` fills in. Raises WeightSyncError."""
+        """Bytes that this worker needs of the version that was prepared, to be filled in. Raises WeightSyncError."""
         assert self._receiver is not None, "it was given a receiver"
         taken = self._receiver.take(version)
         assert taken is not None, "a receiver in another process has tensors of its own"
         self._taken = taken
-        return sum(tensor.nbytes for tensor in taken.values())
+        return share_bytes(taken, self._share)
 
     def start_weight_update(self) -> None:
         self._put_together()
@@ -124,8 +129,15 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
         self._begun = False
 
     def _fill(self, tensors: Mapping[str, Tensor]) -> None:
-        self.model.load_weights(tensors.items())
-        self._put_together()
+        if self._share:
+            with Reads(tensors) as reads:
+                self.model.load_weights(tensors.items())
+                self._put_together()
+            if problem := beyond(reads.found, self._share):
+                raise WeightSyncError(f"worker {self._rank} needs more than the manifest says: {problem}")
+        else:
+            self.model.load_weights(tensors.items())
+            self._put_together()
         if not (self.vllm_config.additional_config or {}).get(NO_REPACK):
             _repack_tied_heads(self.model)
 
@@ -135,6 +147,12 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
             self._receiver.close()
         self._thread = self._receiver = None
         self._taken, self._current = {}, {}
+
+
+def _share_of(manifest: Manifest, rank: int) -> Mapping[str, Slice | None]:
+    if not manifest.shares:
+        return {}
+    return {info.name: part for info, part in zip(manifest.tensors, manifest.shares[rank], strict=True)}
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:

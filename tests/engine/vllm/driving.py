@@ -19,7 +19,7 @@ from rollyard import hosts, worker
 from rollyard.config import Config, EngineConfig
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.remote import RemoteEngine
-from rollyard.engine.vllm.arguments import environment
+from rollyard.engine.vllm.arguments import defaults, environment
 from rollyard.environment import process_environment
 from rollyard.events import Rollover
 from rollyard.hosts import interpreter
@@ -109,7 +109,7 @@ def _completion(request: Request, written: Written) -> Completion:
 async def launched(serve: str, config: Config, name: str, folder: Path) -> RemoteEngine:
     """An engine in a child that runs `serve`, one of `receivers`."""
     order = TypeAdapter(hosts.EngineOrder).dump_json(hosts.EngineOrder(config, name, folder))
-    variables = process_environment() | environment(config.engine, 1, cpu=True) | {"PYTHONPATH": root()}
+    variables = defaults(config.engine) | process_environment() | environment(config.engine, 1, cpu=True) | {"PYTHONPATH": root()}
     target, python = f"tests.engine.vllm.receivers:{serve}", interpreter(config.engine)
     child = await launch(target, order, name=name, python=python, environment=variables)
     return RemoteEngine(name, child, CAPABILITIES["vllm"], start_s=200.0, sync_s=20.0, drain_s=60.0)

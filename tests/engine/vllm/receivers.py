@@ -43,8 +43,8 @@ class Breaking:
         self._receiver.close()
 
 
-def breaking(order: str, device: torch.device) -> Receiver:
-    return Breaking(hosts.vllm_receiver(order, device))
+def breaking(order: str, device: torch.device, rank: int) -> Receiver:
+    return Breaking(hosts.vllm_receiver(order, device, rank))
 
 
 class Told(Freezing):
@@ -59,13 +59,13 @@ class Told(Freezing):
         return super().take(version)
 
 
-def told(folder: Path) -> Path:
-    """The file that names the tensor which stays behind; without it none does."""
-    return folder.parent / "frozen"
+def told(folder: Path, rank: int = 0) -> Path:
+    """The file that names the tensor which stays behind in the worker of this rank; without it none does."""
+    return folder.parent / f"frozen-{rank}"
 
 
-def freezing(order: str, device: torch.device) -> Receiver:
-    return Told(hosts.vllm_receiver(order, device), told(TypeAdapter(hosts.EngineOrder).validate_json(order).folder))
+def freezing(order: str, device: torch.device, rank: int) -> Receiver:
+    return Told(hosts.vllm_receiver(order, device, rank), told(TypeAdapter(hosts.EngineOrder).validate_json(order).folder, rank))
 
 
 async def serve_breaking(channel: Channel, order: bytes) -> None:
