@@ -113,6 +113,7 @@ def write_tensors(path: Path, described: Sequence[TensorInfo], each: Iterable[tu
         file.write(len(content).to_bytes(8, "little") + content)
         for _, tensor in each:
             file.write(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
+            del tensor  # before the next one comes
 
 
 def _write_weights(draft: Path, described: Sequence[TensorInfo], each: Iterator[tuple[str, Tensor]]) -> None:
@@ -183,6 +184,7 @@ def whole_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
         whole = model.parts.collected(tensor)
         if whole is not None:
             yield name, whole
+            del whole  # before the next one comes
 
 
 def _write(

@@ -80,8 +80,8 @@ class Rows(Whole):
 
     sharded = True
 
-    def __init__(self, model: Any, ranks: Collectives) -> None:
-        self._model, self._ranks = model, ranks
+    def __init__(self, model: Any, ranks: Collectives, gathering: _AllGather) -> None:
+        self._model, self._ranks, self._gathering = model, ranks, gathering
         self.first = ranks.rank == 0
 
     def own(self, tensor: Tensor) -> Tensor:
@@ -136,7 +136,8 @@ class Rows(Whole):
     def recover(self) -> None:
         for parameter in self._model.parameters():
             parameter.grad = None
-        self._model.reset_iter_state()
+        if self._gathering.begun:  # torch has nothing to reset before its first pass
+            self._model.reset_iter_state()
 
     def _of(self, rank: int, shape: Sequence[int]) -> slice:
         most = -(-shape[0] // self._ranks.size)
@@ -175,14 +176,15 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], ranks: Collectives, dev
     mesh = init_device_mesh(device.type, (ranks.size,))
     for module in (*layers, model):
         fully_shard(module, mesh=mesh)
+    gathering, adding = _AllGather(ranks), _ReduceScatter(ranks)
     for module in _sharded_modules(model):
-        module.set_custom_all_gather(_AllGather(ranks))
-        module.set_custom_reduce_scatter(_ReduceScatter(ranks))
+        module.set_custom_all_gather(gathering)
+        module.set_custom_reduce_scatter(adding)
         module.set_gradient_divide_factor(1.0)  # denominators are those of the whole batch already
         module.set_force_sum_reduction_for_comms(True)
     register_fsdp_forward_method(model, "hidden")
     model.to_empty(device=device)
-    return Rows(model, ranks)
+    return Rows(model, ranks, gathering)
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:
@@ -193,7 +195,7 @@ class _Moving:
     """What FSDP2 moves tensors with, instead of its default group (its `AllGather` and `ReduceScatter`)."""
 
     def __init__(self, ranks: Collectives) -> None:
-        self._ranks = ranks
+        self._ranks, self.begun = ranks, False
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -201,6 +203,7 @@ class _Moving:
 
 class _AllGather(_Moving):
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: object, async_op: bool = False) -> None:
+        self.begun = True
         self._ranks.all_gather(output_tensor, input_tensor)
 
 

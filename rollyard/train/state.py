@@ -63,6 +63,7 @@ class State:
             whole = self._model.parts.collected(tensor)
             if whole is not None:
                 yield name, whole
+                del whole  # before the next one comes
 
     def read(self, folder: Path) -> int:
         """What `write` wrote; the step of then. Raises TrainError when it does not fit, and nothing has changed then."""

@@ -118,6 +118,7 @@ class BroadcastPublisher:
         targets = views(self._buffer, self._layout)
         for place, tensor in zip(self._layout.places[:-1], each, strict=True):
             fill(targets, (tensor,))
+            del tensor  # before the next one comes
             copied.reach(place.offset + place.size)
         fill(targets, ((TRAILER, torch.tensor(found, dtype=torch.int64).view(torch.uint8)),))
         copied.reach(self._layout.size)

@@ -40,6 +40,7 @@ def fill(targets: Mapping[str, Tensor], sources: Iterable[tuple[str, Tensor]]) -
     """Copy every source to the target of its name, one after the other."""
     for name, source in sources:
         targets[name].copy_(source)
+        del source  # before the next one comes
 
 
 def marked(each: Iterable[tuple[str, Tensor]], found: list[int]) -> Iterator[tuple[str, Tensor]]:
@@ -47,6 +48,7 @@ def marked(each: Iterable[tuple[str, Tensor]], found: list[int]) -> Iterator[tup
     for name, tensor in each:
         found.append(fingerprint(tensor))
         yield name, tensor
+        del tensor  # before the next one comes
 
 
 def fingerprint(tensor: Tensor) -> int:

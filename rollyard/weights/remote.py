@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from rollyard.errors import EngineLost, TimeLimitExceeded, TrainerLost, WeightSyncError
+from rollyard.errors import EngineLost, RollyardError, TimeLimitExceeded, TrainerLost, TrainError, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols import Answers, Channel, Handoff
 from rollyard.types import Baseline, Finding, Handed, Judged, Manifest, Probed, WeightVersion
@@ -34,6 +34,10 @@ class Line:
             raise WeightSyncError(f"the trainer is late: {error}") from error
         except EngineLost as error:
             raise _gone(error) from error
+        except RollyardError as error:
+            if type(error) is not RollyardError:
+                raise
+            raise TrainError(f"the trainer failed: {error}") from error  # with what nobody raises on purpose
 
     def tell(self, name: str, content: bytes) -> None:
         try:

@@ -57,6 +57,7 @@ class Source:
             whole = self._parts.collected(tensor)
             if whole is not None:
                 yield name, whole
+                del whole  # before the next one comes
 
     def check(self, version: WeightVersion) -> None:
         """Raise WeightSyncError when a change of the tensors failed half way."""

@@ -8,31 +8,23 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 
-from rollyard import hosts
-from rollyard.engine.capabilities import CAPABILITIES
-from rollyard.engine.remote import RemoteEngine
 from rollyard.errors import WeightSyncError
-from rollyard.events import EngineId, Rollover
 from rollyard.model.folder import load
-from rollyard.place.child import launch
 from rollyard.place.inline import DeviceThread
-from rollyard.types import Completion, FinishReason, Request, WeightVersion
+from rollyard.types import WeightVersion
 from rollyard.weights import broadcast
 from rollyard.weights.evidence import Evidence
 from rollyard.weights.prover import Prover
 from rollyard.weights.shared_memory import SharedMemoryPublisher
 from rollyard.weights.source import Source
-from tests.engine.embedded.serving import collect
 from tests.tiny import tiny_folder
-from tests.weights.hosts import config
+from tests.weights.freezing import freezing
 from tests.weights.moving import MOVING, sides, step
 from tests.weights.syncing import driven
 
@@ -44,42 +36,21 @@ V0 = WeightVersion(0)
 @pytest.mark.slow
 async def test_each_tensor_that_stays_behind_in_another_process_is_caught_and_named(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path, layers=1, tied=False)
-    order = hosts.EngineOrder(config(transport="shared_memory"), "e0", folder)
-    target, content = "tests.weights.hosts:freezing", TypeAdapter(hosts.EngineOrder).dump_json(order)
-    child = await launch(target, content, name="engine e0", environment=ENVIRONMENT)
-    engine = RemoteEngine("e0", child, CAPABILITIES["embedded"], start_s=60.0, sync_s=60.0, drain_s=60.0)
     model, device = load(folder), DeviceThread(lambda: torch.set_num_threads(1))
     publisher = SharedMemoryPublisher(Source.of(model), device)
-
-    async def ask(_: EngineId, requests: Sequence[Request]) -> list[Completion]:
-        engine.generate(requests)
-        written = await collect(engine, len(requests))
-        said = [(request.id.group, written[request.id]) for request in requests]
-        return [
-            Completion(group, 0, tuple(each.token_ids), tuple(each.logprobs), (), FinishReason.LENGTH, "") for group, each in said
-        ]
-
-    async def roll(version: WeightVersion) -> None:
-        await engine.prepare(await publisher.publish(version, ("e0",)))
-        await engine.pause(Rollover.DRAIN)
-        await engine.load(version)
-        publisher.taken("e0", version)
-        await engine.resume()
-
     try:
-        await engine.start()
-        await roll(V0)
-        prover = Prover(Evidence(model, device), ask)
-        assert (await prover.prove(["e0"], V0, roll)).unseen == ()
-        for name, _ in model.named_parameters():
-            await child.call("freeze", name.encode(), limit_s=10.0)
-            with pytest.raises(WeightSyncError, match="e0 does not decode with all the weights that it was sent") as told:
-                await prover.prove(["e0"], V0, roll)
-            assert name in str(told.value)
-            await child.call("freeze", limit_s=10.0)
-            await roll(V0)
+        async with freezing(folder, publisher) as there:
+            await there.roll(V0)
+            prover = Prover(Evidence(model, device), there.ask)
+            assert (await prover.prove(["e0"], V0, there.roll)).unseen == ()
+            for name, _ in model.named_parameters():
+                await there.freeze(name)
+                with pytest.raises(WeightSyncError, match="e0 does not decode with all the weights that it was sent") as told:
+                    await prover.prove(["e0"], V0, there.roll)
+                assert name in str(told.value)
+                await there.freeze("")
+                await there.roll(V0)
     finally:
-        await engine.close()
         publisher.close()
         device.close()
 
