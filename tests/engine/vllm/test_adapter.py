@@ -140,7 +140,8 @@ def test_a_run(tmp_path: Path, rollover: str) -> None:
         assert step.train.logprob_gap_mean < 1e-3 or step.step > 1
     report = run.report
     assert report is not None and not report.finished.failed and report.steps == 3
-    assert report.admitted == report.trained + sum(report.dropped.values()) and lags <= {0, 1}
+    counts = report.prompts
+    assert counts.admitted == counts.trained + sum(counts.dropped.values()) and lags <= {0, 1}
     found = report.weights
     assert found.canary is not None and found.canary.unseen == () and found.canary.tensors == 2 * 7 * 2
     assert found.probes.keys() == {"undecidable", "verified"}
