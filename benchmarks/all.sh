@@ -29,7 +29,9 @@ for dtype in float32 bfloat16; do
   for workload in fixed natural; do
     bench step --workload "$workload" --dtype "$dtype"
   done
-  bench sync --workload idle --dtype "$dtype"
+  for workload in idle adapter; do
+    bench sync --workload "$workload" --dtype "$dtype"
+  done
 done
 echo "== rollyard bench placements" >&2 # runs each placement once
 .venv/bin/rollyard bench placements --json >>"$file" || failed=1

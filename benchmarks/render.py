@@ -104,7 +104,8 @@ def section(rows: list[Row]) -> list[str]:
             parts += [f"#### {title}", table(chosen)]
     for row in rows:
         if row["bench"] == "sync":
-            parts += [f"#### Weight sync, {row['dtype']}, {len(row['ratios'])} rounds", sides_table(row)]
+            of = ", adapter" if row["workload"] == "adapter" else ""
+            parts += [f"#### Weight sync{of}, {row['dtype']}, {len(row['ratios'])} rounds", sides_table(row)]
     rows = [row for row in rows if row["bench"] != "sync"] or rows
     return [*parts, "#### Figures beside them", figures(rows), "#### Measured on", circumstances(rows)]
 

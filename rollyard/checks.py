@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from rollyard import hosts, worker
 from rollyard.config import Config, EngineConfig
 from rollyard.engine.capabilities import check_capabilities
@@ -37,8 +39,12 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
         hosts.interpreter(config.engine)
     if config.engine.kind == "vllm":
         window = worker.window_of(config, architecture)
-        vllm.check(config.engine, config.rollout.temperature, window, cpu=worker.device_of(config) == "cpu")
+        cpu, rank = worker.device_of(config) == "cpu", config.lora.rank if config.weights.what == "lora" else 0
+        vllm.check(config.engine, config.rollout.temperature, window, cpu=cpu, rank=rank)
         check_divides(architecture, config.engine.tensor_parallel_size)
+    if config.weights.what == "lora" and find_spec("peft") is None:
+        problem = "an adapter is trained with PEFT, which is not installed"
+        raise ConfigError(problem, where="weights.what", remedy="pip install 'rollyard[lora]', or use full")
 
 
 def check_window(config: Config, architecture: Architecture) -> None:

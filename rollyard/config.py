@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rollyard.errors import ConfigError
 
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+Target = Literal["all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -131,7 +134,33 @@ class TrainConfig(Section):
     )
 
 
+class LoraConfig(Section):
+    """Of the adapter that is trained with `weights.what = "lora"`."""
+
+    rank: Count = Field(16, description="rank of an adapter")
+    alpha: Count = Field(32, description="an adapter's effect is multiplied by alpha / rank")
+    dropout: NonNegative = Field(0.0, description="share of an adapter's inputs left out (0 only: engines leave none out)")
+    targets: tuple[Literal["all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], ...] = (
+        Field(
+            ("all-linear",),
+            description="linears that get an adapter: all-linear, or some of q_proj, k_proj, v_proj, o_proj, "
+            "gate_proj, up_proj, down_proj",
+        )
+    )
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Names of the linears."""
+        return LINEARS if "all-linear" in self.targets else self.targets
+
+    @property
+    def scaling(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / self.rank
+
+
 class WeightsConfig(Section):
+    what: Literal["full", "lora"] = Field("full", description="what is trained and travels: all parameters, or a LoRA adapter")
     transport: Literal["auto", "in_place", "checkpoint", "shared_memory", "broadcast"] = Field(
         "auto",
         description="how new weights reach the engines (auto: in_place where they share them, else shared_memory; "
@@ -237,6 +266,7 @@ class Config(Section):
     advantage: AdvantageConfig = AdvantageConfig()
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
+    lora: LoraConfig = LoraConfig()
     weights: WeightsConfig = WeightsConfig()
     engine: EngineConfig = EngineConfig()
     place: PlaceConfig = PlaceConfig()
@@ -258,6 +288,7 @@ def check(config: Config) -> None:
     _check_place(config)
     _check_engine(config.engine)
     _check_adapter(config)
+    _check_lora(config)
 
 
 def _check_prompts(config: Config) -> None:
@@ -390,6 +421,35 @@ def _check_apart(config: Config) -> None:
     if transport == "in_place":
         problem = "an engine in its own process cannot decode with the trainer's own parameters"
         raise ConfigError(problem, where="weights.transport", remedy="use shared_memory, broadcast or checkpoint")
+
+
+def _check_lora(config: Config) -> None:
+    lora, engine = config.lora, config.engine
+    if config.weights.what == "full":
+        if lora != LoraConfig():
+            problem = "options of an adapter are given, and all parameters are trained"
+            raise ConfigError(problem, where="lora", remedy="add --weights.what lora, or leave them out")
+        return
+    if lora.dropout:
+        problem = "with dropout the trainer's function is another one at every step, and no engine has it"
+        raise ConfigError(problem, where="lora.dropout", remedy="use 0")
+    if not lora.targets or len(set(lora.targets)) < len(lora.targets) or ("all-linear" in lora.targets and len(lora.targets) > 1):
+        problem = f"{', '.join(lora.targets) or 'nothing'} names no set of linears"
+        raise ConfigError(problem, where="lora.targets", remedy="use all-linear alone, or each linear once")
+    if config.train.shard:
+        problem = "ranks that share a policy by rows share all of it, and an adapter is around whole tensors"
+        raise ConfigError(
+            problem, where="train.shard", remedy="leave it out: each rank has the frozen parameters and the adapter"
+        )
+    if engine.tensor_parallel_size > 1:
+        problem = f"an adapter was never brought to an engine of {engine.tensor_parallel_size} workers"
+        raise ConfigError(problem, where="engine.tensor_parallel_size", remedy="use 1, or --weights.what full")
+    if config.train.adapter:
+        problem = "the trainer of another stack publishes all parameters"
+        raise ConfigError(problem, where="weights.what", remedy="use full")
+    if engine.kind == "sglang" or engine.url:
+        problem = "a server that runs already is not given an adapter"
+        raise ConfigError(problem, where="weights.what", remedy="use full, or engine embedded or vllm that is started by the run")
 
 
 def _check_engine(engine: EngineConfig) -> None:

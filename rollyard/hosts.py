@@ -21,7 +21,7 @@ from rollyard.engine.vllm import arguments as vllm
 from rollyard.environment import engine_keys, process_environment
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId
-from rollyard.model.architecture import Architecture
+from rollyard.model.architecture import Architecture, base_of
 from rollyard.place import child
 from rollyard.place.inline import DeviceThread
 from rollyard.place.layout import Host
@@ -193,8 +193,10 @@ async def _embedded_engine(ordered: EngineOrder) -> Engine:
     """An engine whose parameters are its own; they come with the first load."""
     import torch
 
+    from rollyard.model.folder import tensors
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.model.transformer import CausalLM
+    from rollyard.weights.merged import Merged
 
     config, id_, folder = ordered.config, ordered.id, ordered.folder
     shape = Architecture.from_folder(folder)
@@ -202,6 +204,9 @@ async def _embedded_engine(ordered: EngineOrder) -> Engine:
     await device.run(worker.set_threads, worker.threads_of(config, shape))
     model = CausalLM(shape, getattr(torch, config.model.dtype), worker.device_of(config))
     receiver = worker.build_receiver(config, id_, model, model.head_weight.device)
+    if config.weights.what == "lora":
+        base = await device.run(worker.load_model, config, folder)
+        receiver = Merged(receiver, tensors(base), config.lora.scaling)
     build = partial(
         worker.build_engine, config, id_, worker.Policy(model, Tokenizer(folder), folder), device, receiver, sole=True
     )
@@ -229,16 +234,21 @@ def _vllm_core(ordered: EngineOrder, shape: Architecture, running: Client | None
     from rollyard.engine.http import Client
     from rollyard.engine.vllm.local import LocalCore
     from rollyard.engine.vllm.server import OwnServer, ServerCore
+    from rollyard.model import adapter
 
     config, engine, window = ordered.config, ordered.config.engine, worker.window_of(ordered.config, shape)
     dtype = config.model.dtype if engine.dtype == "model" else engine.dtype
-    arguments = partial(vllm.arguments, ordered.folder, shape, engine, dtype, window, config.place.generate)
+    lora = config.lora if config.weights.what == "lora" else None
+    folder = base_of(ordered.folder)
+    arguments = partial(vllm.arguments, folder, shape, engine, dtype, window, config.place.generate, lora)
+    alpha = 0 if lora is None else lora.alpha
     if running is None and not engine.server:
-        return LocalCore(arguments)
-    own = None if running is not None else OwnServer(arguments, process_environment())
+        return LocalCore(arguments, alpha)
+    blank = None if lora is None else partial(adapter.write_blank, shape, lora)
+    own = None if running is not None else OwnServer(arguments, process_environment(), blank)
     client = running or Client("http://vllm", socket=own.socket if own is not None else "")
     limits, one_device = config.weights.limit_s, bool(running) and worker.transport_of(config) == "broadcast"
-    return ServerCore(client, start_s=engine.start_s, sync_s=limits, window=window, one_device=one_device, own=own)
+    return ServerCore(client, start_s=engine.start_s, sync_s=limits, window=window, one_device=one_device, own=own, alpha=alpha)
 
 
 def vllm_receiver(order: str, device: torch.device, rank: int) -> Receiver:

@@ -109,7 +109,7 @@ class Ring:
         self._activity = "loading the model"
         shape = Architecture.from_folder(folder)
         await device.run(worker.set_threads, worker.threads_of(config, shape))
-        self._recorder.works(shape, *await device.run(worker.measure_machine, config))
+        self._recorder.works(shape, *await device.run(worker.measure_machine, config), worker.adapter_of(config, shape))
         self._stations = await Builder(config, folder, self._folder.path, device, self._built).build(reward)
         await self._join()
 

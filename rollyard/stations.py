@@ -57,7 +57,7 @@ class Stations:
     scorer: Scorer
     text: Text
     window: int  # tokens of prompt and completion at most
-    size: int  # bytes of one copy of the weights
+    size: int  # bytes of one version of what travels to engines
     engines: dict[EngineId, Engine]
     trainers: Mapping[EngineId | None, Trainer]  # by half; under None the only one
     ranks: int  # parts of every batch
@@ -245,7 +245,7 @@ class Builder:
             scorer=scorer,
             text=text,
             window=worker.window_of(config, shape),
-            size=shape.parameters * worker.NUMBER_BYTES[config.model.dtype],
+            size=worker.size_of(config, shape),
             engines=found.engines,
             trainers=trainers,
             ranks=1 if swap else len(found.trainers),

@@ -20,7 +20,8 @@ from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.environment import node_address
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event, Rollover
-from rollyard.model.architecture import Architecture
+from rollyard.model.architecture import Architecture, base_of
+from rollyard.model.flops import adapter_numbers
 from rollyard.model.machine import Machine, measure
 from rollyard.place.bundles import Bundle, Nodes
 from rollyard.place.layout import Host, Roles
@@ -65,6 +66,17 @@ class Policy:
 def window_of(config: Config, architecture: Architecture) -> int:
     """Tokens of prompt and completion at most."""
     return config.engine.window or architecture.window
+
+
+def adapter_of(config: Config, architecture: Architecture) -> int:
+    """Numbers of the adapter that is trained, 0 where all weights are."""
+    return adapter_numbers(architecture, config.lora) if config.weights.what == "lora" else 0
+
+
+def size_of(config: Config, architecture: Architecture) -> int:
+    """Bytes of one version of what travels."""
+    adapter = adapter_of(config, architecture)
+    return adapter * NUMBER_BYTES["float32"] if adapter else architecture.parameters * NUMBER_BYTES[config.model.dtype]
 
 
 def sampling_of(config: Config) -> Sampling:
@@ -116,16 +128,32 @@ def joint(what: str, policy: Policy, device: Device, ranks: Ranks | None) -> Dev
 
 
 def load_policy(config: Config, folder: Path, ranks: Ranks | None = None) -> Policy:
-    """Read the model and the tokenizer. `ranks` share it: of each tensor only some rows are read.
+    """Read the model and the tokenizer, with the adapter that is trained where the config says so.
+
+    `ranks` share it: of each tensor only some rows are read.
 
     Raises ConfigError when the folder is not a model we can run exactly, or the device is not there.
     """
+    from rollyard.model import adapter
+    from rollyard.model.tokenizer import Tokenizer
+
+    model = load_model(config, folder, ranks)
+    if config.weights.what == "lora":
+        adapter.add(model, config.lora, config.run.seed)
+        adapter.read(model, folder)
+    elif base_of(folder) != folder:
+        remedy = "use --weights.what lora, or the model that it is for"
+        raise ConfigError(f"{folder} holds an adapter, and all parameters are trained", where="weights.what", remedy=remedy)
+    return Policy(model, Tokenizer(folder), folder)
+
+
+def load_model(config: Config, folder: Path, ranks: Ranks | None = None) -> CausalLM:
+    """Read a model, or the one that an adapter in `folder` is for. Raises ConfigError."""
     import torch
 
     from rollyard.model.folder import load
-    from rollyard.model.tokenizer import Tokenizer
 
-    return Policy(load(folder, getattr(torch, config.model.dtype), device_of(config), ranks), Tokenizer(folder), folder)
+    return load(base_of(folder), getattr(torch, config.model.dtype), device_of(config), ranks)
 
 
 def device_of(config: Config) -> str:
@@ -156,11 +184,21 @@ def build_prompts(config: Config, tokenizer: Tokenizer, done: Set[int] = frozens
 
 
 def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, receiver: Receiver, sole: bool = False) -> Engine:
-    """An embedded engine in this process. `sole`: nobody else uses the policy's parameters."""
-    from rollyard.engine.embedded.engine import EmbeddedEngine
+    """An embedded engine in this process. `sole`: nobody else uses the policy's parameters.
 
-    window = window_of(config, policy.model.architecture)
-    return EmbeddedEngine(id_, policy.model, policy.tokenizer, device, receiver, config.engine, window, sole)
+    Beside a trainer of an adapter it has weights of its own, merged from the trainer's.
+    """
+    from rollyard.engine.embedded.engine import EmbeddedEngine
+    from rollyard.model import adapter
+    from rollyard.model.folder import tensors
+    from rollyard.model.transformer import CausalLM
+    from rollyard.weights.merged import Merged
+
+    model, window = policy.model, window_of(config, policy.model.architecture)
+    if model.adapted:
+        receiver = Merged(receiver, adapter.base(model), config.lora.scaling, lambda: tensors(policy.model))
+        model, sole = CausalLM(model.architecture, model.head_weight.dtype, model.head_weight.device), True
+    return EmbeddedEngine(id_, model, policy.tokenizer, device, receiver, config.engine, window, sole)
 
 
 def build_trainer(
@@ -368,13 +406,15 @@ def build_handoff(config: Config, half: EngineId, policy: Policy, trainer: Refer
 
 
 def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch.device) -> Receiver:
-    """The side of an engine that has its own memory. It takes what `model` has, and brings it to `device`."""
+    """The side of an engine that has its own memory. It takes what is trained of `model`, and brings it to `device`."""
+    from rollyard.model import adapter
     from rollyard.weights.broadcast import BroadcastReceiver
     from rollyard.weights.checkpoint import CheckpointReceiver
     from rollyard.weights.flat import model_infos
     from rollyard.weights.shared_memory import SharedMemoryReceiver
 
-    infos, weights = model_infos(model), config.weights
+    weights = config.weights
+    infos = adapter.infos(model, config.lora) if weights.what == "lora" else model_infos(model)
     match transport_of(config):
         case "checkpoint":
             return CheckpointReceiver(infos, device)

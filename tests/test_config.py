@@ -10,6 +10,9 @@ from rollyard.layers import options, presets, resolve
 
 TASK = {"prompts.task": "sort"}
 APART = {"place.placement": "separate"}
+LORA = TASK | {"weights.what": "lora"}
+SHARDED = {"train.shard": True, "place.train": 2, "place.placement": "separate"}
+SGLANG = {"engine.kind": "sglang", "engine.url": "http://127.0.0.1:30000", "place.placement": "separate"}
 
 
 def test_later_layers_win_and_are_named(tmp_path):
@@ -63,6 +66,15 @@ def test_text_values_are_converted():
         (TASK | {"train.lr": float("nan")}, "train.lr (command line)", "finite"),
         (TASK | {"weights.rollover": "later"}, "weights.rollover (command line)", "'auto', 'drain', 'abort' or 'keep'"),
         (TASK | {"rollout.group_size": 1, "rollout.min_scored": 1}, "rollout.group_size", "at least 2"),
+        (TASK | {"lora.rank": 8}, "lora", "add --weights.what lora"),
+        (LORA | {"lora.dropout": 0.1}, "lora.dropout", "use 0"),
+        (LORA | {"lora.targets": "q_proj,all-linear"}, "lora.targets", "each linear once"),
+        (LORA | {"lora.targets": "q_proj,q_proj"}, "lora.targets", "each linear once"),
+        (LORA | {"lora.targets": "lm_head"}, "lora.targets (command line)", "'q_proj'"),
+        (LORA | {"lora.targets": ""}, "lora.targets", "names no set of linears"),
+        (LORA | SHARDED, "train.shard", "each rank has the frozen parameters"),
+        (LORA | SGLANG, "weights.what", "embedded or vllm that is started by the run"),
+        (LORA | SGLANG | {"engine.kind": "vllm"}, "weights.what", "embedded or vllm that is started by the run"),
         (TASK | {"rollout.min_scored": 9}, "rollout.min_scored", "at most 8"),
         (TASK | {"rollout.temperature": 1e-300}, "rollout.temperature", "at least 0.001"),
         (TASK | {"run.seed": 2**70}, "run.seed (command line)", "less than"),

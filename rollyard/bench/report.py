@@ -31,7 +31,7 @@ def table(result: Result) -> RenderableType:
     first, second = (side.name for side in result.sides[:2])
     verdict = f"{first} is {ratio.median:.2f} times as fast as {second}"
     ends = f"({ratio.least:.2f} to {ratio.most:.2f}, {len(result.ratios)} rounds)"
-    approaches = [_approaches(result)] if result.bench == "sync" else []
+    approaches = [_approaches(result)] if (result.bench, result.workload) == ("sync", "idle") else []
     return Group(Text(title, style="bold"), sides, Text(f"{verdict} {ends}", style="bold"), *approaches, *_details(result))
 
 

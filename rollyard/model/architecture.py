@@ -12,6 +12,7 @@ from rollyard.errors import ConfigError
 
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 WHERE = "model.path"
+SETTINGS = "adapter_config.json"  # in the folder of an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,13 @@ class Architecture:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Architecture:
-        """Read config.json, and the end-of-sequence ids of generation_config.json too.
+        """Read config.json, and the end-of-sequence ids of generation_config.json too. For an adapter's folder, its model's.
 
         Raises ConfigError for a folder that is no model and for anything that would be computed wrongly.
         """
         if not folder.is_dir():
             raise ConfigError(f"there is no folder {folder}", where=WHERE, remedy="give the folder of a Hugging Face causal LM")
+        folder = base_of(folder)
         path = folder / "config.json"
         if not path.is_file():
             raise ConfigError(f"{folder} has no config.json", where=WHERE, remedy="give the folder of a Hugging Face causal LM")
@@ -158,6 +160,17 @@ class Architecture:
         if self.family == "llama":
             config["mlp_bias"] = self.mlp_bias
         return config
+
+
+def base_of(folder: Path) -> Path:
+    """The folder of the model that an adapter in `folder` is for; of a model, its own. Raises ConfigError."""
+    if not (folder / SETTINGS).is_file():
+        return folder
+    named = _read(folder / SETTINGS).get("base_model_name_or_path")
+    if not isinstance(named, str) or not Path(named).is_dir():
+        problem = f"the adapter in {folder} is for the model in {named}, which is no folder here"
+        raise ConfigError(problem, where=WHERE, remedy=f"put the model there, or change {SETTINGS}")
+    return Path(named)
 
 
 def _read(path: Path) -> dict[str, Any]:

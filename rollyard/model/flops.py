@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from rollyard.config import LoraConfig
 from rollyard.model.architecture import Architecture
 from rollyard.types import Sample, TrainBatch
 
@@ -59,6 +60,26 @@ def attention_flops(batch: TrainBatch, architecture: Architecture) -> int:
         for prompt, own in _computed(micro)
     )
     return 3 * 2 * 2 * pairs * architecture.heads * architecture.head_dim * architecture.layers
+
+
+def adapter_numbers(architecture: Architecture, lora: LoraConfig) -> int:
+    """How many numbers an adapter has."""
+    hidden, queries = architecture.hidden_size, architecture.heads * architecture.head_dim
+    keys, wide = architecture.kv_heads * architecture.head_dim, architecture.feed_forward
+    sides = {
+        "q_proj": hidden + queries, "k_proj": hidden + keys, "v_proj": hidden + keys, "o_proj": queries + hidden,
+        "gate_proj": hidden + wide, "up_proj": hidden + wide, "down_proj": wide + hidden,
+    }  # fmt: skip
+    return architecture.layers * lora.rank * sum(sides[name] for name in lora.modules)
+
+
+def adapted_flops(batch: TrainBatch, architecture: Architecture, numbers: int) -> int:
+    """Of the matrix products of a training step with an adapter of so many numbers around weights that are frozen.
+
+    Forward and backward towards x for the weights, and all three for the adapter.
+    """
+    rows = sum(prompt + sum(own) for micro in batch.micro_batches for prompt, own in _computed(micro))
+    return 2 * sum(gemm.flops for gemm in gemms(batch, architecture)) // 3 + 3 * 2 * rows * numbers
 
 
 def pass_flops(architecture: Architecture, tokens: int, heads: int, pairs: int) -> int:

@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rollyard.errors import ConfigError
-from rollyard.model.architecture import WHERE, Architecture
+from rollyard.model import adapter
+from rollyard.model.architecture import WHERE, Architecture, base_of
 from rollyard.model.shards import Collectives, Whole
 from rollyard.model.transformer import CausalLM
 from rollyard.types import TensorInfo
@@ -75,7 +76,7 @@ def load(
 
 
 def save(model: CausalLM, folder: Path, source: Path, also: Callable[[Path], None] | None = None) -> None:
-    """Write `model` as a new folder, with the configuration and the tokenizer of `source`.
+    """Write `model` as a new folder, with the configuration and the tokenizer of `source`; of an adapted one the adapter alone.
 
     The folder appears whole or not at all: it is written beside its place, synced to disk, then renamed.
 
@@ -87,7 +88,15 @@ def save(model: CausalLM, folder: Path, source: Path, also: Callable[[Path], Non
 
     Raises FileExistsError when `folder` exists.
     """
-    save_each(infos(tensors(model)), whole_tensors(model), folder, source, also)
+    if not model.adapted:
+        save_each(infos(tensors(model)), whole_tensors(model), folder, source, also)
+        return
+
+    def write(draft: Path) -> None:
+        adapter.write(model, draft, source)
+        _write_beside(draft, source, also)  # without config.json: transformers then looks for the model that it is for
+
+    write_folder(folder, write)
 
 
 def save_each(
@@ -174,8 +183,8 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def tensors(model: CausalLM) -> dict[str, Tensor]:
-    """The parameters by their Hugging Face names, detached and shared, a tied head left out."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    """What is trained by its Hugging Face names, detached and shared: the parameters, a tied head left out, or an adapter."""
+    return {name: parameter.detach() for name, parameter in model.trained().items()}
 
 
 def whole_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
@@ -196,10 +205,15 @@ def _write(
 ) -> None:
     _write_weights(draft, described, iter(each))
     # Readers take the number format from the configuration, which the model may have left.
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((base_of(source) / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     config["dtype"] = described[0].dtype.removeprefix("torch.")
     (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _write_beside(draft, source, also)
+
+
+def _write_beside(draft: Path, source: Path, also: Callable[[Path], None] | None) -> None:
+    """How completions end, the tokenizer, and what the caller adds."""
     for name in COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, draft / name)

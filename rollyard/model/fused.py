@@ -13,11 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+FIRST_WEIGHT = 3  # among the arguments of a block: x, the norm and its epsilon come before
 Rotation = tuple[Tensor, Tensor]  # cosines and signed sines of each token, `[tokens, 1, head_dim]`
 
 
 def norm_linears(x: Tensor, norm: nn.RMSNorm, linears: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """Each linear of the normalised x. `[tokens, hidden]` -> one `[tokens, out]` for each."""
+    if not plain(linears):
+        normed = norm(x)
+        return tuple(linear(normed) for linear in linears)
     weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
     out: tuple[Tensor, ...] = _NormLinears.apply(x, norm.weight, norm.eps, *weights, *biases)  # type: ignore[no-untyped-call]
     return out
@@ -25,6 +29,10 @@ def norm_linears(x: Tensor, norm: nn.RMSNorm, linears: Sequence[nn.Linear]) -> t
 
 def norm_gated(x: Tensor, norm: nn.RMSNorm, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> Tensor:
     """x + down(silu(gate(n)) * up(n)), n the normalised x. `[tokens, hidden]` -> the same."""
+    if not plain((gate, up, down)):
+        normed = norm(x)
+        summed: Tensor = x + down(F.silu(gate(normed)) * up(normed))
+        return summed
     weights, biases = (gate.weight, up.weight, down.weight), (gate.bias, up.bias, down.bias)
     out: Tensor = _NormGated.apply(x, norm.weight, norm.eps, *weights, *biases)  # type: ignore[no-untyped-call]
     return out
@@ -37,6 +45,11 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """
     out: Tensor = _Rotate.apply(x, *rotation)  # type: ignore[no-untyped-call]
     return out
+
+
+def plain(linears: Sequence[nn.Module]) -> bool:
+    """Are they linears and nothing else? One with an adapter around it has a forward pass of its own."""
+    return all(isinstance(linear, nn.Linear) for linear in linears)
 
 
 class _NormLinears(torch.autograd.Function):
@@ -53,7 +66,8 @@ class _NormLinears(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, norm, *weights = ctx.saved_tensors
         unit = _unit(x, scale)
-        d_normed, d_weights, d_biases = _linears_backward(gradients, unit * norm, weights, ctx.biased, ctx.dtype)
+        wanted = ctx.needs_input_grad[FIRST_WEIGHT : FIRST_WEIGHT + len(weights)]
+        d_normed, d_weights, d_biases = _linears_backward(gradients, unit * norm, weights, wanted, ctx.biased, ctx.dtype)
         d_x, d_norm = _norm_backward(d_normed, unit, scale, norm)
         return d_x, d_norm, None, *d_weights, *d_biases
 
@@ -73,12 +87,16 @@ class _NormGated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, norm, gate, up, *weights = ctx.saved_tensors
-        active = F.silu(gate)
-        d_product, d_down, d_down_bias = _linears_backward([gradient], active * up, weights[2:], ctx.biased[2:], ctx.dtype)
+        active, wanted = F.silu(gate), ctx.needs_input_grad[FIRST_WEIGHT:]
+        d_product, d_down, d_down_bias = _linears_backward(
+            [gradient], active * up, weights[2:], wanted[2:3], ctx.biased[2:], ctx.dtype
+        )
         d_up = active.mul_(d_product)
         d_gate = torch.ops.aten.silu_backward(d_product.mul_(up), gate)
         unit = _unit(x, scale)
-        d_normed, d_weights, d_biases = _linears_backward([d_gate, d_up], unit * norm, weights[:2], ctx.biased[:2], ctx.dtype)
+        d_normed, d_weights, d_biases = _linears_backward(
+            [d_gate, d_up], unit * norm, weights[:2], wanted[:2], ctx.biased[:2], ctx.dtype
+        )
         d_x, d_norm = _norm_backward(d_normed, unit, scale, norm)
         return d_x.add_(gradient), d_norm, None, *d_weights, *d_down, *d_biases, *d_down_bias
 
@@ -124,17 +142,22 @@ def _linears(
 
 
 def _linears_backward(
-    gradients: Sequence[Tensor], x: Tensor, weights: Sequence[Tensor], biased: Sequence[bool], dtype: torch.dtype
-) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-    """Gradients of the common input x, of the weights and of the biases."""
+    gradients: Sequence[Tensor],
+    x: Tensor,
+    weights: Sequence[Tensor],
+    wanted: Sequence[bool],
+    biased: Sequence[bool],
+    dtype: torch.dtype,
+) -> tuple[Tensor, list[Tensor | None], list[Tensor | None]]:
+    """Gradients of the common input x, of the weights that are not frozen, and of the biases."""
     d_x: Tensor | None = None
-    d_weights: list[Tensor] = []
+    d_weights: list[Tensor | None] = []
     d_biases: list[Tensor | None] = []
     product = x.to(dtype)
-    for gradient, weight, has_bias in zip(gradients, weights, biased, strict=True):
+    for gradient, weight, want, has_bias in zip(gradients, weights, wanted, biased, strict=True):
         cast = gradient.to(dtype)
         d_x = cast @ weight.to(dtype) if d_x is None else d_x.addmm_(cast, weight.to(dtype))
-        d_weights.append((cast.t() @ product).to(weight.dtype))
+        d_weights.append((cast.t() @ product).to(weight.dtype) if want else None)
         d_biases.append(gradient.sum(0, dtype=torch.float32).to(weight.dtype) if has_bias else None)
     assert d_x is not None
     return d_x, d_weights, d_biases

@@ -128,6 +128,17 @@ class CausalLM(nn.Module):
         model.model.rope = rope_table(architecture, dtype, device)
         return model
 
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What is trained and travels, by name: every parameter, a tied head left out; of a model with an adapter that alone."""
+        parameters = dict(self.named_parameters())
+        adapter = {name.replace(".default.", "."): each for name, each in parameters.items() if ".lora_" in name}
+        return adapter or parameters
+
+    @property
+    def adapted(self) -> bool:
+        """Is there an adapter around parameters that are frozen?"""
+        return any(".lora_" in name for name, _ in self.named_parameters())
+
     @property
     def head_weight(self) -> Tensor:
         """`[vocab, hidden]`: the head, which is the embedding when tied."""

@@ -40,11 +40,11 @@ class Copies:
     """
 
     def __init__(self, model: CausalLM, ranks: Ranks) -> None:
-        self._model, self._ranks = model, ranks
+        self._parameters, self._ranks = list(model.trained().values()), ranks
         self._flat: torch.Tensor | None = None
 
     def begin(self, passes: int) -> int:
-        self._flat = flat_gradients(self._model.parameters()) if self._ranks.size > 1 else None
+        self._flat = flat_gradients(self._parameters) if self._ranks.size > 1 else None
         return passes
 
     def add_up(self) -> None:
@@ -53,12 +53,12 @@ class Copies:
             self._flat = None
 
     def clip(self, most: float) -> float:
-        return float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), most))
+        return float(torch.nn.utils.clip_grad_norm_(self._parameters, most))
 
     def check(self, step: int) -> None:
         """Parameters that drifted apart are found here."""
         if self._ranks.size > 1:
-            found = self._ranks.gather(fingerprint(self._model.parameters())).flatten().tolist()
+            found = self._ranks.gather(fingerprint(self._parameters)).flatten().tolist()
             if len(set(found)) > 1:
                 ranks = " and ".join(str(rank) for rank, number in enumerate(found) if number != found[0])
                 raise TrainError(f"step {step}: the parameters of rank {ranks} are not those of rank 0")

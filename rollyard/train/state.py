@@ -29,7 +29,7 @@ class State:
 
     def __init__(self, model: CausalLM, optimizer: torch.optim.AdamW) -> None:
         self._model, self._remembered, where = model, optimizer.state, model.head_weight.device
-        for parameter in model.parameters():
+        for parameter in model.trained().values():
             moments = {key: torch.zeros_like(parameter, requires_grad=False) for key in MOMENTS}
             self._remembered[parameter] = {"step": torch.zeros((), dtype=torch.float32, device=where), **moments}
         self._generators: dict[str, torch.Generator] = {"random/cpu": torch.default_generator}
@@ -85,7 +85,7 @@ class State:
         """All but the parameters."""
         remembered = {
             f"{key}/{name}": self._remembered[parameter][key]
-            for name, parameter in self._model.named_parameters()
+            for name, parameter in self._model.trained().items()
             for key in ADAMW
         }
         return {**remembered, **self._random}

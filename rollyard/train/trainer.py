@@ -94,7 +94,7 @@ class ReferenceTrainer:
         self._piece = CACHED_TOKENS if self._where.type == "cpu" else None
         self._products = torch.bfloat16 if config.precision == "bfloat16" else model.head_weight.dtype
         self._optimizer = torch.optim.AdamW(
-            model.parameters(), config.lr, config.betas, config.eps, config.weight_decay, fused=True
+            list(model.trained().values()), config.lr, config.betas, config.eps, config.weight_decay, fused=True
         )
         self._state = State(model, self._optimizer)
         self._ranks = ranks or Ranks(self._where)
@@ -127,7 +127,9 @@ class ReferenceTrainer:
         return self._version
 
     async def save(self, folder: Path) -> None:
-        """Write the policy in Hugging Face format, with the rest of the state beside it. The folder must not exist.
+        """Write the policy in Hugging Face format, or the adapter in PEFT's, with the rest of the state beside it.
+
+        The folder must not exist.
 
         Ranks that share a model have to be asked all at once; rank 0 writes, and holds one whole tensor at a time.
 

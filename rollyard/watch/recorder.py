@@ -59,14 +59,15 @@ class Recorder:
         self.accounts.built()
         self._before = self._timeline.seconds()
 
-    def works(self, architecture: Architecture, item: int, machine: Machine | None) -> None:
+    def works(self, architecture: Architecture, item: int, machine: Machine | None, adapter: int = 0) -> None:
         """What is run, and where.
 
         Args:
             item: bytes of a number of the weights.
             machine: one device, where it was measured.
+            adapter: numbers of the adapter that is trained, 0 where all weights are.
         """
-        self._work, self._machine = Work(architecture, item), machine
+        self._work, self._machine = Work(architecture, item, adapter), machine
 
     def trains(self, shards: Sequence[TrainBatch]) -> None:
         """An optimizer step is taken on this."""

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollyard.model.architecture import Architecture
-from rollyard.model.flops import attention_flops, gemms, pass_flops
+from rollyard.model.flops import adapted_flops, attention_flops, gemms, pass_flops
 from rollyard.model.machine import Machine
 from rollyard.types import Completion, EngineStats, Prompt, TrainBatch
 
 ADAM_FLOPS = 14  # a parameter: both moments 3 + 4, root and quotient 4, decay and step 3
 ADAM_NUMBERS = 7  # a parameter: reads weight, gradient and both moments, writes all but the gradient
+ADAPTER_ITEM = 4  # bytes of a number of an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,11 @@ class Work:
     Args:
         architecture: of the policy.
         item: bytes of a number: of weights, keys and values.
+        adapter: numbers of the adapter that is trained; 0 where all weights are.
     """
 
-    def __init__(self, architecture: Architecture, item: int) -> None:
-        self._architecture, self._item = architecture, item
+    def __init__(self, architecture: Architecture, item: int, adapter: int = 0) -> None:
+        self._architecture, self._item, self._adapter = architecture, item, adapter
         self._prompts = self._prompt_tokens = self._prompt_pairs = 0
         self._written = self._written_pairs = 0
         self._steps = self._passes = self._train_flops = 0  # steps and passes of all ranks
@@ -67,7 +69,10 @@ class Work:
         self._steps += len(shards)
         for batch in shards:
             self._passes += len(batch.micro_batches)
-            self._train_flops += sum(gemm.flops for gemm in gemms(batch, self._architecture))
+            if self._adapter:
+                self._train_flops += adapted_flops(batch, self._architecture, self._adapter)
+            else:
+                self._train_flops += sum(gemm.flops for gemm in gemms(batch, self._architecture))
             self._train_flops += attention_flops(batch, self._architecture)
 
     def table(
@@ -90,16 +95,19 @@ class Work:
         stats, parameters = tuple(engines), self._architecture.parameters
         step_s, prefill_s = sum(engine.step_s for engine in stats), sum(engine.prefill_s for engine in stats)
         known = prefill_s > 0
+        # Read twice; what is trained is, and its gradients written, twice more.
+        trained, item = (self._adapter, ADAPTER_ITEM) if self._adapter else (parameters, self._item)
+        learnt = 2 * self._passes * (parameters * self._item + trained * item)
         learning = seconds.get("step", 0.0) - seconds.get("optimizer", 0.0)
         rows = [
             ("rollout", "prefill", *self._prefill(stats), prefill_s if known else None),
             ("rollout", "decode" if known else "decode, and prefill's seconds", *self._decode(stats), step_s - prefill_s),
-            ("training", "forward and backward", self._train_flops, 4 * self._passes * parameters * self._item, learning),
+            ("training", "forward and backward", self._train_flops, learnt, learning),
             (
                 "training",
                 "optimizer step",
-                ADAM_FLOPS * parameters * self._steps,
-                ADAM_NUMBERS * parameters * self._item * self._steps,
+                ADAM_FLOPS * trained * self._steps,
+                ADAM_NUMBERS * trained * item * self._steps,
                 seconds.get("optimizer", 0.0),
             ),
             ("weights", "sync", 0, copied_bytes, seconds.get("sync", 0.0)),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rollyard.model.adapter import partner
 from rollyard.model.folder import EMBEDDING
 from rollyard.model.transformer import CausalLM
 from rollyard.types import Answer, Finding, Slice
@@ -30,7 +31,7 @@ FAR = 1.5  # times the limit: an estimate that is believed
 PERIOD = 65_537  # random signs that are used again and again; prime
 PART = 1 / 128  # of each number: a rounding, to learn how coarse the logprobs are
 
-Kept = Mapping[str, Tensor]  # parameters as they were, on the CPU
+Kept = Mapping[str, Tensor]  # what is trained as it was, on the CPU
 Shares = Mapping[str, Sequence[Slice]]  # by name of a tensor that engines divide: the part of each of their workers
 UNDIVIDED: Shares = {}
 
@@ -44,15 +45,15 @@ class Moved:
 
 
 def keep(model: CausalLM) -> dict[str, Tensor]:
-    """A copy of every parameter, or of what is here of it."""
-    return {name: model.parts.own(parameter).to("cpu", copy=True) for name, parameter in model.named_parameters()}
+    """A copy of all that is trained, or of what is here of it."""
+    return _copies(model, model.trained())
 
 
 @torch.no_grad()
 def restore(model: CausalLM, kept: Kept) -> None:
-    """The parameters as they were, bit for bit; also when a change of them failed half way."""
+    """The tensors as they were, bit for bit; also when a change of them failed half way."""
     with replacing(model.stamp):
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.trained().items():
             model.parts.own(parameter).copy_(kept[name])
 
 
@@ -66,12 +67,22 @@ def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int, limit:
 
     They move along their gradients, where a short way shows, and in turn up and down, so that all together hardly move the
     logprobs and one that is missing does. Each attempt goes farther: the last move may have been lost in rounding.
+
+    A of an adapter whose B is zeros has no gradient. It moves after the others, when it has one: B has moved by then, also
+    when that was not asked for.
     """
     restore(model, kept)
-    parameters, parts = dict(model.named_parameters()), model.parts
-    chosen = {name: parameters[name] for name in names}
-    farther = FARTHER ** (attempt - 1)
-    gradients = _gradients(model, chosen, torch.Generator().manual_seed(attempt))
+    parameters, asked = model.trained(), tuple(names)
+    gradients = _gradients(model, {name: parameters[name] for name in asked}, attempt)
+    still = [name for name, gradient in gradients.items() if partner(name) != name and not gradient.any()]
+    first = dict.fromkeys((*(name for name in asked if name not in still), *map(partner, still)))
+    _move(model, {name: parameters[name] for name in first if name not in still}, attempt, limit)
+    _move(model, {name: parameters[name] for name in still}, attempt, limit)
+    return Moved(probe.table(model), _shows(model, kept, {name: parameters[name] for name in asked}, attempt, shares))
+
+
+def _move(model: CausalLM, chosen: Mapping[str, Tensor], attempt: int, limit: float) -> None:
+    farther, parts, gradients = FARTHER ** (attempt - 1), model.parts, _gradients(model, chosen, attempt)
     with model.stamp.writing(), torch.no_grad():
         for number, (name, gradient) in enumerate(gradients.items()):
             parameter = chosen[name]
@@ -82,7 +93,6 @@ def move(model: CausalLM, kept: Kept, names: Iterable[str], attempt: int, limit:
             if attempt > 1:  # what should have shown did not: one row may have had all the effect, or rounding all the move
                 size = max(size, farther * LEAST_SHARE * own)
             here.add_((along[parts.rows(shape)] * (size * (-1) ** number)).to(here.dtype))
-    return Moved(probe.table(model), _shows(model, kept, chosen, torch.Generator().manual_seed(attempt), shares))
 
 
 def compare(before: Sequence[Answer], base: Tensor, after: Sequence[Answer], moved: Moved, coarser: float) -> Finding:
@@ -93,14 +103,19 @@ def compare(before: Sequence[Answer], base: Tensor, after: Sequence[Answer], mov
 @torch.no_grad()
 def answer_to_rounding(model: CausalLM) -> float:
     """Nats by which the probe's logprobs change when every number changes by a small part of it, up or down."""
-    kept, exact = keep(model), probe.table(model)
+    parameters, exact = dict(model.named_parameters()), probe.table(model)
+    kept = _copies(model, parameters)
     signs = torch.randint(2, (PERIOD,), generator=torch.Generator().manual_seed(2)) * 2 - 1
-    with model.stamp.writing():
-        for name, parameter in model.named_parameters():
-            factors = (1 + PART * signs).repeat(-(-parameter.numel() // PERIOD))[: parameter.numel()].view(parameter.shape)
-            model.parts.own(parameter).copy_(kept[name] * factors[model.parts.rows(parameter.shape)])
-    rounded = probe.table(model)
-    restore(model, kept)
+    try:
+        with model.stamp.writing():
+            for name, parameter in parameters.items():
+                factors = (1 + PART * signs).repeat(-(-parameter.numel() // PERIOD))[: parameter.numel()].view(parameter.shape)
+                model.parts.own(parameter).copy_(kept[name] * factors[model.parts.rows(parameter.shape)])
+        rounded = probe.table(model)
+    finally:  # also of what is frozen, which nothing else puts back
+        with replacing(model.stamp):
+            for name, parameter in parameters.items():
+                model.parts.own(parameter).copy_(kept[name])
     return float((exact.exp() * (rounded - exact).square()).sum(dim=1).mean().sqrt())
 
 
@@ -149,7 +164,7 @@ def _halves_put_back(model: CausalLM, kept: Kept) -> tuple[Tensor, Tensor]:
 
 def _put_back(model: CausalLM, kept: Kept, names: Iterable[str], shares: Shares) -> Iterator[tuple[str, str, Tensor]]:
     """The probe's logprobs with one tensor at a time as it was, and with the part of one worker: its name, and in words."""
-    parameters = dict(model.named_parameters())
+    parameters = model.trained()
     for name in names:
         own, shape = model.parts.own(parameters[name]), parameters[name].shape
         parts = [(f"{name} in worker {rank}", part) for rank, part in enumerate(shares.get(name, ()))]
@@ -176,6 +191,10 @@ def _of(tensor: Tensor, part: Slice | None) -> Tensor:
     return tensor if part is None else tensor.narrow(part.dim, part.start, part.end - part.start)
 
 
+def _copies(model: CausalLM, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: model.parts.own(parameter).to("cpu", copy=True) for name, parameter in parameters.items()}
+
+
 def _direction(gradient: Tensor) -> tuple[Tensor, float]:
     """Of length 1, every row of a matrix as long as the others; and the effect of going so far, to first order."""
     rows = gradient if gradient.dim() == 1 else gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
@@ -183,11 +202,14 @@ def _direction(gradient: Tensor) -> tuple[Tensor, float]:
     return along, float((gradient * along).sum())
 
 
-def _gradients(model: CausalLM, chosen: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+def _gradients(model: CausalLM, chosen: Mapping[str, Tensor], attempt: int) -> dict[str, Tensor]:
     """Of the probe's logprobs, of the likeliest tokens, added up with random signs over the root of their number.
 
     What is here of each.
     """
+    if not chosen:
+        return {}
+    generator = torch.Generator().manual_seed(attempt)
     with torch.enable_grad():
         logprobs = probe.logprobs(model)
         likeliest = logprobs.gather(1, logprobs.detach().argmax(dim=1, keepdim=True))[:, 0]
@@ -196,15 +218,13 @@ def _gradients(model: CausalLM, chosen: Mapping[str, Tensor], generator: torch.G
         return dict(zip(chosen, model.parts.gradients(total, list(chosen.values())), strict=True))
 
 
-def _shows(
-    model: CausalLM, kept: Kept, chosen: Mapping[str, Tensor], generator: torch.Generator, shares: Shares
-) -> dict[str, float]:
+def _shows(model: CausalLM, kept: Kept, chosen: Mapping[str, Tensor], attempt: int, shares: Shares) -> dict[str, float]:
     """|<gradient, move>| over the root of the number of prompts, a lower bound of the root mean square over prompts.
 
     Of a tensor that workers divide, that of the part which shows least.
     """
     shows, parts = list[float](), model.parts
-    for name, gradient in _gradients(model, chosen, generator).items():
+    for name, gradient in _gradients(model, chosen, attempt).items():
         move = parts.own(chosen[name]).float() - kept[name].to(gradient.device).float()
         shown = parts.gathered(gradient.float() * move, chosen[name].shape)
         each: list[Slice | None] = [part for part in shares.get(name, ()) if part.end > part.start]

@@ -21,7 +21,7 @@ STRIDE = 8191  # words; one of so many is read for a fingerprint. Prime, so that
 
 
 def model_infos(model: CausalLM) -> tuple[TensorInfo, ...]:
-    """The same of a model's parameters, a tied head left out."""
+    """The same of what is trained of a model."""
     return infos(tensors(model))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rollyard.config import LoraConfig
 from rollyard.model.architecture import Architecture
-from rollyard.model.flops import attention_flops, gemms, pass_flops
+from rollyard.model.flops import adapter_numbers, attention_flops, gemms, pass_flops
 from rollyard.model.machine import Machine
 from rollyard.types import Completion, EngineStats, FinishReason, Prompt, Sample, Sampling, TrainBatch
 from rollyard.watch.roofline import Work
@@ -48,6 +49,20 @@ def test_a_training_step_is_three_forward_passes() -> None:
     """Inputs are all tokens but the last; two of them predict."""
     forward = pass_flops(ARCH, 4, 2, 1 + 2 + 3 + 4)
     assert 3 * forward == sum(gemm.flops for gemm in gemms(BATCH, ARCH)) + attention_flops(BATCH, ARCH)
+
+
+def test_with_an_adapter_the_weights_get_no_gradients() -> None:
+    lora = LoraConfig(rank=2, targets=("k_proj", "up_proj"))
+    numbers = 3 * 2 * (8 + 6 + 8 + 20)
+    assert adapter_numbers(ARCH, lora) == numbers
+    made = Work(ARCH, 2, numbers)
+    made.trained((BATCH,))
+    _, _, learn, optimizer, _ = made.table([], SECONDS, 0, 50.0, None)
+    # Of 4 tokens, two of them predicting: forward and towards x; the adapter's own products three times.
+    weights = 2 * 2 * (4 * 3 * 768 + 2 * 400)
+    assert learn.flops == weights + 3 * 2 * 4 * numbers + attention_flops(BATCH, ARCH)
+    assert learn.bytes == 2 * PARAMETERS * 2 + 2 * numbers * 4
+    assert (optimizer.flops, optimizer.bytes) == (14 * numbers, 7 * 4 * numbers)
 
 
 def test_an_engine_that_does_not_tell_its_prefill_leaves_it_open() -> None:

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollyard.config import EngineConfig
+from rollyard.config import EngineConfig, LoraConfig
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 
 BLOCK = 128  # tokens of one page of vLLM's cache on the CPU
 BYTES = {"float32": 4, "bfloat16": 2}
 COOLEST, HOTTEST = 0.01, 2.0  # temperatures vLLM takes as they are; below it would silently use 0.01
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters that vLLM can be told to have room for
 # What holds the engine to its contract, and is no matter of taste.
 FIXED = frozenset(
     {"model", "logprobs_mode", "worker_extension_cls", "weight_transfer_config", "skip_tokenizer_init", "scheduling_policy"}
@@ -21,15 +22,23 @@ FIXED = frozenset(
     | {"stream_interval"}  # tokens would be held back in vLLM while weights change
     | {"speculative_config", "spec_method", "spec_model", "spec_tokens"}  # a draft model would keep its weights
     | {"data_parallel_size", "pipeline_parallel_size"}
+    | {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_target_modules", "fully_sharded_loras"}
     | {"host", "port", "uds", "api_key"}  # of its server
 )
 
 
-def check(config: EngineConfig, temperature: float, window: int = 0, *, cpu: bool = False) -> None:
-    """Raises ConfigError for what vLLM, driven this way, does not do. `window`: tokens of prompt and completion at most."""
+def check(config: EngineConfig, temperature: float, window: int = 0, *, cpu: bool = False, rank: int = 0) -> None:
+    """Raises ConfigError for what vLLM, driven this way, does not do.
+
+    Args:
+        window: tokens of prompt and completion at most.
+        rank: of the adapter, if there is one.
+    """
     problem, where, remedy = "", "", ""
     if fixed := FIXED & extra(config).keys():
         problem, where, remedy = f"{min(fixed)} is not free", "engine.extra", "use the option of Rollyard for it, or leave it out"
+    elif rank > RANKS[-1]:
+        problem, where, remedy = f"vLLM has no room for a rank of {rank}", "lora.rank", f"use at most {RANKS[-1]}"
     elif cpu and not config.url and config.step_tokens < window:
         problem = f"on a CPU vLLM takes a prompt in one step of {config.step_tokens} tokens, and one may have {window}"
         where, remedy = "engine.step_tokens", f"use at least {window}, or a smaller engine.window"
@@ -73,7 +82,13 @@ def defaults(config: EngineConfig) -> dict[str, str]:
 
 
 def arguments(
-    folder: Path, architecture: Architecture, config: EngineConfig, dtype: str, window: int, engines: int
+    folder: Path,
+    architecture: Architecture,
+    config: EngineConfig,
+    dtype: str,
+    window: int,
+    engines: int,
+    lora: LoraConfig | None = None,
 ) -> dict[str, Any]:
     """For `AsyncEngineArgs`; what is in `engine.extra` comes last. Called where vLLM is.
 
@@ -83,6 +98,7 @@ def arguments(
         dtype: of weights and cache.
         window: tokens of prompt and completion at most.
         engines: how many of them share this machine's memory.
+        lora: of the adapter that requests are computed with.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -108,6 +124,9 @@ def arguments(
         "worker_extension_cls": "rollyard.engine.vllm.worker.WorkerExtension",
         "weight_transfer_config": {"backend": "rollyard"},
     }
+    if lora is not None:
+        rank = next(most for most in RANKS if most >= lora.rank)
+        chosen |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank, "lora_target_modules": list(lora.modules)}
     if current_platform.is_cpu():
         size = _cache_bytes(architecture, config, dtype, window, engines)
         chosen |= {"enforce_eager": True, "kv_cache_memory_bytes": size}  # vLLM compiles and warms up nothing then

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from rollyard.types import WeightVersion
 
+ADAPTER, ADAPTER_NAME = 1, "rollyard"  # what vLLM calls the adapter, whatever version it is
+
 
 @dataclass(frozen=True, slots=True)
 class Output:

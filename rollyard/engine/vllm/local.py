@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rollyard.engine.vllm.core import Asked, Output, labels_of
+from rollyard.engine.vllm.core import ADAPTER, ADAPTER_NAME, Asked, Output, labels_of
 from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded
 from rollyard.types import WeightVersion
 
@@ -24,12 +24,14 @@ class LocalCore:
 
     Args:
         arguments: makes those of `AsyncEngineArgs`, once vLLM can be asked about its platform.
+        alpha: of the adapter that requests are computed with; 0 where there is none.
     """
 
     ours = True
 
-    def __init__(self, arguments: Callable[[], Mapping[str, Any]]) -> None:
-        self._arguments = arguments
+    def __init__(self, arguments: Callable[[], Mapping[str, Any]], alpha: int = 0) -> None:
+        self._arguments, self._alpha = arguments, alpha
+        self._adapter: Any = None  # from the first load on
         self._llm: Any = None
         self._streams = 0  # requests under way
         self.name = ""
@@ -39,7 +41,7 @@ class LocalCore:
 
         self._llm = await asyncio.to_thread(self._build)
         await self._call(self._llm.get_supported_tasks())  # asked once; from now on a request is handed over without waiting
-        info = {"factory": receiver, "order": order}
+        info = {"factory": receiver, "order": order, "alpha": self._alpha}
         await self._call(self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info)))
         return int(self._llm.vllm_config.scheduler_config.max_num_seqs)
 
@@ -51,7 +53,7 @@ class LocalCore:
 
         prompt = {"type": "token", "prompt_token_ids": list(asked.token_ids), "cache_salt": asked.salt}
         params = SamplingParams(**asked.params, output_kind=RequestOutputKind.DELTA)
-        stream = self._llm.generate(prompt, params, asked.name, priority=asked.priority)
+        stream = self._llm.generate(prompt, params, asked.name, lora_request=self._adapter, priority=asked.priority)
         self._streams += 1
         try:
             async for output in stream:
@@ -94,10 +96,20 @@ class LocalCore:
     async def update(self, version: WeightVersion, label: str) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
+        if self._alpha:
+            await self._adapt(label)
+            return
         update = {"step": version.step, "incarnation": version.incarnation}
         await self._call(self._llm.start_weight_update())
         await self._call(self._llm.update_weights(WeightTransferUpdateRequest(update_info=update)))
         await self._call(self._llm.finish_weight_update(label))
+
+    async def _adapt(self, label: str) -> None:
+        from vllm.lora.request import LoRARequest
+
+        await self.ask("rollyard_adapt")
+        await self._call(self._llm.update_weight_version(label))
+        self._adapter = LoRARequest(ADAPTER_NAME, ADAPTER, "in memory")  # it is there already: nobody looks for a folder
 
     async def forget(self) -> None:
         await self._call(self._llm.reset_prefix_cache())

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -19,7 +20,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rollyard.engine.closing import attempt
 from rollyard.engine.http import Client, ServerRefused
-from rollyard.engine.vllm.core import Asked, Output, labels_of
+from rollyard.engine.vllm.core import ADAPTER_NAME, Asked, Output, labels_of
 from rollyard.engine.vllm.sockets import make_folder
 from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
 from rollyard.types import WeightVersion
@@ -116,6 +117,7 @@ class ServerCore:
         window: tokens of prompt and completion that it has to have room for.
         one_device: weights come by a way that reaches one device of it alone.
         own: a server to be started, whose end is this one's; None for one that runs already and goes on afterwards.
+        alpha: of the adapter that requests are computed with; 0 where there is none.
     """
 
     def __init__(
@@ -127,7 +129,9 @@ class ServerCore:
         window: int,
         one_device: bool = False,
         own: OwnServer | None = None,
+        alpha: int = 0,
     ) -> None:
+        self._alpha, self._adapted = alpha, False
         self._client, self._own, self._one_device = client, own, one_device
         self._start_s, self._sync_s, self._window = start_s, sync_s, window
         self._streams = 0
@@ -147,7 +151,8 @@ class ServerCore:
         self._touched = True
         await self._end_update()  # an earlier run may have left it paused, in the middle of one
         await self._post("/resume")
-        await self._post("/init_weight_transfer_engine", {"init_info": {"factory": receiver, "order": order}}, self._sync_s)
+        info = {"factory": receiver, "order": order, "alpha": self._alpha}
+        await self._post("/init_weight_transfer_engine", {"init_info": info}, self._sync_s)
         return about.slots
 
     async def generate(self, asked: Asked) -> AsyncGenerator[Output]:
@@ -160,6 +165,8 @@ class ServerCore:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self._adapted:
+            body["model"] = ADAPTER_NAME
         last: Output | None = None
         self._streams += 1
         try:
@@ -200,6 +207,11 @@ class ServerCore:
             raise EngineError(f"{self._client.url} answers {method} with {answer}") from None
 
     async def update(self, version: WeightVersion, label: str) -> None:
+        if self._alpha:
+            await self.ask("rollyard_adapt")
+            await self._post("/update_weight_version", {"new_version": label})
+            self._adapted = True
+            return
         if self._updating:
             await self._end_update()
         update = {"step": version.step, "incarnation": version.incarnation}
@@ -323,16 +335,25 @@ class OwnServer:
     Args:
         arguments: makes those of vLLM's engine, once vLLM can be asked about its platform.
         environment: its variables.
+        adapter: writes one into the folder it is given: the server has to know its name from the start.
     """
 
-    def __init__(self, arguments: Callable[[], Mapping[str, Any]], environment: Mapping[str, str]) -> None:
-        self._arguments, self._environment = arguments, environment
+    def __init__(
+        self,
+        arguments: Callable[[], Mapping[str, Any]],
+        environment: Mapping[str, str],
+        adapter: Callable[[Path], None] | None = None,
+    ) -> None:
+        self._arguments, self._environment, self._adapter = arguments, environment, adapter
         self._folder = make_folder()
         self._process: asyncio.subprocess.Process | None = None
         self.socket = str(self._folder / "http")
 
     async def start(self) -> None:
         flags = command_line(await asyncio.to_thread(self._arguments))
+        if self._adapter is not None:
+            await asyncio.to_thread(self._adapter, self._folder)
+            flags += ["--lora-modules", f"{ADAPTER_NAME}={self._folder}"]
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--uds", self.socket, *flags),
             *("--enable-scale-out", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
@@ -370,8 +391,12 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            flags += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+            flags += [f"--{flag}", *map(_word, value if isinstance(value, list) else [value])]
     return flags
+
+
+def _word(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def _read(data: bytes) -> Output:

@@ -25,14 +25,18 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
 from rollyard.engine import wire
+from rollyard.engine.vllm.core import ADAPTER
 from rollyard.engine.vllm.reads import Reads, beyond, share_bytes
 from rollyard.environment import owned
 from rollyard.errors import RollyardError, WeightSyncError
+from rollyard.model import adapter
 from rollyard.protocols import Receiver
 from rollyard.types import Manifest, Slice, WeightVersion
 
@@ -44,10 +48,11 @@ Answer = dict[str, object]
 
 @dataclass
 class Order(WeightTransferInitInfo):  # type: ignore[misc]
-    """Where the receiver comes from: `module:function`, and what that function is given."""
+    """Where the receiver comes from: `module:function`, and what that function is given. `alpha`: of the adapter, or 0."""
 
     factory: str
     order: str
+    alpha: int = 0
 
 
 @dataclass
@@ -59,19 +64,23 @@ class Version(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class Transfer(WeightTransferEngine):  # type: ignore[misc]
-    """Holds the receiver and feeds the model through vLLM's layer-by-layer reload, which repacks what it packs."""
+    """Holds the receiver and feeds the model through vLLM's layer-by-layer reload, which repacks what it packs.
+
+    Where an adapter is what travels, the model stays as it is.
+    """
 
     init_info_cls, update_info_cls = Order, Version
     supports_draft_weight_update = False
     _receiver: Receiver | None = None
     _thread: ThreadPoolExecutor | None = None
+    _alpha = 0  # of the adapter, if that is what travels
     _begun = False  # the model is taken apart: a step would fail
 
     def init_transfer_engine(self, init_info: Order) -> None:
         self.shutdown()  # an earlier run's, in a server that goes on from run to run
         module, _, function = init_info.factory.partition(":")
         factory: Factory = getattr(importlib.import_module(module), function)
-        self._rank = int(self.parallel_config.rank)
+        self._rank, self._alpha = int(self.parallel_config.rank), init_info.alpha
         self._receiver = factory(init_info.order, self.device, self._rank)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._coming: dict[int, Future[None]] = {}
@@ -118,6 +127,19 @@ class Transfer(WeightTransferEngine):  # type: ignore[misc]
             raise
         self._current = self._taken
 
+    def adapt(self) -> None:
+        """Put the adapter that was taken in the place of the one before. If that fails half way, that one is there again.
+
+        No update of weights in vLLM's words: at the end of one vLLM removes every adapter.
+        """
+        try:
+            _fill_adapter(self.model, self._taken, self._alpha)
+        except BaseException:
+            if self._current:
+                _fill_adapter(self.model, self._current, self._alpha)
+            raise
+        self._current = self._taken
+
     def finish_weight_update(self) -> None:
         """All that can fail has happened where it could be undone. One that was begun and given up leaves what was there."""
         self._put_together()
@@ -153,6 +175,31 @@ def _share_of(manifest: Manifest, rank: int) -> Mapping[str, Slice | None]:
     if not manifest.shares:
         return {}
     return {info.name: part for info, part in zip(manifest.tensors, manifest.shares[rank], strict=True)}
+
+
+def _fill_adapter(model: Any, tensors: Mapping[str, Tensor], alpha: int) -> None:
+    """Put an adapter in the place of the one before. Requests name it by its number, so those under way go on with it."""
+    manager, mapper = model.lora_manager, getattr(model, "hf_to_vllm_mapper", None)
+    rank = next(tensor.shape[0] for name, tensor in tensors.items() if adapter.A in name)
+    made = LoRAModel.from_lora_tensors(
+        ADAPTER,
+        # Copies: vLLM multiplies B in place, and what was taken may be the trainer's own memory.
+        {adapter.PREFIX + name: tensor.clone() for name, tensor in tensors.items()},
+        PEFTHelper(r=rank, lora_alpha=alpha, target_modules=[]),
+        device="cpu",
+        dtype=manager.lora_config.lora_dtype,
+        weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+    )
+    if unknown := {name for name in made.loras if not _has_adapter(manager, name)}:
+        raise ValueError(f"vLLM has no place for an adapter of {min(unknown)}")
+    manager.remove_adapter(ADAPTER)
+    manager.add_adapter(made)
+    manager.activate_adapter(ADAPTER)
+
+
+def _has_adapter(manager: Any, name: str) -> bool:
+    """Is there a layer of this name, or one that it is packed into?"""
+    return name in manager.modules or any(name in parts for parts in manager.packed_modules.values())
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
@@ -205,6 +252,10 @@ class WorkerExtension:
 
     def rollyard_take(self, step: int, incarnation: int) -> Answer:
         return _told(lambda: {"bytes": self.weight_transfer_engine.take(WeightVersion(step, incarnation))})
+
+    def rollyard_adapt(self) -> Answer:
+        self.weight_transfer_engine.adapt()
+        return {}
 
 
 def _told(call: Callable[[], Answer]) -> Answer:

@@ -83,12 +83,12 @@ class Driven:
         return manifest
 
     async def move(self, seed: int) -> None:
-        """Other parameters for the trainer, every one of them."""
+        """Other parameters for the trainer, every one of those that it trains."""
 
         def change() -> None:
             generator = torch.Generator().manual_seed(seed)
             with self.policy.model.stamp.writing(), torch.no_grad():
-                for parameter in self.policy.model.parameters():
+                for parameter in self.policy.model.trained().values():
                     parameter.add_(torch.empty(parameter.shape).normal_(0.0, 0.05, generator=generator))
 
         await self.device.run(change)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,9 +11,7 @@ from torch import Tensor
 
 from rollyard import hosts
 from rollyard.engine.host import serve as serve_engine
-from rollyard.engine.vllm.arguments import arguments
 from rollyard.engine.vllm.engine import VllmEngine
-from rollyard.engine.vllm.local import LocalCore
 from rollyard.model.architecture import Architecture
 from rollyard.protocols import Channel, Receiver
 from rollyard.types import Manifest, WeightVersion
@@ -79,8 +76,7 @@ async def serve_freezing(channel: Channel, order: bytes) -> None:
 async def _serve(channel: Channel, order: bytes, receiver: str) -> None:
     ordered = TypeAdapter(hosts.EngineOrder).validate_json(order)
     shape = Architecture.from_folder(ordered.folder)
-    config = ordered.config
-    core = LocalCore(partial(arguments, ordered.folder, shape, config.engine, config.model.dtype, shape.window, 1))
-    slots, window, text = config.engine.slots, shape.window, order.decode()
+    core = hosts._vllm_core(ordered, shape, None)
+    slots, window, text = ordered.config.engine.slots, shape.window, order.decode()
     engine = VllmEngine(ordered.id, core, ordered.folder, shape, slots=slots, window=window, receiver=receiver, order=text)
     await serve_engine(engine, channel)
