@@ -140,6 +140,7 @@ class WeightsConfig(Section):
     )
     limit_s: Positive = Field(300.0, description="seconds that bringing a version to all engines may take")
     retries: Natural = Field(1, description="times a version is offered again after it did not reach every engine")
+    delta: bool = Field(False, description="only numbers that changed travel to engines that have the version before")
     address: str = Field("127.0.0.1", description="of the trainer's machine, as engines and other trainers reach it")
     canary: bool = Field(True, description="prove at the start that every tensor reaches every engine")
     probe: bool = Field(True, description="compare a few logprobs of engine and trainer after each load")

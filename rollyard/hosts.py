@@ -176,7 +176,7 @@ async def _embedded_engine(ordered: EngineOrder) -> Engine:
     device = DeviceThread()
     await device.run(worker.set_threads, worker.threads_of(config, shape))
     model = CausalLM(shape, getattr(torch, config.model.dtype), worker.device_of(config))
-    receiver = worker.build_receiver(config, id_, model, model.head_weight.device)
+    receiver = worker.build_receiver(config, id_, model, model.head_weight.device, device.spans)
     build = partial(
         worker.build_engine, config, id_, worker.Policy(model, Tokenizer(folder), folder), device, receiver, sole=True
     )

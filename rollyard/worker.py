@@ -21,7 +21,7 @@ from rollyard.model.architecture import Architecture
 from rollyard.model.machine import Machine, measure
 from rollyard.place.layout import Roles
 from rollyard.prompts.open import open_prompts
-from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer
+from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer, Spans
 from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_reward
 from rollyard.types import Prompt, Sampling, WeightVersion
 from rollyard.watch.timeline import Timeline
@@ -214,11 +214,11 @@ def build_publisher(config: Config, policy: Policy, device: Device, scratch: Pat
         case "in_place":
             return InPlace(model)
         case "checkpoint":
-            return CheckpointPublisher(Source.of(model), device, policy.folder, scratch / "weights")
+            return CheckpointPublisher(Source.of(model), device, policy.folder, scratch / "weights", weights.delta)
         case "shared_memory":
-            return SharedMemoryPublisher(Source.of(model), device)
+            return SharedMemoryPublisher(Source.of(model), device, delta=weights.delta)
         case _:
-            return BroadcastPublisher(Source.of(model), device, weights.address, weights.limit_s)
+            return BroadcastPublisher(Source.of(model), device, weights.address, weights.limit_s, weights.delta)
 
 
 def build_evidence(policy: Policy, device: Device, together: Device | None = None) -> Evidence:
@@ -247,8 +247,9 @@ def build_sync(
 
 def build_handoff(config: Config, half: EngineId, policy: Policy, trainer: ReferenceTrainer, device: Device) -> StateHandoff:
     """What brings the whole state of the trainer of `half` to the other half, and back."""
-    from rollyard.weights.broadcast import BroadcastPublisher, BroadcastReceiver
+    from rollyard.weights.broadcast import BroadcastPublisher
     from rollyard.weights.handoff import StateHandoff
+    from rollyard.weights.receive import BroadcastReceiver
     from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
     from rollyard.weights.source import Source
 
@@ -263,21 +264,21 @@ def build_handoff(config: Config, half: EngineId, policy: Policy, trainer: Refer
     return StateHandoff(state, device, sender, receiver)
 
 
-def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch.device) -> Receiver:
+def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch.device, spans: Spans | None = None) -> Receiver:
     """The side of an engine that has its own memory. It takes what `model` has, and brings it to `device`."""
-    from rollyard.weights.broadcast import BroadcastReceiver
     from rollyard.weights.checkpoint import CheckpointReceiver
     from rollyard.weights.flat import model_infos
+    from rollyard.weights.receive import BroadcastReceiver
     from rollyard.weights.shared_memory import SharedMemoryReceiver
 
     infos, weights = model_infos(model), config.weights
     match transport_of(config):
         case "checkpoint":
-            return CheckpointReceiver(infos, device)
+            return CheckpointReceiver(infos, device, weights.delta)
         case "shared_memory":
             return SharedMemoryReceiver(infos, device)
         case _:
-            return BroadcastReceiver(id_, infos, device, weights.limit_s)
+            return BroadcastReceiver(id_, infos, device, weights.limit_s, spans=spans)
 
 
 # --------------------------------------------------------------------------------------------- where it runs

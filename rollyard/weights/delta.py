@@ -8,12 +8,15 @@ then a checksum. Words are compared four at a time at first, so what did not cha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rollyard.errors import WeightSyncError
+from rollyard.events import EngineId
+from rollyard.types import Manifest, WeightVersion
 from rollyard.weights.layout import Layout
 
 BLOCK = 65536  # words: where one lies in it takes 16 bits
@@ -34,6 +37,11 @@ class Scan:
     def __init__(self, buffer: Tensor, layout: Layout, buckets: Sequence[Bucket]) -> None:
         self._words, self._layout, self._buckets = _words(buffer), layout, buckets
         self.unchanged = self.numbers = 0
+
+    @property
+    def share(self) -> float:
+        """Of the numbers, that are as they were."""
+        return self.unchanged / max(self.numbers, 1)
 
     def frames(self, each: Iterable[tuple[str, Tensor]]) -> Iterator[Frame]:
         """A frame for each bucket, as soon as all tensors in it have come, in the layout's order."""
@@ -159,3 +167,55 @@ def _whole_words(tensor: Tensor) -> Tensor:
         padded[: len(flat)].copy_(flat)
         flat = padded
     return flat.view(torch.int16)
+
+
+class Bases:
+    """Which contents an offer may be made against: what all its engines decode with.
+
+    Args:
+        allowed: only what changed may travel at all.
+    """
+
+    def __init__(self, allowed: bool) -> None:
+        self._allowed = allowed
+        self._has: dict[EngineId, str] = {}  # names of contents
+
+    def of(self, held: Manifest | None, version: WeightVersion, engines: Sequence[EngineId]) -> str:
+        """Empty: all of it travels; also of a version that was offered before, as a canary's are, which proves the whole way."""
+        if not self._allowed or held is None or version == held.version or not engines:
+            return ""
+        return held.name if all(self._has.get(engine) == held.name for engine in engines) else ""
+
+    def taken(self, engine: EngineId, version: WeightVersion, held: Manifest | None) -> None:
+        if held is not None and held.version == version:
+            self._has[engine] = held.name
+        else:
+            self.lost(engine)
+
+    def lost(self, engine: EngineId) -> None:
+        self._has.pop(engine, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What made the contents of one name of those of another."""
+
+    before: str = ""
+    after: str = ""
+    frames: tuple[Frame, ...] = ()
+
+
+def catch_up(number: int, target: Tensor, holds: str, base: Tensor, base_holds: str, last: Changes) -> None:
+    """Make a bucket of `target` what that of `base` is: by what changed, where that is known, else by a copy.
+
+    Args:
+        number: which it is, counted from 0.
+        target: `[bytes]` uint8, a bucket of the contents that are called `holds`.
+    """
+    if holds == base_holds:
+        return
+    frame = last.frames[number] if (holds, base_holds) == (last.before, last.after) else None
+    if frame is None:
+        target.copy_(base)
+    else:
+        apply(frame, target, number + 1)
