@@ -96,6 +96,8 @@ class BroadcastPublisher:
     def lost(self, engine: EngineId) -> None:
         """The next offer makes a new group."""
         self._bases.lost(engine)
+        if self._group is not None and engine in self._group.members:
+            self._group.broken = True
 
     def close(self) -> None:
         self._leave()
@@ -155,7 +157,7 @@ class BroadcastPublisher:
         copying: asyncio.Future[None] | None = None,
     ) -> Manifest:
         """Begin to send: behind the copy, or all of the buffer when none is made."""
-        if self._group is None or self._group.members != members:
+        if self._group is None or self._group.members != members or self._group.broken:
             self._leave()
             self._groups += 1
         self._offers += 1

@@ -5,6 +5,7 @@ Slow, and works everywhere: every engine that can read a Hugging Face folder can
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,7 +64,7 @@ class CheckpointPublisher:
         offered = once_more(self._offered)
         if offered.base:
             again = self._device.spans.timed(Activity.SYNC, self._write_kept, "publish")
-            self._offered = offered = await self._device.run(again, offered)
+            self._offered = offered = await asyncio.to_thread(again, offered)
         return offered
 
     async def deliver(self) -> Sent:

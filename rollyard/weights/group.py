@@ -60,6 +60,7 @@ class Group:
         leading = tuple(dict.fromkeys(by.values()))
         self.receiving = len(leading)  # machines: so often the bytes cross the network
         self.sent = 0  # bytes, of the last version, to all of them together
+        self.broken = False  # it is to be left
         self.shared = self.receiving < len(by)
         self.device = CPU if self.shared else meeting.device  # of the memory that is received into
         self.board: relay.Board | None = None

@@ -74,6 +74,8 @@ class BroadcastReceiver:
             except RollyardError as error:
                 if group.board is not None:
                     group.board.tell(Word(int(offer), "", str(error)))
+                if group.broken:
+                    self._leave()
                 raise
             if isinstance(slot, Slot):
                 slot.end(manifest.name)
@@ -114,7 +116,7 @@ class BroadcastReceiver:
     def _receive(self, manifest: Manifest, group: Group, buffer: Tensor, buckets: Sequence[tuple[int, int]]) -> None:
         problem = problem_of(lambda: group.receive(buffer, buckets, self._spans))
         if problem:
-            self._leave()
+            group.broken = True
             raise WeightSyncError(f"{named(manifest.version)} did not reach {self._engine}, {problem}")
 
     def _receive_changed(
@@ -143,7 +145,7 @@ class BroadcastReceiver:
 
         problem = problem_of(lambda: group.receive_changed(buffer, buckets, self._spans, before, then))
         if problem:
-            self._leave()
+            group.broken = True
             raise WeightSyncError(f"{named(manifest.version)} did not reach {self._engine}, {problem}")
         if broken:
             raise broken[0]
@@ -156,7 +158,7 @@ class BroadcastReceiver:
         try:
             word = group.reader.wait(offer)
         except RuntimeError as error:
-            self._leave()
+            group.broken = True
             raise WeightSyncError(f"{named(manifest.version)} did not reach {self._engine}: {error}") from error
         if word.problem:
             owner = group.reader.owner

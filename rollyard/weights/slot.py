@@ -106,6 +106,7 @@ class Lent:
 
     def close(self) -> None:
         if self._handle >= 0:
+            fcntl.flock(self._handle, fcntl.LOCK_UN)  # the mapping, which may live on, would keep it
             os.close(self._handle)
             self._handle = -1
 

@@ -27,6 +27,7 @@ from rollyard.weights.slot import Slot
 from rollyard.weights.source import Source
 
 WHOLE = ("checkpoint", "shared_memory", "broadcast", "relay")
+SHARE = 0.02  # of the numbers, that change in most steps
 MOVING = (*WHOLE, *(f"{kind} delta" for kind in WHOLE))
 LOCAL, CPU = "127.0.0.1", torch.device("cpu")
 
@@ -120,9 +121,12 @@ async def sides(kind: str, model: CausalLM, folder: Path, engines: int = 1, limi
 
 @torch.no_grad()
 def step(model: CausalLM, seed: int) -> dict[str, torch.Tensor]:
-    """What a trainer does: every parameter changes. Returns copies of the new ones."""
+    """What a trainer does: each third time every number changes, else a few of each parameter. Returns copies of them."""
     generator = torch.Generator().manual_seed(seed)
     with model.stamp.writing():
         for parameter in model.parameters():
-            parameter.add_(torch.empty(parameter.shape).normal_(0, 0.1, generator=generator).to(parameter.dtype))
+            change = torch.empty(parameter.shape).normal_(0, 0.1, generator=generator)
+            if seed % 3:
+                change.view(-1)[1:][torch.rand(parameter.numel() - 1, generator=generator) > SHARE] = 0.0
+            parameter.add_(change.to(parameter.dtype))
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
