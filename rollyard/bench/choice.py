@@ -30,7 +30,9 @@ BENCHES = {
     ),
     "train": Bench("seconds of a training step, beside its matrix products alone", ("8x8", "ragged")),
     "sync": Bench(
-        "milliseconds from new parameters to an engine that has them, by every transport, beside raw copies", ("idle",)
+        "milliseconds from new parameters to an engine that has them, by every transport, beside raw copies "
+        "(delta: with shares of changed numbers; relay: to several engines of this machine)",
+        ("idle", "delta", "relay"),
     ),
     "step": Bench("seconds of a whole GRPO step, beside TRL's GRPOTrainer", ("fixed", "natural"), ("trl",)),
 }
@@ -40,9 +42,11 @@ PLACEMENTS = "one workload under all placements: with stations that only take ti
 
 async def measure(bench: str, setting: Setting, tell: Tell) -> Result:
     """Run one of them. Raises ConfigError, PeerError, EngineError, TrainError, TimeLimitExceeded."""
-    from rollyard.bench import decode, generate, step, sync, train
+    from rollyard.bench import decode, generate, step, sync, train, travel
 
     if setting.workload == "decode":
         return await decode.bench(setting, tell)
+    if setting.workload in ("delta", "relay"):
+        return await travel.bench(setting, tell)
     run = {"engine": generate.bench, "train": train.bench, "step": step.bench, "sync": sync.bench}[bench]
     return await run(setting, tell)

@@ -17,13 +17,13 @@ from rollyard.events import EngineId
 from rollyard.meeting import own_address, store_at
 from rollyard.protocols import Spans
 from rollyard.types import Manifest, TensorInfo, WeightVersion
-from rollyard.weights import broadcast
+from rollyard.weights import broadcast, relay
 from rollyard.weights.delta import Changes, Frame, apply, catch_up
 from rollyard.weights.flat import Prepared, check, taken, views
 from rollyard.weights.group import Group, Meeting, problem_of
 from rollyard.weights.kept import Kept
 from rollyard.weights.layout import TRAILER, Layout, compare
-from rollyard.weights.relay import Word, here
+from rollyard.weights.relay import Word
 from rollyard.weights.slot import Lent, Slot
 from rollyard.weights.words import named
 
@@ -196,7 +196,7 @@ class BroadcastReceiver:
         return iter(())
 
     def _place(self, address: str) -> str:
-        return here(address)
+        return relay.here(address)
 
     def _leave(self) -> None:
         if self._group is not None:
