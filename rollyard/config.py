@@ -173,6 +173,7 @@ class WeightsConfig(Section):
     )
     limit_s: Positive = Field(300.0, description="seconds that bringing a version to all engines may take")
     retries: Natural = Field(1, description="times a version is offered again after it did not reach every engine")
+    delta: bool = Field(False, description="only numbers that changed travel to engines that have the version before")
     address: str = Field(
         "",
         description="of the trainer's machine, as engines and other trainers reach it (empty: the cluster's own, or loopback)",
@@ -378,6 +379,18 @@ def _check_place(config: Config) -> None:
         _check_apart(config)
     else:
         _check_shared(config)
+    _check_delta(config)
+
+
+def _check_delta(config: Config) -> None:
+    if not config.weights.delta:
+        return
+    if not config.place.apart:
+        problem = f"with placement {config.place.placement} engines decode with the trainer's own parameters: nothing travels"
+        raise ConfigError(problem, where="weights.delta", remedy="leave it out, or use placement separate or async")
+    if config.engine.kind == "sglang":
+        problem = "sglang reads whole folders by itself: nobody there could apply what changed"
+        raise ConfigError(problem, where="weights.delta", remedy="leave it out, or use engine embedded or vllm")
 
 
 def _check_shard(place: PlaceConfig) -> None:

@@ -203,7 +203,7 @@ async def _embedded_engine(ordered: EngineOrder) -> Engine:
     device = DeviceThread()
     await device.run(worker.set_threads, worker.threads_of(config, shape))
     model = CausalLM(shape, getattr(torch, config.model.dtype), worker.device_of(config))
-    receiver = worker.build_receiver(config, id_, model, model.head_weight.device)
+    receiver = worker.build_receiver(config, id_, model, model.head_weight.device, device.spans)
     if config.weights.what == "lora":
         base = await device.run(worker.load_model, config, folder)
         receiver = Merged(receiver, tensors(base), config.lora.scaling)

@@ -30,6 +30,7 @@ from rollyard.types import (
     RequestId,
     Reward,
     Segment,
+    Sent,
     TensorInfo,
     TrainBatch,
     TrainStats,
@@ -288,8 +289,11 @@ class Publisher(Protocol):
         """
         ...
 
-    async def deliver(self) -> None:
-        """Return once nothing of the last offer is on its way any more. Raises WeightSyncError when it did not get through."""
+    async def deliver(self) -> Sent | None:
+        """Return once nothing of the last offer is on its way any more: what travelled, where that is known.
+
+        Raises WeightSyncError when it did not get through.
+        """
         ...
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:

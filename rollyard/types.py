@@ -285,6 +285,16 @@ class Manifest:
     source: str = ""  # where receivers find them, in the transport's own words
     fingerprints: tuple[int, ...] = ()  # of the tensors, in their order; none where they travel behind these, or nothing moves
     shares: tuple[tuple[Slice | None, ...], ...] = ()  # [workers of an engine][tensors]; none for engines that are one
+    name: str = ""  # of these contents, where receivers may get later ones as what changed since
+    base: str = ""  # only what changed since the contents of this name travels
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What travelled for one offer. Example: Sent(5_400_000, 0.99)."""
+
+    bytes: int  # that left the trainer, to all machines together
+    unchanged: float | None = None  # share of the numbers that are as they were in the version before; None: nobody compared
 
 
 @dataclass(frozen=True, slots=True)

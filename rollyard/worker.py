@@ -26,7 +26,7 @@ from rollyard.model.machine import Machine, measure
 from rollyard.place.bundles import Bundle, Nodes
 from rollyard.place.layout import Host, Roles
 from rollyard.prompts.open import open_prompts
-from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer
+from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer, Spans
 from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_reward
 from rollyard.types import Prompt, Sampling, TensorInfo, WeightVersion
 from rollyard.watch.timeline import Timeline
@@ -306,13 +306,14 @@ def _transport(config: Config, source: Source, device: Device, origin: Path, scr
     from rollyard.weights.checkpoint import CheckpointPublisher
     from rollyard.weights.shared_memory import SharedMemoryPublisher
 
+    weights = config.weights
     match transport_of(config):
         case "checkpoint":
-            return CheckpointPublisher(source, device, origin, scratch / "weights")
+            return CheckpointPublisher(source, device, origin, scratch / "weights", weights.delta)
         case "shared_memory":
-            return SharedMemoryPublisher(source, device)
+            return SharedMemoryPublisher(source, device, delta=weights.delta)
         case _:
-            return BroadcastPublisher(source, device, address_of(config), config.weights.limit_s)
+            return BroadcastPublisher(source, device, address_of(config), weights.limit_s, weights.delta)
 
 
 def build_evidence(config: Config, policy: Policy, device: Device, together: Device | None = None) -> Evidence:
@@ -389,8 +390,9 @@ def build_sync(
 
 def build_handoff(config: Config, half: EngineId, policy: Policy, trainer: ReferenceTrainer, device: Device) -> StateHandoff:
     """What brings the whole state of the trainer of `half` to the other half, and back."""
-    from rollyard.weights.broadcast import BroadcastPublisher, BroadcastReceiver
+    from rollyard.weights.broadcast import BroadcastPublisher
     from rollyard.weights.handoff import StateHandoff
+    from rollyard.weights.receive import BroadcastReceiver
     from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
     from rollyard.weights.source import Source
 
@@ -405,23 +407,23 @@ def build_handoff(config: Config, half: EngineId, policy: Policy, trainer: Refer
     return StateHandoff(state, device, sender, receiver)
 
 
-def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch.device) -> Receiver:
+def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch.device, spans: Spans | None = None) -> Receiver:
     """The side of an engine that has its own memory. It takes what is trained of `model`, and brings it to `device`."""
     from rollyard.model import adapter
-    from rollyard.weights.broadcast import BroadcastReceiver
     from rollyard.weights.checkpoint import CheckpointReceiver
     from rollyard.weights.flat import model_infos
+    from rollyard.weights.receive import BroadcastReceiver
     from rollyard.weights.shared_memory import SharedMemoryReceiver
 
     weights = config.weights
     infos = adapter.infos(model, config.lora) if weights.what == "lora" else model_infos(model)
     match transport_of(config):
         case "checkpoint":
-            return CheckpointReceiver(infos, device)
+            return CheckpointReceiver(infos, device, weights.delta)
         case "shared_memory":
             return SharedMemoryReceiver(infos, device)
         case _:
-            return BroadcastReceiver(id_, infos, device, weights.limit_s)
+            return BroadcastReceiver(id_, infos, device, weights.limit_s, spans=spans)
 
 
 # --------------------------------------------------------------------------------------------- where it runs

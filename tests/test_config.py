@@ -81,6 +81,12 @@ def test_text_values_are_converted():
         (TASK | {"rollout.temperature": 0}, "rollout.temperature", "above 0"),
         (TASK | {"rollout.max_staleness": 1}, "rollout.max_staleness", "without prompts to spare"),
         (TASK | {"warmup.heads": 3}, "warmup.width", "multiple of 6"),
+        (TASK | {"weights.delta": True}, "weights.delta", "nothing travels"),
+        (
+            TASK | {"place.placement": "separate", "engine.kind": "sglang", "engine.url": ("http://a:1",), "weights.delta": True},
+            "weights.delta",
+            "sglang reads whole folders by itself",
+        ),
         (TASK | {"rollout.max_live_groups": 5}, "rollout.max_live_groups", "at least 32"),
     ],
 )

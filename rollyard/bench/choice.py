@@ -30,8 +30,9 @@ BENCHES = {
     ),
     "train": Bench("seconds of a training step, beside its matrix products alone", ("8x8", "ragged")),
     "sync": Bench(
-        "milliseconds from new parameters to an engine that has them, by every transport, beside raw copies; or of an adapter",
-        ("idle", "adapter"),
+        "milliseconds from new parameters to an engine that has them, by every transport, beside raw copies "
+        "(delta: with shares of changed numbers; relay: to several engines of this machine; adapter: of an adapter alone)",
+        ("idle", "delta", "relay", "adapter"),
     ),
     "step": Bench("seconds of a whole GRPO step, beside TRL's GRPOTrainer", ("fixed", "natural"), ("trl",)),
 }
@@ -41,11 +42,13 @@ PLACEMENTS = "one workload under all placements: with stations that only take ti
 
 async def measure(bench: str, setting: Setting, tell: Tell) -> Result:
     """Run one of them. Raises ConfigError, PeerError, EngineError, TrainError, TimeLimitExceeded."""
-    from rollyard.bench import adapter, decode, generate, step, sync, train
+    from rollyard.bench import adapter, decode, generate, step, sync, train, travel
 
     if setting.workload == "decode":
         return await decode.bench(setting, tell)
     if setting.workload == "adapter":
         return await adapter.bench(setting, tell)
+    if setting.workload in ("delta", "relay"):
+        return await travel.bench(setting, tell)
     run = {"engine": generate.bench, "train": train.bench, "step": step.bench, "sync": sync.bench}[bench]
     return await run(setting, tell)

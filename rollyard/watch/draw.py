@@ -194,6 +194,8 @@ def table(report: Report) -> RenderableType:
 def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:
     """What is known of weights having arrived, and that nothing is where it was not looked at."""
     rows: list[tuple[str, RenderableType]] = []
+    if weights.unchanged is not None:
+        rows.append(("sent", f"{weights.bytes_sent:,} bytes; {weights.unchanged:.2%} of a version as in the one before"))
     if weights.handed:
         count = len(weights.handed)
         size, seconds = sum(each.bytes for each in weights.handed) / count, sum(each.seconds for each in weights.handed) / count

@@ -11,7 +11,7 @@ from rollyard.journal.journal import Journal
 from rollyard.model.architecture import Architecture
 from rollyard.model.machine import Machine
 from rollyard.protocols import Sink
-from rollyard.types import Activity, Canary, EngineStats, Group, Handed, TrainBatch, TrainStats, WeightVersion
+from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.accounts import Accounts
 from rollyard.watch.report import Counts, Finished, Report, ReportBuilder, TokenLedger, Usage
 from rollyard.watch.roofline import Work
@@ -51,6 +51,7 @@ class Recorder:
         self._before = PhaseSeconds()
         self._tokens_before = 0
         self._dropped_before: Mapping[str, int] = {}
+        self._unchanged: float | None = None
         self._broken = False  # the journal cannot be written any more
         self.finish = Finish("never finished", failed=True)
 
@@ -110,7 +111,8 @@ class Recorder:
         now = self._timeline.seconds()
         tokens = self._builder.generation_tokens
         fresh = dict(Counter(dropped) - Counter(self._dropped_before))
-        step = Step(version.step, version, groups, train, now.since(self._before), tokens - self._tokens_before, fresh)
+        seconds, written = now.since(self._before), tokens - self._tokens_before
+        step = Step(version.step, version, groups, train, seconds, written, fresh, self._unchanged)
         self._before, self._tokens_before, self._dropped_before = now, tokens, dict(dropped)
         self._rewards.append(step.reward_mean)
         self._builder.add_step(step)
@@ -121,6 +123,11 @@ class Recorder:
     def copied(self, count: int) -> None:
         """Bytes that a weight sync had to copy."""
         self._builder.add_bytes_copied(count)
+
+    def sent(self, sent: Sent) -> None:
+        """What travelled for a version."""
+        self._unchanged = sent.unchanged
+        self._builder.add_sent(sent)
 
     def handed(self, found: Handed, size: int) -> None:
         """One half took over the training state of the other. `size`: bytes of one copy of the weights."""

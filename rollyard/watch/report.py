@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rollyard.errors import JournalError
 from rollyard.events import EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
-from rollyard.types import Canary, EngineStats, Handed, WeightVersion
+from rollyard.types import Canary, EngineStats, Handed, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.roofline import Operation
 from rollyard.watch.step import Step, has_verdict
@@ -93,7 +93,9 @@ class WeightTraffic:
     """How new weights reached the engines, and the bytes copied for it over the whole run, by transport and engines.
 
     `handed` are the bytes and seconds of the training states that halves handed over, on the critical path; `size` is, for
-    comparison, that of one copy of the weights (0 where nothing was handed over).
+    comparison, that of one copy of the weights (0 where nothing was handed over). `bytes_sent` are those that left the trainer's
+    machine or were written to disk; `unchanged` is the mean share of numbers that a version had like the one before, over the
+    versions of which only what changed was sent (None where there was none).
     """
 
     transport: str
@@ -102,6 +104,8 @@ class WeightTraffic:
     probes: Mapping[str, int] = field(default_factory=dict)  # verdicts on loads, see `rollyard.weights.probe`
     handed: tuple[Handed, ...] = ()
     size: int = 0  # bytes
+    bytes_sent: int = 0
+    unchanged: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +229,8 @@ class ReportBuilder:
         self._probes: dict[str, int] = {}
         self._handed: list[Handed] = []
         self._lost: list[str] = []
-        self._size = 0
+        self._size = self._bytes_sent = 0
+        self._unchanged: list[float] = []
         self._nodes: Mapping[str, Sequence[str]] = {}
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
@@ -261,6 +266,11 @@ class ReportBuilder:
         """Bytes that one weight sync had to copy."""
         self._bytes_copied += count
 
+    def add_sent(self, sent: Sent) -> None:
+        self._bytes_sent += sent.bytes
+        if sent.unchanged is not None:
+            self._unchanged.append(sent.unchanged)
+
     def add_canary(self, found: Canary) -> None:
         self._canary = found
 
@@ -284,6 +294,11 @@ class ReportBuilder:
     def bytes_copied(self) -> int:
         """By transports."""
         return self._bytes_copied
+
+    def _traffic(self, copied: int) -> WeightTraffic:
+        unchanged = sum(self._unchanged) / len(self._unchanged) if self._unchanged else None
+        probes, handed = dict(self._probes), tuple(self._handed)
+        return WeightTraffic(self._transport, copied, self._canary, probes, handed, self._size, self._bytes_sent, unchanged)
 
     def build(
         self,
@@ -314,7 +329,7 @@ class ReportBuilder:
             decoder=", ".join(dict.fromkeys(engine.decoder for engine in stats if engine.decoder)),
             prompts=prompts,
             members=members,
-            weights=WeightTraffic(self._transport, copied, self._canary, dict(self._probes), tuple(self._handed), self._size),
+            weights=self._traffic(copied),
             versions=tuple(self._versions),
             lost=tuple(self._lost),
             finished=finished,

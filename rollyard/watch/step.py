@@ -40,6 +40,7 @@ class Step:
     phases: PhaseSeconds  # of this step alone
     tokens: int  # sampled for rollouts during this step, whatever became of them
     dropped: Mapping[str, int]  # prompts dropped during this step, by reason
+    unchanged: float | None = None  # share of the weights' numbers that the version sent last did not change (weights.delta)
 
     @property
     def reward_mean(self) -> float | None:
@@ -74,6 +75,7 @@ class Step:
             "completion_tokens_mean": sum(lengths) / len(lengths) if lengths else None,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
+            "weights_unchanged": self.unchanged,
             "dropped": sum(self.dropped.values()),
             **{f"dropped/{reason}": count for reason, count in self.dropped.items()},
             **train,

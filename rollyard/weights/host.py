@@ -41,8 +41,7 @@ class _Publishing:
             return wire.MANIFEST.dump_json(await self._publisher.again(engines))
 
     async def _deliver(self, content: bytes) -> bytes:
-        await self._publisher.deliver()
-        return b""
+        return wire.SENT.dump_json(await self._publisher.deliver())
 
     async def _taken(self, content: bytes) -> bytes:
         self._publisher.taken(*wire.TAKEN.validate_json(content))

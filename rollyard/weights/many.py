@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from rollyard.events import EngineId
 from rollyard.protocols import Answers, Evidence, Publisher
-from rollyard.types import Baseline, Finding, Judged, Manifest, Probed, WeightVersion
+from rollyard.types import Baseline, Finding, Judged, Manifest, Probed, Sent, WeightVersion
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -56,9 +56,9 @@ class Offers:
         """What the engine was offered last."""
         return self._manifests[engine]
 
-    async def deliver(self) -> None:
-        """Return once nothing of the last offer is on its way any more."""
-        await _all(publisher.deliver() for publisher in self._offering)
+    async def deliver(self) -> tuple[Sent, ...]:
+        """Return once nothing of the last offer is on its way any more: what travelled, where that is known."""
+        return tuple(sent for sent in await _all(publisher.deliver() for publisher in self._offering) if sent is not None)
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:
         self._publishers[engine].taken(engine, version)

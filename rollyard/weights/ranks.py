@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from rollyard.events import EngineId
 from rollyard.protocols import Answers, Evidence, Publisher
-from rollyard.types import Baseline, Finding, Judged, Manifest, Probed, WeightVersion
+from rollyard.types import Baseline, Finding, Judged, Manifest, Probed, Sent, WeightVersion
 
 T = TypeVar("T")
 
@@ -42,8 +42,8 @@ class RanksPublisher:
     async def again(self, engines: Sequence[EngineId]) -> Manifest:
         return await self._first.again(engines)
 
-    async def deliver(self) -> None:
-        await self._first.deliver()
+    async def deliver(self) -> Sent | None:
+        return await self._first.deliver()
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:
         self._first.taken(engine, version)

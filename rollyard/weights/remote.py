@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from rollyard.errors import EngineLost, RollyardError, TimeLimitExceeded, TrainerLost, TrainError, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols import Answers, Channel, Handoff
-from rollyard.types import Baseline, Finding, Handed, Judged, Manifest, Probed, WeightVersion
+from rollyard.types import Baseline, Finding, Handed, Judged, Manifest, Probed, Sent, WeightVersion
 from rollyard.weights import wire
 
 
@@ -68,8 +68,8 @@ class RemotePublisher:
     async def again(self, engines: Sequence[EngineId]) -> Manifest:
         return wire.MANIFEST.validate_json(await self._line.call("weights.again", wire.ENGINES.dump_json(tuple(engines))))
 
-    async def deliver(self) -> None:
-        await self._line.call("weights.deliver")
+    async def deliver(self) -> Sent | None:
+        return wire.SENT.validate_json(await self._line.call("weights.deliver"))
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:
         self._line.tell("weights.taken", wire.TAKEN.dump_json((engine, version)))

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from rollyard.errors import ConfigError, WeightSyncError
+from rollyard.errors import WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols import Device
-from rollyard.types import Activity, Manifest, TensorInfo, WeightVersion
+from rollyard.types import Activity, Manifest, Sent, TensorInfo, WeightVersion
+from rollyard.weights.delta import Changes, Scan, catch_up
 from rollyard.weights.flat import Prepared, check, fill, marked, once_more, taken, views
 from rollyard.weights.layout import Layout, compare
+from rollyard.weights.slot import PAGE, allocate, map_all
 from rollyard.weights.source import Source
 from rollyard.weights.words import named
 
 SLOTS = 2
-PAGE = 4096  # bytes in front of each slot
+BUCKET = 32 * 2**20  # bytes
 STAMP = struct.Struct("<qqq")  # written, step, incarnation
 
 
@@ -36,19 +39,21 @@ class SharedMemoryPublisher:
         source: the tensors, on a CPU or a GPU.
         device: where they are changed; a version is copied there, between two steps.
         slots: one is enough where whoever takes a version copies it before the next one is published.
+        delta: only what changed since the version before is written.
 
     Raises ConfigError where there is no such memory, or not enough.
     """
 
-    def __init__(self, source: Source, device: Device, slots: int = SLOTS) -> None:
-        self._source, self._device = source, device
+    def __init__(self, source: Source, device: Device, slots: int = SLOTS, delta: bool = False) -> None:
+        self._source, self._device, self._delta = source, device, delta
         self._layout = Layout.of(source.infos)
-        self._handle = _allocate(slots * _slot_size(self._layout))
-        self._map = _map(self._handle)
+        self._handle = allocate(slots * _slot_size(self._layout))
+        self._map = map_all(self._handle)
         self._slots = [views(_part(self._map, self._layout, slot), self._layout) for slot in range(slots)]
         self._holds: list[Manifest | None] = [None] * slots
         self._offered = slots - 1  # the slot of the last offer
         self._taken: dict[EngineId, int] = {}  # slots that engines decode with
+        self._last, self._sent = Changes(), Sent(0)
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
         """Copy the tensors into a slot. Raises WeightSyncError when engines use all slots."""
@@ -58,8 +63,9 @@ class SharedMemoryPublisher:
         """What lies in the slot of the last offer. Raises WeightSyncError when there was none."""
         return once_more(self._holds[self._offered])
 
-    async def deliver(self) -> None:
+    async def deliver(self) -> Sent:
         """What was offered lies in memory."""
+        return self._sent
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:
         """A version that was published anew lies in two slots: the engine has that of the last offer then."""
@@ -83,17 +89,34 @@ class SharedMemoryPublisher:
     def _publish(self, version: WeightVersion) -> Manifest:
         found = list[int]()
         each = marked(self._source.each(version), found)
-        slot = self._free(version)
+        slot, name = self._free(version), secrets.token_hex(8)
+        held, before = self._holds[slot], self._holds[self._offered]
         self._holds[slot] = None
         _write_stamp(self._map, self._layout, slot, None)
-        fill(self._slots[slot], each)
+        if self._delta and before is not None and before.version != version and slot != self._offered:
+            self._change(slot, "" if held is None else held.name, before.name, name, each)
+        else:  # a version that was offered before, such as a canary's, goes the whole way
+            fill(self._slots[slot], each)
+            self._last, self._sent = Changes(), Sent(self._layout.size)
         if self._source.where.type != "cpu":
             torch.cuda.synchronize()
         _write_stamp(self._map, self._layout, slot, version)
         path = f"/proc/{os.getpid()}/fd/{self._handle}#{slot}"
-        manifest = Manifest(version, self._source.infos, self._layout.size, path, tuple(found))
+        manifest = Manifest(version, self._source.infos, self._sent.bytes, path, tuple(found), name=name)
         self._holds[slot], self._offered = manifest, slot
         return manifest
+
+    def _change(self, slot: int, held: str, before: str, name: str, each: Iterable[tuple[str, Tensor]]) -> None:
+        """Bring a slot to the version that was offered last, then to the new one."""
+        buckets = self._layout.buckets(BUCKET)
+        target, base = _part(self._map, self._layout, slot), _part(self._map, self._layout, self._offered)
+        for number, (start, end) in enumerate(buckets):
+            catch_up(number, target[start:end], held, base[start:end], before, self._last)
+        scan = Scan(target, self._layout, buckets)
+        frames = tuple(scan.frames(each))
+        self._last = Changes(before, name, frames)
+        written = sum(end - start if frame is None else len(frame) for frame, (start, end) in zip(frames, buckets, strict=True))
+        self._sent = Sent(written, scan.share)
 
     def _free(self, version: WeightVersion) -> int:
         """That of the last offer comes last."""
@@ -149,32 +172,13 @@ class SharedMemoryReceiver:
             try:
                 handle = os.open(path, os.O_RDWR)
                 try:
-                    self._map = _map(handle)
+                    self._map = map_all(handle)
                 finally:
                     os.close(handle)
             except (OSError, ValueError) as error:
                 raise WeightSyncError(f"the trainer's memory {path} cannot be mapped: {error}") from error
             self._opened = path
         return self._map
-
-
-def _allocate(size: int) -> int:
-    if not hasattr(os, "memfd_create"):
-        remedy = "use checkpoint or broadcast"
-        raise ConfigError("this system has no anonymous shared memory", where="weights.transport", remedy=remedy)
-    handle = os.memfd_create("rollyard-weights", os.MFD_CLOEXEC)
-    try:
-        os.posix_fallocate(handle, 0, size)  # all of it now: a full machine says so here, not by a bus error later
-    except OSError as error:
-        os.close(handle)
-        remedy = "free memory, or use checkpoint or broadcast"
-        raise ConfigError(f"{size} bytes of shared memory: {error}", where="weights.transport", remedy=remedy) from error
-    return handle
-
-
-def _map(handle: int) -> mmap.mmap:
-    """All of it, all pages present at once: faulting them in one by one would take longer than the copy."""
-    return mmap.mmap(handle, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
 def _slot_size(layout: Layout) -> int:

@@ -86,7 +86,8 @@ class Sync:
                     await self._prover.published(version, sorted(self._unseen))
                 self._unseen.clear()
                 self._post(ev.Published(version, offered))  # from here on the parameters may change
-                await self._offers.deliver()
+                for sent in await self._offers.deliver():
+                    self._recorder.sent(sent)
             self._post(ev.Delivered(version))
 
     async def _prepare(self, instruction: ev.Prepare) -> None:

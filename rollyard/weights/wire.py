@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from pydantic import ConfigDict, TypeAdapter
 
-from rollyard.types import Answer, Baseline, Finding, Handed, Judged, Manifest, Probed, WeightVersion
+from rollyard.types import Answer, Baseline, Finding, Handed, Judged, Manifest, Probed, Sent, WeightVersion
 
 # A distance may be infinite, an engine's logprob no number. A record alone would not listen to this: it goes as a tuple of one.
 _NUMBERS = ConfigDict(ser_json_inf_nan="constants")
 
 MANIFEST = TypeAdapter(Manifest)
 OFFER = TypeAdapter(tuple[WeightVersion, tuple[str, ...]])  # and the engines it is for
+SENT: TypeAdapter[Sent | None] = TypeAdapter(Sent | None)
 ENGINES = TypeAdapter(tuple[str, ...])
 TAKEN = TypeAdapter(tuple[str, WeightVersion])  # by which engine
 

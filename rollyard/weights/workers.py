@@ -8,7 +8,7 @@ from dataclasses import replace
 from rollyard.events import EngineId
 from rollyard.model.architecture import Architecture
 from rollyard.protocols import Publisher
-from rollyard.types import Manifest, WeightVersion
+from rollyard.types import Manifest, Sent, WeightVersion
 from rollyard.weights.shares import shares, worker_name
 
 
@@ -30,8 +30,8 @@ class WorkersPublisher:
     async def again(self, engines: Sequence[EngineId]) -> Manifest:
         return self._shared(await self._publisher.again(self._names(engines)))
 
-    async def deliver(self) -> None:
-        await self._publisher.deliver()
+    async def deliver(self) -> Sent | None:
+        return await self._publisher.deliver()
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:
         for name in self._names([engine]):

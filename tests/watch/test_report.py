@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rollyard.errors import JournalError
 from rollyard.events import FetchPrompts, Published, Score, SegmentArrived
-from rollyard.types import EngineStats, RequestId, Segment, WeightVersion
+from rollyard.types import EngineStats, RequestId, Segment, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.report import (
     Counts,
@@ -65,6 +65,9 @@ def whole() -> Report:
     report.add_bytes_copied(100)
     report.add_bytes_copied(20)
     report.add_nodes({"engine-0": ("10.0.0.2", "10.0.0.4"), "trainer-0": ("10.0.0.3",)})
+    report.add_sent(Sent(10, 0.5))
+    report.add_sent(Sent(10))
+    report.add_sent(Sent(10, 1.0))
     report.add_evaluation(0.75)
     return finish(report)
 
@@ -101,7 +104,16 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "trained": 3,
         "dropped": {"failed": 2, "context": 1},
         "members": {"admitted": 12, "trained": 6, "dropped": {"failed": 4, "context": 2}},
-        "weights": {"transport": "in_place", "bytes_copied": 120, "canary": None, "probes": {}, "handed": [], "size": 0},
+        "weights": {
+            "transport": "in_place",
+            "bytes_copied": 120,
+            "canary": None,
+            "probes": {},
+            "handed": [],
+            "size": 0,
+            "bytes_sent": 30,
+            "unchanged": 0.75,
+        },
         "versions": [[0, 0], [1, 0]],
         "lost": [],
         "finished": {"cause": "1 step done", "failed": False},

@@ -33,6 +33,7 @@ def test_metrics_are_flat() -> None:
         "completion_tokens_mean": 5.0,  # (2 + 4 + 6 + 8 + 1 + 9) / 6
         "tokens": 50,
         "tokens_per_s": 20.0,
+        "weights_unchanged": None,
         "dropped": 3,
         "dropped/failed": 2,
         "dropped/context": 1,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import uuid
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +16,19 @@ from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Publisher, Receiver
 from rollyard.types import Manifest, WeightVersion
-from rollyard.weights.broadcast import BroadcastPublisher, BroadcastReceiver
+from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.checkpoint import CheckpointPublisher, CheckpointReceiver
 from rollyard.weights.flat import model_infos, views
+from rollyard.weights.group import Group
 from rollyard.weights.layout import TRAILER, Layout
+from rollyard.weights.receive import BroadcastReceiver
 from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
+from rollyard.weights.slot import Slot
 from rollyard.weights.source import Source
 
-MOVING = ("checkpoint", "shared_memory", "broadcast")
+WHOLE = ("checkpoint", "shared_memory", "broadcast", "relay")
+SHARE = 0.02  # of the numbers, that change in most steps
+MOVING = (*WHOLE, *(f"{kind} delta" for kind in WHOLE))
 LOCAL, CPU = "127.0.0.1", torch.device("cpu")
 
 
@@ -61,12 +67,17 @@ class Spoiling(BroadcastReceiver):
     """Fingerprints come behind the tensors: the last one changes on the way of the next offer."""
 
     spoils = False
+    apart = True  # as if on a machine of its own
 
-    def _receive(self, manifest: Manifest, buffer: torch.Tensor, buckets: Sequence[tuple[int, int]]) -> None:
-        super()._receive(manifest, buffer, buckets)
+    def _place(self, address: str) -> str:
+        return uuid.uuid4().hex if self.apart else super()._place(address)
+
+    def _receive_into(self, manifest: Manifest, group: Group) -> Slot:
+        slot = super()._receive_into(manifest, group)
         if self.spoils:
-            views(buffer, Layout.with_trailer(manifest.tensors))[TRAILER].view(torch.int64)[-1] += 1
+            views(slot.tensor, Layout.with_trailer(manifest.tensors))[TRAILER].view(torch.int64)[-1] += 1
             self.spoils = False
+        return slot
 
 
 def spoilt(manifest: Manifest, *receivers: Receiver) -> Manifest:
@@ -78,23 +89,26 @@ def spoilt(manifest: Manifest, *receivers: Receiver) -> Manifest:
 
 
 def receiver(kind: str, model: CausalLM, engine: str, limit_s: float = 20.0) -> Receiver:
+    kind, _, delta = kind.partition(" ")
     if kind == "checkpoint":
-        return CheckpointReceiver(model_infos(model), CPU)
+        return CheckpointReceiver(model_infos(model), CPU, bool(delta))
     if kind == "shared_memory":
         return SharedMemoryReceiver(model_infos(model), CPU)
-    return Spoiling(engine, model_infos(model), CPU, limit_s)
+    made = Spoiling(engine, model_infos(model), CPU, limit_s)
+    made.apart = kind != "relay"
+    return made
 
 
 @asynccontextmanager
 async def sides(kind: str, model: CausalLM, folder: Path, engines: int = 1, limit_s: float = 20.0) -> AsyncIterator[Sides]:
-    device = DeviceThread()
+    device, delta = DeviceThread(), kind.endswith(" delta")
     publisher: Publisher
-    if kind == "checkpoint":
-        publisher = CheckpointPublisher(Source.of(model), device, folder, folder.parent / "scratch")
-    elif kind == "shared_memory":
-        publisher = SharedMemoryPublisher(Source.of(model), device)
+    if kind.startswith("checkpoint"):
+        publisher = CheckpointPublisher(Source.of(model), device, folder, folder.parent / "scratch", delta)
+    elif kind.startswith("shared_memory"):
+        publisher = SharedMemoryPublisher(Source.of(model), device, delta=delta)
     else:
-        publisher = BroadcastPublisher(Source.of(model), device, LOCAL, limit_s)
+        publisher = BroadcastPublisher(Source.of(model), device, LOCAL, limit_s, delta)
     receivers = {f"e{number}": receiver(kind, model, f"e{number}", limit_s) for number in range(engines)}
     try:
         yield Sides(publisher, receivers, device)
@@ -107,9 +121,12 @@ async def sides(kind: str, model: CausalLM, folder: Path, engines: int = 1, limi
 
 @torch.no_grad()
 def step(model: CausalLM, seed: int) -> dict[str, torch.Tensor]:
-    """What a trainer does: every parameter changes. Returns copies of the new ones."""
+    """What a trainer does: each third time every number changes, else a few of each parameter. Returns copies of them."""
     generator = torch.Generator().manual_seed(seed)
     with model.stamp.writing():
         for parameter in model.parameters():
-            parameter.add_(torch.empty(parameter.shape).normal_(0, 0.1, generator=generator).to(parameter.dtype))
+            change = torch.empty(parameter.shape).normal_(0, 0.1, generator=generator)
+            if seed % 3:
+                change.view(-1)[1:][torch.rand(parameter.numel() - 1, generator=generator) > SHARE] = 0.0
+            parameter.add_(change.to(parameter.dtype))
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

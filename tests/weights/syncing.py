@@ -18,7 +18,7 @@ from rollyard.model.folder import load
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Receiver
 from rollyard.rollout.controller import Controller
-from rollyard.types import Manifest, Request, RequestId, Sampling, WeightVersion
+from rollyard.types import Manifest, Request, RequestId, Sampling, Sent, WeightVersion
 from rollyard.watch.timeline import Timeline
 from rollyard.weights.rollover import RolloverMachine
 from rollyard.weights.sync import Sync
@@ -140,13 +140,15 @@ class Recording:
 
     def copied(self, count: int) -> None: ...
 
+    def sent(self, sent: Sent) -> None: ...
+
 
 @asynccontextmanager
 async def driven(
     kind: str, folder: Path, *, engines: int = 2, limit_s: float = 5.0, retries: int = 1, rollover: ev.Rollover = ev.Rollover.KEEP
 ) -> AsyncIterator[Driven]:
     model = load(folder)
-    config = WeightsConfig(transport=cast(Any, kind), probe=False, limit_s=limit_s, retries=retries, rollover=rollover)
+    config = WeightsConfig(probe=False, limit_s=limit_s, retries=retries, rollover=rollover)
     async with sides(kind, model, folder, engines=engines, limit_s=limit_s) as both:
         receiving = {name: Receiving(name, receiver) for name, receiver in both.receivers.items()}
         made = Driven(model, both, receiving, config)

@@ -109,7 +109,6 @@ async def test_a_broadcast_whose_copy_failed_is_not_offered_again(tmp_path: Path
     async with sides("broadcast", model, folder, limit_s=2.0) as both:
         await both.send(0)
         monkeypatch.setattr(broadcast, "fill", broken)
-        monkeypatch.setattr(broadcast, "COPY_S", 0.1)
         with pytest.raises(WeightSyncError, match="out of memory"):
             await both.publisher.publish(WeightVersion(1), ("e0",))
             await both.publisher.deliver()

@@ -18,8 +18,9 @@ from rollyard.errors import WeightSyncError
 from rollyard.model.folder import load
 from rollyard.place.inline import DeviceThread
 from rollyard.types import WeightVersion
-from rollyard.weights import broadcast
+from rollyard.weights import broadcast, receive
 from rollyard.weights.evidence import Evidence
+from rollyard.weights.group import Meeting
 from rollyard.weights.prover import Prover
 from rollyard.weights.shared_memory import SharedMemoryPublisher
 from rollyard.weights.source import Source
@@ -64,20 +65,20 @@ async def test_an_engine_that_fails_at_bucket_2_of_3(tmp_path: Path, monkeypatch
     monkeypatch.setattr(broadcast, "BUCKET", -(-size // 3 // 64) * 64 + 64)
     fails: list[int] = []  # buckets at which the engine of rank 2 breaks, counted from its next one
 
-    class Breaking(broadcast.Group):
-        def __init__(self, store: object, number: int, members: tuple[str, ...], rank: int, *rest: object) -> None:
-            self.rank = rank
-            super().__init__(store, number, members, rank, *rest)  # type: ignore[arg-type]
+    class Breaking(receive.Group):
+        def __init__(self, meeting: Meeting, engine: str | None, *rest: str) -> None:
+            self.engine = engine
+            super().__init__(meeting, engine, *rest)
 
         def _start(self, bucket: torch.Tensor) -> object:
-            if self.rank == 2 and fails:
+            if self.engine == "e1" and fails:
                 fails[0] -= 1
                 if not fails[0]:
                     fails.clear()
                     raise RuntimeError("out of memory")
             return super()._start(bucket)
 
-    monkeypatch.setattr(broadcast, "Group", Breaking)
+    monkeypatch.setattr(receive, "Group", Breaking)
     async with driven("broadcast", folder, retries=0) as run:
         assert await run.bring(0) == ""
         fails.append(2)

@@ -14,7 +14,7 @@ import torch
 from rollyard.errors import WeightSyncError
 from rollyard.model.folder import load
 from rollyard.types import TensorInfo, WeightVersion
-from rollyard.weights import broadcast
+from rollyard.weights import broadcast, receive
 from tests.tiny import tiny_folder
 from tests.weights.moving import MOVING, receiver, sides, spoilt, step
 
@@ -142,7 +142,7 @@ async def test_a_receiver_that_dies_at_a_bucket_is_told_and_the_next_sync_works(
     monkeypatch.setattr(broadcast, "BUCKET", -(-size // 3 // 64) * 64 + 64)
     received = []
 
-    class Dying(broadcast.Group):
+    class Dying(receive.Group):
         def _start(self, bucket: torch.Tensor) -> object:
             received.append(len(bucket))
             if len(received) == 2:
@@ -153,7 +153,7 @@ async def test_a_receiver_that_dies_at_a_bucket_is_told_and_the_next_sync_works(
         await both.send(0)
         whole = both.receivers["e0"]
         kept = whole.take(WeightVersion(0))
-        monkeypatch.setattr(broadcast, "Group", _for_receivers(Dying))
+        monkeypatch.setattr(receive, "Group", Dying)
         whole._group = None  # type: ignore[attr-defined]
         both.publisher._group = None  # type: ignore[attr-defined]
         both.publisher._groups += 1  # type: ignore[attr-defined]
@@ -167,15 +167,6 @@ async def test_a_receiver_that_dies_at_a_bucket_is_told_and_the_next_sync_works(
         await both.send(2)
         arrived = whole.take(WeightVersion(2))
         assert arrived is not None and all(torch.equal(arrived[name], sent[name]) for name in sent)
-
-
-def _for_receivers(kind: type[broadcast.Group]) -> object:
-    whole = broadcast.Group
-
-    def build(store: object, number: int, members: tuple[str, ...], rank: int, *rest: object) -> broadcast.Group:
-        return (kind if rank else whole)(store, number, members, rank, *rest)  # type: ignore[arg-type]
-
-    return build
 
 
 async def test_a_receiver_that_never_comes_is_told_in_time_and_the_next_sync_works(tmp_path: Path) -> None:
