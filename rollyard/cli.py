@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollyard.bench import report
-from rollyard.bench.choice import BENCHES, MODEL, PLACEMENTS, SECTIONS, measure
+from rollyard.bench.choice import BENCHES, MODEL, PLACEMENTS, SECTIONS, TAILS, measure
 from rollyard.bench.setting import Setting
 from rollyard.bench.theory import Work
 from rollyard.bench.turns import Tell
@@ -117,6 +117,9 @@ def _add_bench(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="print one JSON object")
         _add_options(command, {}, SECTIONS)
     _add_placements(kinds)
+    command = kinds.add_parser("tails", help=TAILS, description=TAILS[0].upper() + TAILS[1:] + ".", allow_abbrev=False)
+    command.add_argument("--engines", type=_count, metavar="N", help="only the cases with so many (default: 8 and 64)")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_placements(kinds: Any) -> None:
@@ -200,6 +203,8 @@ def _bench(given: argparse.Namespace, console: Console) -> int:
 
     if given.bench == "placements":
         return _placements(given, tell)
+    if given.bench == "tails":
+        return _tails(given, tell)
     if not given.model.is_dir():
         raise ConfigError(f"there is no folder {given.model}", where="--model", remedy="make model, or give a model's folder")
     overrides = {name: value for name, value in vars(given).items() if "." in name}
@@ -224,6 +229,22 @@ def _placements(given: argparse.Namespace, tell: Tell) -> int:
     else:
         console = Console()
         Console(width=None if console.is_terminal else WIDE).print(shown.table(result))
+    return 0
+
+
+def _tails(given: argparse.Namespace, tell: Tell) -> int:
+    from rollyard.bench import tails
+
+    cases = [case for case in tails.CASES if given.engines in (None, case.engines)]
+    if not cases:
+        problem = f"no case has {given.engines} engines"
+        raise ConfigError(problem, where="--engines", remedy=f"one of: {', '.join(str(case.engines) for case in tails.CASES)}")
+    result = tails.bench(tell, cases)
+    if given.json:
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
+    else:
+        console = Console()
+        Console(width=None if console.is_terminal else WIDE).print(tails.table(result))
     return 0
 
 

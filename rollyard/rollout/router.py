@@ -78,6 +78,11 @@ class Router:
         load.tokens += tokens
         self._file(load)
 
+    @property
+    def full(self) -> bool:
+        """Is there no engine that takes requests?"""
+        return not self._open
+
     def choose(
         self, oldest: int, newest: int | None, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None
     ) -> EngineId | None:
