@@ -143,6 +143,8 @@ class Answers:
             case ev.Proved() | ev.Checkpointed() | ev.HandedOver():
                 self.busy.clear()
                 self.proving = False
+        if isinstance(event, ev.SegmentArrived):
+            self.writers.setdefault(event.segment.request.group, set()).add(event.segment.version.step)
         for instruction in self.conductor.step(event, 0.0):
             self.said.append(instruction)
             answers = self.answer(instruction)  # which may take from what is due
@@ -150,7 +152,6 @@ class Answers:
 
     def segment(self, engine: str, request: Request, finish: FinishReason) -> ev.SegmentArrived:
         version = WeightVersion(self.loaded[engine])
-        self.writers.setdefault(request.id.group, set()).add(version.step)
         return ev.SegmentArrived(engine, Segment(request.id, (5,), (-1.0,), version, version, finish), "x")
 
     def cut(self, engine: str, request: RequestId | None = None) -> list[ev.Event | Work]:

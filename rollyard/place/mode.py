@@ -190,9 +190,9 @@ class Mode:
         self._emptied.clear()
 
     def _begin_aside(self) -> Iterable[Output]:
+        if self._unproved:
+            yield from self._close()  # nothing is begun until all are proved
         if self._offered != self._trained or self._returned:
-            if self._unproved:
-                yield from self._close()  # nothing is begun until all are proved
             self._led = self._to_lead()
             self._doing, self._aside, self._offered = Doing.PUBLISHING, Aside.ROLLING, self._trained
             self._returned.clear()
