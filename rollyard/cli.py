@@ -1,4 +1,4 @@
-"""The command line: `rollyard run`, `explain`, `bench`. Exit codes: 0 done, 1 failed, 2 a user's mistake, 130 stopped."""
+"""The command line. Exit codes: 0 done, 1 failed, 2 a user's mistake, 130 stopped."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from rollyard.bench import report
-from rollyard.bench.choice import BENCHES, MODEL, PLACEMENTS, SECTIONS, measure
+from rollyard.bench.choice import BENCHES, MODEL, PLACEMENTS, SECTIONS, TAILS, measure
 from rollyard.bench.setting import Setting
 from rollyard.bench.theory import Work
 from rollyard.bench.turns import Tell
+from rollyard.control import Order, ask
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
 from rollyard.layers import Resolved, nearest, options, presets, resolve
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"there is no option {unknown[0]!r}", where="command line", remedy=remedy)
         if given.command == "bench":
             return _bench(given, console)
+        if given.command == "engines":
+            return _engines(given)
         resolved = _resolved(given)
         if given.command == "explain":
             Console().print(_explanation(resolved))
@@ -96,7 +99,18 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--preset", default="", metavar="NAME", help=f"start from a preset: {', '.join(presets())}")
         _add_options(command, SHORT)
     _add_bench(commands)
+    _add_engines(commands)
     return parser
+
+
+def _add_engines(commands: Any) -> None:
+    text = "show the engines of a run that is going on, add one, or remove one"
+    command = commands.add_parser("engines", help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+    command.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="of the run, such as runs/NAME")
+    command.add_argument("do", nargs="?", choices=("list", "add", "remove"), default="list", help="what to do (default: list)")
+    command.add_argument("engine", nargs="?", default="", metavar="ID", help="the engine to remove")
+    command.add_argument("--cut", action="store_true", help="what it holds goes on elsewhere; else it finishes that first")
+    command.add_argument("--url", default="", help="of a running server, where the engines are running servers")
 
 
 def _add_bench(commands: Any) -> None:
@@ -117,6 +131,9 @@ def _add_bench(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="print one JSON object")
         _add_options(command, {}, SECTIONS)
     _add_placements(kinds)
+    command = kinds.add_parser("tails", help=TAILS, description=TAILS[0].upper() + TAILS[1:] + ".", allow_abbrev=False)
+    command.add_argument("--engines", type=_count, metavar="N", help="only the cases with so many (default: 8 and 64)")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_placements(kinds: Any) -> None:
@@ -194,12 +211,24 @@ def _run(resolved: Resolved) -> int:
     return STOPPED if stopped else 0
 
 
+def _engines(given: argparse.Namespace) -> int:
+    if bool(given.engine) != (given.do == "remove"):
+        remedy = "give such as: rollyard engines RUN_FOLDER remove engine-1"
+        raise ConfigError("an engine is named to remove it", where="command line", remedy=remedy)
+    told = ask(given.folder, Order(given.do, given.engine, given.url, given.cut))
+    for line in [told.text] if told.text else [f"{name:<12} {state}" for name, state in told.engines]:
+        sys.stdout.write(f"{line}\n")
+    return 0
+
+
 def _bench(given: argparse.Namespace, console: Console) -> int:
     def tell(line: str) -> None:
         console.print(f"[dim]{_plain(line)}[/]", soft_wrap=True)
 
     if given.bench == "placements":
         return _placements(given, tell)
+    if given.bench == "tails":
+        return _tails(given, tell)
     if not given.model.is_dir():
         raise ConfigError(f"there is no folder {given.model}", where="--model", remedy="make model, or give a model's folder")
     overrides = {name: value for name, value in vars(given).items() if "." in name}
@@ -224,6 +253,22 @@ def _placements(given: argparse.Namespace, tell: Tell) -> int:
     else:
         console = Console()
         Console(width=None if console.is_terminal else WIDE).print(shown.table(result))
+    return 0
+
+
+def _tails(given: argparse.Namespace, tell: Tell) -> int:
+    from rollyard.bench import tails
+
+    cases = [case for case in tails.CASES if given.engines in (None, case.engines)]
+    if not cases:
+        problem = f"no case has {given.engines} engines"
+        raise ConfigError(problem, where="--engines", remedy=f"one of: {', '.join(str(case.engines) for case in tails.CASES)}")
+    result = tails.bench(tell, cases)
+    if given.json:
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
+    else:
+        console = Console()
+        Console(width=None if console.is_terminal else WIDE).print(tails.table(result))
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from rollyard.events import Event, Instruction, Rollover, Signal
+from rollyard.events import EngineId, Event, Instruction, Rollover, Signal
 from rollyard.place.mode import Schedule
 from rollyard.place.modes import MODES
 from rollyard.rollout.core import RolloutCore
@@ -61,6 +61,11 @@ class Conductor:
     def counts(self) -> Counts:
         """Running totals of prompts and members."""
         return self._core.counts
+
+    @property
+    def staying(self) -> frozenset[EngineId]:
+        """Engines that are up and were not told to leave."""
+        return self._mode.staying
 
     @property
     def live(self) -> int:

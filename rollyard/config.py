@@ -473,7 +473,7 @@ def _check_engine(engine: EngineConfig) -> None:
     if engine.url and engine.kind == "embedded":
         raise ConfigError("an embedded engine is no server", where="engine.url", remedy="leave it out, or name another engine")
     for url in engine.url:
-        if not _is_address(url):
+        if not is_address(url):
             raise ConfigError(f"{url!r} is no address", where="engine.url", remedy="give such as http://127.0.0.1:30000")
     if len({url.rstrip("/") for url in engine.url}) < len(engine.url):
         raise ConfigError("a server is named twice", where="engine.url", remedy="give each engine a server of its own")
@@ -504,7 +504,7 @@ def _check_adapter(config: Config) -> None:
         raise ConfigError(problem, where="place.train", remedy="use 1; ranks of its own are the adapter's to start")
 
 
-def _is_address(url: str) -> bool:
+def is_address(url: str) -> bool:
     """A host over HTTP, with a port that there can be."""
     try:
         parts = urlsplit(url)

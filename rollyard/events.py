@@ -74,6 +74,14 @@ class EngineDown(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineLeaving(Event):
+    """An engine is to leave the run: it gets no request any more."""
+
+    engine: EngineId
+    cut: bool  # what it still holds goes on elsewhere, with its tokens; else it is finished first
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentArrived(Event):
     engine: EngineId
     segment: Segment
@@ -264,6 +272,20 @@ class EngineReleased(Signal):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineEmptied(Signal):
+    """An engine that is to leave holds no request any more."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLeft(Signal):
+    """An engine is no part of the run any more."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
 class RolloverWanted(Signal):
     """Bring a version to all engines, or to those that are named."""
 
@@ -319,11 +341,11 @@ class Abort(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Move(Instruction):
-    """Cut a request, to go on with its tokens on another engine."""
+    """Cut a request, to go on with its tokens on another engine: on a certain one, or on any."""
 
     engine: EngineId
     request: RequestId
-    to: EngineId
+    to: EngineId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +440,13 @@ class Resume(Instruction):
 @dataclass(frozen=True, slots=True)
 class Restart(Instruction):
     """Start an engine that was lost anew. It comes up, without weights, or goes down again."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class Retire(Instruction):
+    """Close an engine that left."""
 
     engine: EngineId
 

@@ -11,8 +11,10 @@ from rollyard import events as ev
 from rollyard import worker
 from rollyard.checks import check
 from rollyard.config import Config
+from rollyard.control import serving
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError, RunFailed
+from rollyard.events import EngineId
 from rollyard.journal.folder import RunFolder, folder_of, make_folder
 from rollyard.journal.journal import Journal, RunRecord
 from rollyard.model.architecture import Architecture
@@ -60,7 +62,7 @@ class Run:
         self._make_view = view or (lambda header: QuietView())
         self._inbox: Inbox = asyncio.Queue()
         self._stop_cause = ""
-        self._ring: Ring | None = None
+        self._ring: Ring | None = None  # while it turns
 
     def __iter__(self) -> Iterator[Step]:
         with asyncio.Runner() as runner:
@@ -88,19 +90,50 @@ class Run:
         self._stop_cause = cause
         self._inbox.put_nowait(ev.StopRequested(cause))
 
+    def add_engine(self, url: str = "") -> EngineId:
+        """Begin to start one more engine, or to use a running server; from any thread, while the run is iterated over.
+
+        It gets requests once it has the newest weights and, where the run proves that they arrive, once that was proved.
+
+        Args:
+            url: of the server, where engines are running servers.
+
+        Returns the engine's name. Raises ConfigError where this run can have no more, or is not going on.
+        """
+        return self._going.fleet.add(url)
+
+    def remove_engine(self, engine: EngineId, cut: bool = False) -> None:
+        """Let an engine go; from any thread, while the run is iterated over. It gets no request any more.
+
+        Args:
+            cut: what it holds goes on elsewhere, with the tokens it has; else it finishes that first.
+
+        Raises ConfigError when there is no such engine, when it is the last, or when the run is not going on.
+        """
+        self._going.fleet.remove(engine, cut)
+
+    @property
+    def _going(self) -> Ring:
+        if self._ring is None:
+            problem = "engines come and go while a run is going on, and this one is not"
+            raise ConfigError(problem, where="engine", remedy="iterate over it")
+        return self._ring
+
     async def steps(self) -> AsyncGenerator[Step]:
         """The steps, as they are done. Once only."""
         timeline, unusable = Timeline(_nanoseconds), False
         with timeline.phase(Phase.SETUP):
             folder = make_folder(self.config)
             recorder = self._recorder(folder, timeline)
-            ring = self._ring = Ring(self.config, folder, timeline, recorder, self._inbox)
+            ring = Ring(self.config, folder, timeline, recorder, self._inbox)
         try:
             with timeline.phase(Phase.SETUP):
                 await self._unless_stopped(ring)
             recorder.begin()
-            async for step in ring.turn():
-                yield step
+            self._ring = ring
+            async with serving(folder.path, ring.fleet.answer):
+                async for step in ring.turn():
+                    yield step
         except Stopped as stopped:
             ring.end(str(stopped), failed=False)
         except ConfigError as error:
@@ -111,6 +144,7 @@ class Run:
             ring.end(str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}", failed=True)
             raise
         finally:
+            self._ring = None
             ring.end("left by the caller", failed=False)
             self.report = await ring.close()
             folder.release()

@@ -37,6 +37,7 @@ from rollyard.config import Config
 from rollyard.environment import cache_folder
 from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded
 from rollyard.evaluate import Evaluator
+from rollyard.fleet import Fleet
 from rollyard.journal.folder import RunFolder, keep_newest
 from rollyard.learner import TrainerLearner
 from rollyard.model.architecture import Architecture
@@ -148,9 +149,12 @@ class Ring:
             self._timeline,
             self._recorder,
         )
-        self._actions |= self._sync.actions
         self.conductor = self._conduct(WeightVersion(0))
         self.nodes = stations.nodes
+        self.fleet = Fleet(
+            config, stations, self.conductor, self._controller, self._sync, books, post, self._start, self._past.append
+        )
+        self._actions |= self._sync.actions | self.fleet.actions
         for name, role, spans in stations.spans:
             self._recorder.accounts.watch(name, role, spans)
         self._activity = "starting the stations"
@@ -190,7 +194,7 @@ class Ring:
             exact=config.place.placement == "swap",
         )
         weights = config.weights
-        restarts = config.place.restarts if stations.relaunch else 0
+        restarts = config.place.restarts if stations.launch else 0
         steps, evaluate, every, save = config.run.steps, bool(stations.held_out), config.eval.every, config.checkpoint.every
         schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts)
         return Conductor(policy, schedule, worker.rollover_of(config), version, config.place.placement, weights.retries)
@@ -210,7 +214,7 @@ class Ring:
             if isinstance(event, ev.PromptsOffered):  # handing out requests is part of generating
                 with self._timeline.phase(Phase.GENERATE), self._timeline.spans.doing(Activity.PROMPTS):
                     self._happen(event)
-            else:
+            elif not isinstance(event, ev.EngineLeaving) or self.fleet.may_leave(event):
                 self._happen(event)
             if isinstance(event, ev.BatchTrained) and self._trained is not None:
                 groups, stats = self._trained
@@ -280,8 +284,8 @@ class Ring:
         except (EngineError, TimeLimitExceeded) as error:
             self._inbox.put_nowait(ev.EngineDown(name, str(error)))
             return
-        self._controller.revive(name)
-        self._sync.revive(name)
+        self._controller.join(name)
+        self._sync.join(name, self._stations.publishers[name])
         engine = self._stations.engines[name]
         self._recorder.accounts.watch(name, ENGINE, engine.spans)
         self._inbox.put_nowait(ev.EngineUp(name, engine.slots, engine.version))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rollyard import worker
 from rollyard.config import Config
 from rollyard.environment import only_devices
+from rollyard.errors import ConfigError
 from rollyard.events import EngineId
 from rollyard.hosts import HostOrder, Launch, attach_engine, launch_engine, launch_host, remote_engine
 from rollyard.model.architecture import Architecture
@@ -61,11 +62,12 @@ class Stations:
     engines: dict[EngineId, Engine]
     trainers: Mapping[EngineId | None, Trainer]  # by half; under None the only one
     ranks: int  # parts of every batch
-    publishers: Mapping[EngineId, Publisher]  # by the engine that each serves
+    publishers: dict[EngineId, Publisher]  # by the engine that each serves
     evidence: Evidence
     handoffs: Mapping[EngineId, Handoff]  # by half
     starts: tuple[Callable[[], Awaitable[None]], ...]
-    relaunch: Callable[[EngineId], Awaitable[Engine]] | None = None  # where engines can be lost alone
+    launch: Callable[[EngineId, str], Awaitable[Engine]] | None = None  # by name and address, where engines can be lost alone
+    release: Callable[[EngineId], None] = lambda engine: None  # gives back the devices of one that left
     spans: Sequence[tuple[str, str, Spans]] = ()  # name, role and device of whatever the report accounts for
     nodes: Nodes = dict
 
@@ -78,13 +80,38 @@ class Stations:
 
         Raises EngineError, or TimeLimitExceeded when it is not ready in time.
         """
-        assert self.relaunch is not None, "it is not lost alone"
+        assert self.launch is not None, "it is not lost alone"
         lost = self.engines[engine]
         await lost.close()
-        new = await self.relaunch(engine)
+        new = await self.launch(engine, "")
         keep(lost.stats())
         self.engines[engine] = new
         await self.engines[engine].start()
+
+    async def add(self, engine: EngineId, url: str) -> Engine:
+        """One more engine, or server; the trainer's first publisher serves it.
+
+        Raises EngineError, ConfigError where there is no room, or TimeLimitExceeded when it is not ready in time.
+        """
+        assert self.launch is not None, "no engine comes alone"
+        new = await self.launch(engine, url)
+        try:
+            await new.start()
+        except BaseException:
+            await new.close()
+            self.release(engine)
+            raise
+        self.engines[engine] = new
+        self.publishers[engine] = next(iter(self.publishers.values()))
+        return new
+
+    async def remove(self, engine: EngineId) -> EngineStats:
+        """Close an engine: its totals."""
+        gone = self.engines.pop(engine)
+        del self.publishers[engine]
+        await gone.close()
+        self.release(engine)
+        return gone.stats()
 
 
 @dataclass(slots=True)
@@ -117,6 +144,8 @@ class Builder:
         self._version = WeightVersion(0)
         self._nodes: Nodes = dict
         self._found = Found()
+        self._urls = {f"engine-{number}": url for number, url in enumerate(config.engine.url)}
+        self._numbers: dict[str, range] = {}  # of GPUs, by host
 
     async def build(self, reward: RewardFunction | None) -> Stations:
         """Raises ConfigError for what only loading shows, EngineLost and TrainerLost for a host that does not start."""
@@ -161,10 +190,10 @@ class Builder:
         if config.place.runtime == "inline":
             children = Children()
             self._built.push_async_callback(children.close)
-            numbers = dict(zip((host.name for host in hosts), _devices(hosts, first=worker.trains_here(config)), strict=True))
-            if worker.device_of(config) != "cuda":
-                return {host.name: children.launch for host in away}
-            return {host.name: partial(_on_devices, children.launch, numbers[host.name]) for host in away}
+            given = _devices(hosts, first=worker.trains_here(config))
+            self._numbers = dict(zip((host.name for host in hosts), given, strict=True))
+            self._launch = children.launch
+            return {host.name: self._on_own(host.name) for host in away}
         from rollyard.place.ray import Cluster
 
         place, nodes, start_s = config.place, worker.nodes_of(config), config.engine.start_s
@@ -201,13 +230,44 @@ class Builder:
         """Known as soon as it is there, so that it is closed whatever becomes of the others."""
         self._found.engines[name] = await self._engine(name)
 
-    async def _engine(self, name: EngineId) -> Engine:
-        """One with a process of its own: a new one, or a server that is running."""
+    async def _engine(self, name: EngineId, url: str = "") -> Engine:
+        """One with a process of its own: a new one, or a server that is running. Raises ConfigError where there is no room."""
         config = self._config
-        if not config.engine.url:
-            return await launch_engine(config, name, self._folder, self._launches[name])
-        number = int(name.rpartition("-")[2])
-        return attach_engine(config, name, config.engine.url[number], self._folder)
+        if url:
+            self._urls[name] = url
+        if name in self._urls:
+            return attach_engine(config, name, self._urls[name], self._folder)
+        if name not in self._launches:
+            self._launches[name] = self._one_more(name)
+        return await launch_engine(config, name, self._folder, self._launches[name])
+
+    def _one_more(self, name: str) -> Launch:
+        """What starts an engine that was not there at the start."""
+        config = self._config
+        if config.place.runtime == "ray":
+            problem = "the bundles of a Ray run are reserved at its start, and no more are added"
+            raise ConfigError(problem, where="place.runtime", remedy="use inline, or running servers (engine.url)")
+        there, size = worker.devices_there(config), config.engine.tensor_parallel_size
+        if there is not None:
+            used = {number for numbers in self._numbers.values() for number in numbers}
+            free = (range(first, first + size) for first in range(there - size + 1))
+            found = next((numbers for numbers in free if used.isdisjoint(numbers)), None)
+            if found is None:
+                problem = f"an engine needs {size} devices, and {there - len(used)} of {there} are free"
+                raise ConfigError(problem, where="place.generate", remedy="remove another engine first")
+            self._numbers[name] = found
+        return self._on_own(name)
+
+    def _on_own(self, name: str) -> Launch:
+        """Starts a child that sees its own GPUs alone."""
+        if worker.device_of(self._config) != "cuda":
+            return self._launch
+        return partial(_on_devices, self._launch, self._numbers[name])
+
+    def _release(self, name: EngineId) -> None:
+        self._numbers.pop(name, None)
+        self._launches.pop(name, None)
+        self._urls.pop(name, None)
 
     def _reach(self, host: Host, channel: Channel) -> None:
         """The stations of another process."""
@@ -252,7 +312,8 @@ class Builder:
             publishers=self._serving(found.publishers),
             evidence=self._believed(),
             handoffs=found.handoffs if swap else {},
-            relaunch=self._engine if config.place.apart else None,
+            launch=self._engine if config.place.apart else None,
+            release=self._release,
             spans=(*((id_, ENGINE, engine.spans) for id_, engine in found.engines.items()), *found.spans),
             nodes=self._nodes,
             starts=(*found.starts, *(engine.start for engine in found.engines.values())),

@@ -39,7 +39,13 @@ class Answers:
         broken: frozenset[int] = frozenset(),
         deaths: int = 0,
         faults: int = 0,
+        joins: int = 0,
+        leaves: int = 0,
     ):
+        self.joins, self.leaves = joins, leaves  # engines that will come, and go
+        self.leaving: set[str] = set()
+        self.gone: set[str] = set()
+        self.proving = False
         self.faults = faults
         self.deaths = deaths  # engines that will be lost, some of them while they start again
         self.conductor, self.random, self.prompts, self.broken = conductor, random.Random(seed), prompts, broken
@@ -67,10 +73,22 @@ class Answers:
         for _ in range(50_000):
             if not self.todo or any(isinstance(i, ev.Finish) for i in self.said):
                 return
+            if self.joins and not self.random.randrange(15):
+                self.joins -= 1
+                self.todo.append(ev.EngineUp(f"j{self.joins}", 3, None))
+            if self.leaves and len(self.conductor.staying) > 1 and not self.random.randrange(15):
+                self.leave(self.random.choice(sorted(self.conductor.staying)), self.random.random() < 0.5)
             if self.deaths and self.loaded and not self.random.randrange(20):
                 self.kill(self.random.choice(sorted(self.loaded)))
             self.take(self.random.randrange(len(self.todo)))
         raise AssertionError("no end in sight")
+
+    def leave(self, engine: str, cut: bool) -> None:
+        """It is told to go."""
+        self.leaves -= 1
+        self.leaving.add(engine)
+        self.todo.insert(0, ev.EngineLeaving(engine, cut))
+        self.take(0)
 
     def kill(self, engine: str) -> None:
         """It is gone, and what it had not said with it."""
@@ -117,17 +135,23 @@ class Answers:
             case ev.Published(version):
                 self.busy.discard(PUBLISHING)
                 self.todo.append(ev.Delivered(version))
-            case ev.Evaluated():
+            case ev.Proved() if any(isinstance(each, Work) for each in self.todo):  # what runs is finished first
+                self.todo.append(event)
+                return
+            case ev.Evaluated() | ev.EvaluationCut():
                 self.evaluating.clear()
             case ev.Proved() | ev.Checkpointed() | ev.HandedOver():
                 self.busy.clear()
+                self.proving = False
+        if isinstance(event, ev.SegmentArrived):
+            self.writers.setdefault(event.segment.request.group, set()).add(event.segment.version.step)
         for instruction in self.conductor.step(event, 0.0):
             self.said.append(instruction)
-            self.todo += self.answer(instruction)
+            answers = self.answer(instruction)  # which may take from what is due
+            self.todo += answers
 
     def segment(self, engine: str, request: Request, finish: FinishReason) -> ev.SegmentArrived:
         version = WeightVersion(self.loaded[engine])
-        self.writers.setdefault(request.id.group, set()).add(version.step)
         return ev.SegmentArrived(engine, Segment(request.id, (5,), (-1.0,), version, version, finish), "x")
 
     def cut(self, engine: str, request: RequestId | None = None) -> list[ev.Event | Work]:
@@ -173,8 +197,9 @@ class Answers:
                 self.offered = version, tuple(sorted(self.up.intersection(engines or self.up)))
                 return [ev.Published(*self.offered)]
             case ev.Prove(version):
-                assert version.step == self.version and not any(self.running(engine) for engine in self.loaded)
+                assert version.step == self.version and set(self.loaded) == self.up and not self.closed
                 self.own(None)
+                self.proving = True
                 return [ev.Proved(version)]
             case ev.Checkpoint(version):
                 assert version.step == self.version
@@ -191,8 +216,16 @@ class Answers:
                 return [ev.PromptsOffered(found, self.cursor == self.prompts)]
             case ev.Generate(engine, request):
                 assert engine in self.loaded and engine not in self.asleep and engine not in self.closed
+                assert engine not in self.leaving and not self.proving
                 return [Work(engine, request)]
+            case ev.Retire(engine):
+                assert engine in self.leaving and not self.running(engine) and engine not in self.evaluating | set(self.closed)
+                self.leaving.discard(engine)
+                self.up.discard(engine)
+                self.loaded.pop(engine, None)
+                self.gone.add(engine)
             case ev.Restart(engine):
+                assert engine not in self.leaving
                 if self.deaths and self.random.randrange(2):
                     self.deaths -= 1
                     return [ev.EngineDown(engine, "killed as it started")]
@@ -395,6 +428,68 @@ def test_the_end_does_not_wait_for_an_engine_that_may_come_back(seed):
     assert world.version == 4
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    placement=st.sampled_from(("separate", "async")),
+    engines=st.integers(1, 3),
+    joins=st.integers(0, 3),
+    leaves=st.integers(0, 4),
+    deaths=st.sampled_from((0, 0, 2)),
+    faults=st.sampled_from((0, 0, 2)),
+    evaluate=st.booleans(),
+    prove=st.booleans(),
+    limit=st.integers(0, 2),
+    moves=st.integers(0, 1),
+    rollover=st.sampled_from(list(ev.Rollover)),
+    seed=st.integers(0, 2**32),
+)
+def test_engines_come_and_go(placement, engines, joins, leaves, deaths, faults, evaluate, prove, limit, moves, rollover, seed):
+    limit = limit if placement == "async" else 0
+    run = conductor(5, engines, 2, evaluate, 2, 0, placement, limit, rollover, prove, restarts=2, retries=faults, moves=moves)
+    world = Answers(run, engines, 100, seed, deaths=deaths, faults=faults, joins=joins, leaves=leaves)
+    world.run()
+    end = world.said[-1]
+    assert isinstance(end, ev.Finish) and sum(isinstance(i, ev.Finish) for i in world.said) == 1
+    counts = world.conductor.counts
+    assert counts.admitted == counts.trained + sum(counts.dropped.values()) and world.conductor.live == 0
+    assert not end.failed or (deaths and "no engine is left" in end.cause)
+    assert end.failed or world.version == 5
+    for step, taken in enumerate(world.batches):
+        assert min(set.union(*(world.writers[group] for group in taken))) >= step - limit, "trained on what is too old"
+    if not deaths:
+        assert set(counts.dropped) <= {"stopped"} and counts.retries == 0
+        proofs = sum(isinstance(i, ev.Prove) for i in world.said)
+        assert proofs <= prove * (1 + 3 - world.joins)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_engine_that_leaves_gives_up_nothing(cut):
+    world = Answers(conductor(steps=4, engines=2, batch=4, placement="separate"), 2, prompts=100, seed=1)
+    while not any(world.running(engine) for engine in ("e0", "e1")):
+        world.take(0)
+    assert world.running("e0")
+    world.leaves = 1
+    before = len(world.said)
+    world.leave("e0", cut)
+    moved = [i for i in world.said[before:] if isinstance(i, ev.Move)]
+    assert bool(moved) is cut and all(i.engine == "e0" and i.to is None for i in moved)
+    world.run()
+    assert [i.engine for i in world.said if isinstance(i, ev.Retire)] == ["e0"]
+    assert world.said[-1] == ev.Finish("all steps are done") and world.conductor.counts.dropped == {}
+
+
+def test_an_engine_that_comes_has_the_newest_weights_and_is_proved_before_its_first_request():
+    world = Answers(conductor(steps=6, placement="async", limit=1, prove=True), 1, prompts=100, seed=3)
+    while not world.batches:
+        world.take(0)
+    before = len(world.said)
+    world.todo.append(ev.EngineUp("j0", 3, None))
+    world.run()
+    own = [type(i).__name__ for i in world.said[before:] if getattr(i, "engine", "") == "j0" or isinstance(i, ev.Prove)]
+    assert own.index("Load") < own.index("Prove") < own.index("Generate")
+    assert world.said[-1] == ev.Finish("all steps are done")
+
+
 def test_halves_trade_roles():
     world = Answers(conductor(steps=4, engines=2, placement="swap", limit=1, evaluate=False), 2, prompts=100, seed=0)
     world.run()
@@ -409,7 +504,7 @@ def test_halves_trade_roles():
 @pytest.mark.parametrize("rollover", list(ev.Rollover))
 def test_async_generates_while_it_trains(rollover):
     overlapped = 0
-    for seed in range(20):
+    for seed in range(60):
         run = conductor(steps=4, engines=2, placement="async", limit=1, rollover=rollover, evaluate=False)
         world = Answers(run, 2, prompts=100, seed=seed)
         while world.todo and not isinstance(world.said[-1] if world.said else None, ev.Finish):

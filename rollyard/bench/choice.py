@@ -37,6 +37,7 @@ BENCHES = {
     "step": Bench("seconds of a whole GRPO step, beside TRL's GRPOTrainer", ("fixed", "natural"), ("trl",)),
 }
 
+TAILS = "what is done about long answers, with engines that only take time: the wait for the last tenth of each batch"
 PLACEMENTS = "one workload under all placements: with stations that only take time, beside theory, and with the tiny model"
 
 

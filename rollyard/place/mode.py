@@ -20,7 +20,10 @@ from rollyard.events import (
     Checkpoint,
     Checkpointed,
     EngineDown,
+    EngineEmptied,
     EngineId,
+    EngineLeaving,
+    EngineLeft,
     EngineSlept,
     EngineUp,
     Evaluate,
@@ -36,6 +39,7 @@ from rollyard.events import (
     Publish,
     Published,
     Restart,
+    Retire,
     RolloutsCancelled,
     RolloutsFailed,
     RolloutsFinished,
@@ -112,7 +116,9 @@ class Mode:
         self._engines: set[EngineId] = set()
         self._restarts: Counter[EngineId] = Counter()
         self._returning: set[EngineId] = set()  # lost, and being started again
-        self._returned: set[EngineId] = set()  # up again, without weights
+        self._returned: set[EngineId] = set()  # up again, or new, without weights
+        self._leaving: set[EngineId] = set()
+        self._emptied: set[EngineId] = set()  # about to leave: they hold nothing
         self._led: tuple[EngineId, ...] = ()  # who is brought to the version on offer; () is all
         self._awake: set[EngineId] = set()
         self._open = self._wanted = False  # generation; a batch
@@ -123,6 +129,8 @@ class Mode:
         self._handlers: dict[type[Event | Signal], Callable[..., Iterable[Output]]] = {
             EngineUp: self._on_up,
             EngineDown: self._on_down,
+            EngineLeaving: self._on_leaving,
+            EngineEmptied: self._on_emptied,
             EngineSlept: self._on_slept,
             Published: self._on_published,
             RolloverDone: self._on_rolled_over,
@@ -145,6 +153,7 @@ class Mode:
         if handler is None or self._doing is Doing.FINISHED:
             return []
         out = list(handler(message))
+        out += self._let_go()
         out += self._go_on()
         return out
 
@@ -169,7 +178,20 @@ class Mode:
         elif not self._held_up():
             yield from self._learn()
 
+    def _let_go(self) -> Iterable[Output]:
+        """Engines that are to leave and hold nothing go, unless all do something together just now."""
+        if self._aside is not None or self._finish_line is not None:
+            return
+        for engine in sorted(self._emptied):
+            for engines in (self._engines, self._returned, self._awake, self._leaving):
+                engines.discard(engine)
+            yield EngineLeft(engine)
+            yield Retire(engine)
+        self._emptied.clear()
+
     def _begin_aside(self) -> Iterable[Output]:
+        if self._unproved:
+            yield from self._close()  # nothing is begun until all are proved
         if self._offered != self._trained or self._returned:
             self._led = self._to_lead()
             self._doing, self._aside, self._offered = Doing.PUBLISHING, Aside.ROLLING, self._trained
@@ -248,24 +270,44 @@ class Mode:
     def _on_up(self, event: EngineUp) -> Iterable[Output]:
         self._engines.add(event.engine)
         self._awake.add(event.engine)
-        if self._doing is Doing.STARTING and len(self._engines) == self._schedule.engines:
-            self._doing = Doing.FREE
-        elif event.engine in self._returning:
-            self._returning.discard(event.engine)
+        again = event.engine in self._returning
+        self._returning.discard(event.engine)
+        if self._doing is not Doing.STARTING:
+            self._unproved = self._unproved or (self._schedule.prove and not again)
             self._returned.add(event.engine)
+        elif len(self._engines) == self._schedule.engines:
+            self._doing = Doing.FREE
         return ()
 
     def _on_down(self, event: EngineDown) -> Iterable[Output]:
         engine = event.engine
-        for engines in (self._engines, self._returning, self._returned):
+        if engine not in self._engines | self._returning:
+            return  # it left
+        leaving = engine in self._leaving
+        for engines in (self._engines, self._returning, self._returned, self._leaving, self._emptied):
             engines.discard(engine)
-        if self._restarts[engine] < self._schedule.restarts and not self._ending and self._finish_line is None:
+        if not leaving and self._restarts[engine] < self._schedule.restarts and not self._ending and self._finish_line is None:
             self._restarts[engine] += 1
             self._returning.add(engine)
             yield Restart(engine)
-        elif not self._engines and not self._returning:
+        elif self._engines <= self._leaving and not self._returning:
             yield from self._finish(f"no engine is left: {event.cause}", failed=True)
         yield from self._on_still(engine)
+
+    @property
+    def staying(self) -> frozenset[EngineId]:
+        """Engines that are up and were not told to leave; none before the run has started."""
+        return frozenset() if self._doing is Doing.STARTING else frozenset(self._engines - self._leaving)
+
+    def _on_leaving(self, event: EngineLeaving) -> Iterable[Output]:
+        """Raises AssertionError for one that is not there, and for the last: whoever asks looks before."""
+        assert event.engine in self.staying and len(self.staying) > 1
+        self._leaving.add(event.engine)
+        return ()
+
+    def _on_emptied(self, signal: EngineEmptied) -> Iterable[Output]:
+        self._emptied.add(signal.engine)
+        return ()
 
     def _on_slept(self, event: EngineSlept) -> Iterable[Output]:
         return self._on_still(event.engine)

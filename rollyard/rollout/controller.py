@@ -66,20 +66,27 @@ class Controller:
         self._post = post
         self._broke = broke
         self._timeline = timeline
-        self._written: dict[EngineId, dict[RequestId, list[int]]] = {engine: {} for engine in engines}
+        self._written: dict[EngineId, dict[RequestId, list[int]]] = {}
         self._private: dict[RequestId, _Private] = {}
         self._lost: set[EngineId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: dict[EngineId, asyncio.Task[None]] = {}
 
     def listen(self) -> None:
         """Start hearing what the engines write."""
-        for engine in self._engines.values():
-            self._start(self._listen(engine))
+        for engine in self._engines:
+            self.join(engine)
 
-    def revive(self, engine: EngineId) -> None:
-        """Another engine of this name has taken the place of one that was lost."""
+    def join(self, engine: EngineId) -> None:
+        """There is an engine of this name: a new one, or one that has taken the place of one that was lost."""
         self._lost.discard(engine)
-        self._start(self._listen(self._engines[engine]))
+        self._written.setdefault(engine, {})
+        self._listening[engine] = self._start(self._listen(self._engines[engine]))
+
+    def leave(self, engine: EngineId) -> None:
+        """It holds nothing and is about to be closed: whatever it says of that is not heard."""
+        self._lost.add(engine)
+        self._listening.pop(engine).cancel()
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
         """Begin what the instructions say, in order; requests for one engine go together."""
@@ -227,10 +234,11 @@ class Controller:
             reward = await self._scorer.score(instruction.prompt, completion)
         self._post(Scored(completion.group, completion.member, reward))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

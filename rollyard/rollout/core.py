@@ -18,8 +18,11 @@ from rollyard.events import (
     BatchTrained,
     BatchWanted,
     EngineDown,
+    EngineEmptied,
     EngineHeld,
     EngineId,
+    EngineLeaving,
+    EngineLeft,
     EngineLoaded,
     EngineReleased,
     EngineUp,
@@ -28,6 +31,7 @@ from rollyard.events import (
     GenerationClosed,
     GenerationOpened,
     GroupsRecovered,
+    Move,
     PromptsOffered,
     RequestFailed,
     RolloutsCancelled,
@@ -62,6 +66,7 @@ class RolloutCore:
         self._policy = policy
         self._open = self._exhausted = False
         self._asked = 0
+        self._leaving: set[EngineId] = set()  # engines that still hold something
         self.counts = Counts()
         self._ledger = Ledger(self.counts.tokens)
         self._live = LiveGroups(policy, version)
@@ -77,6 +82,8 @@ class RolloutCore:
             PromptsOffered: self._on_prompts,
             EngineUp: self._on_engine_up,
             EngineDown: self._on_engine_down,
+            EngineLeaving: self._on_leaving,
+            EngineLeft: self._on_left,
             EngineLoaded: self._on_engine_loaded,
             EngineHeld: lambda signal: self._on_hold(signal.engine, held=True),
             EngineReleased: lambda signal: self._on_hold(signal.engine, held=False),
@@ -101,6 +108,9 @@ class RolloutCore:
             self._fetch(out)
             self._dispatch.hand_out(out)
             out.extend(self._moves.next())
+        for engine in [engine for engine in sorted(self._leaving) if not self._dispatch.held_by(engine)]:
+            self._leaving.discard(engine)
+            out.append(EngineEmptied(engine))
         return out
 
     @property
@@ -163,10 +173,26 @@ class RolloutCore:
         if event.engine not in self._router:
             return
         lost = self._dispatch.lose(event.engine)
+        self._leaving.discard(event.engine)
         for request in lost:
             self._ledger.ended(request)
         for request in lost:
             yield from self._fail(request, event.engine, event.cause, retryable=True)
+
+    def _on_leaving(self, event: EngineLeaving) -> Iterable[Output]:
+        engine = event.engine
+        if engine not in self._router:
+            return
+        self._router.leave(engine)
+        self._leaving.add(engine)
+        if event.cut:
+            running = [(request, self._live.running(request)) for request in self._dispatch.held_by(engine)]
+            going = (request for request, member in running if member is not None and member.target is None)
+            yield from (Move(engine, request, None) for request in going)
+
+    def _on_left(self, signal: EngineLeft) -> Iterable[Output]:
+        self._dispatch.lose(signal.engine)
+        return ()
 
     def _on_engine_loaded(self, event: EngineLoaded) -> Iterable[Output]:
         if event.engine in self._router:

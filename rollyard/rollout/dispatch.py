@@ -37,7 +37,7 @@ class Dispatch:
     def hand_out(self, out: list[Output]) -> None:
         """Those that are due first before all others: an engine too old for them is too old for all."""
         last = -1
-        while groups := self.waiting.due_after(last):
+        while not self.router.full and (groups := self.waiting.due_after(last)):
             served = self._serve(groups, out)
             if not served and not self._policy.exact:
                 return

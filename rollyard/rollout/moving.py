@@ -47,7 +47,7 @@ class Moves:
 
     def _best(self) -> tuple[EngineId, EngineId, RequestId, Member] | None:
         """The member with the most left on the most crowded engine."""
-        stays = Counter({each.id: each.running for each in self._dispatch.router if not each.held})
+        stays = Counter({each.id: each.running for each in self._dispatch.router if not each.held and not each.leaving})
         stays.subtract(source for source, _ in self._going.values())
         comes = Counter(target for _, target in self._going.values())
         idle = [each for each in self._dispatch.router if each.open]

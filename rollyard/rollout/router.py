@@ -22,12 +22,13 @@ class EngineLoad:
     slots: int
     version: int | None
     held: bool = False
+    leaving: bool = False
     running: int = 0  # requests
     tokens: int = 0  # prompt and written tokens of the running requests
 
     @property
     def open(self) -> bool:
-        return not self.held and self.version is not None and self.running < self.slots
+        return not self.held and not self.leaving and self.version is not None and self.running < self.slots
 
 
 class Router:
@@ -70,6 +71,13 @@ class Router:
         load.held = held
         self._file(load)
 
+    def leave(self, engine: EngineId) -> None:
+        """It gets no request any more."""
+        load = self._engines[engine]
+        self._unfile(load)
+        load.leaving = True
+        self._file(load)
+
     def change(self, engine: EngineId, *, requests: int = 0, tokens: int = 0) -> None:
         """Account for requests and tokens that came (positive) or went (negative)."""
         load = self._engines[engine]
@@ -77,6 +85,11 @@ class Router:
         load.running += requests
         load.tokens += tokens
         self._file(load)
+
+    @property
+    def full(self) -> bool:
+        """Is there no engine that takes requests?"""
+        return not self._open
 
     def choose(
         self, oldest: int, newest: int | None, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO
@@ -36,6 +37,8 @@ class _Watched:
     roles: list[str] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=list)
     newest: dict[tuple[Activity, str], int] = field(default_factory=dict)  # index of the last one of a kind
+    since_ns: int | None = None  # it came later
+    until_ns: int | None = None  # it left
 
     def collect(self) -> None:
         """Take what is new. A piece that goes on where the one before ended becomes part of it."""
@@ -76,10 +79,22 @@ class Accounts:
         """
         watched = next((each for each in self._devices if name in each.names or spans in each.spans), None)
         if watched is None:
-            self._devices.append(watched := _Watched())
+            came = None if self._built_ns is None else self._timeline.spans.now()
+            self._devices.append(watched := _Watched(since_ns=came))
         watched.spans += [spans] * (spans not in watched.spans)
         watched.names += [name] * (name not in watched.names)
         watched.roles += [role] * (role not in watched.roles)
+
+    def doing(self, activity: Activity, what: str) -> AbstractContextManager[None]:
+        """The time of a block in the driver."""
+        return self._timeline.spans.doing(activity, what)
+
+    def left(self, name: str) -> None:
+        """A station is no part of the run any more, and its device neither."""
+        for watched in self._devices:
+            if watched.names == [name]:
+                watched.collect()
+                watched.until_ns = self._timeline.spans.now()
 
     def built(self) -> None:
         """All stations are built: what comes before belongs to setup where nobody says otherwise."""
@@ -115,7 +130,10 @@ class Accounts:
         self.collect()
         start, until = self._timeline.bounds_ns
         setup = Interval(Activity.SETUP, start, until if self._built_ns is None else self._built_ns)
-        return [Lane("+".join(watched.names), tuple(watched.roles), (setup, *watched.intervals)) for watched in self._devices]
+        return [
+            Lane("+".join(each.names), tuple(each.roles), (setup, *each.intervals), each.since_ns, each.until_ns)
+            for each in self._devices
+        ]
 
     def _explaining(self) -> list[Interval]:
         start = self._timeline.bounds_ns[0]

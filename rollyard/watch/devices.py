@@ -35,15 +35,20 @@ class Cause(Enum):
 State = Activity | Cause
 ACTIVITIES = tuple(Activity)
 CAUSES = {Activity(cause.value): cause for cause in Cause if cause is not Cause.UNEXPLAINED}
-_NEAR, _HELD = "near", "held"  # what a device does besides
+_NEAR, _HELD, _AWAY = "near", "held", "away"  # what a device does besides, and that it is not there
 
 
 class Lane(NamedTuple):
-    """One device, and what it did. `roles` are of `engine`, `trainer`: both where they share it."""
+    """One device, and what it did. `roles` are of `engine`, `trainer`: both where they share it.
+
+    It was there from `since_ns` on, and until `until_ns`; None: from the start, to the end.
+    """
 
     device: str
     roles: tuple[str, ...]
     intervals: Sequence[Interval]
+    since_ns: int | None = None
+    until_ns: int | None = None
 
 
 class Moment(NamedTuple):
@@ -51,14 +56,14 @@ class Moment(NamedTuple):
 
     start_ns: int
     end_ns: int
-    states: tuple[State, ...]  # [devices]
+    states: tuple[State | None, ...]  # [devices]; None: it was not there
     near: tuple[bool, ...]  # [devices], weights are being brought near
     held: tuple[bool, ...]  # [devices], between pause and resume
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """The time of one device, in nanoseconds: sum(busy_ns) + sum(wait_ns) == wall_ns.
+    """The time of one device while it was there, in nanoseconds: sum(busy_ns) + sum(wait_ns) == wall_ns.
 
     `transfer_ns` is the time in which weights were brought near, `hidden_ns` the part of it in which the device did other
     work. `stall_ns` is what a weight sync held up: from pause to resume, where it did nothing else, or waited for it.
@@ -102,16 +107,18 @@ def account(
         for role in sorted({role for lane in lanes for role in lane.roles})
     }
     bubbles: Counter[str] = Counter()
-    alike: Counter[tuple[tuple[State, ...], tuple[bool, ...], tuple[bool, ...]]] = Counter()  # few differ, over many moments
+    alike: Counter[tuple[tuple[State | None, ...], tuple[bool, ...], tuple[bool, ...]]] = Counter()  # few differ
     for moment in moments(lanes, driver, start_ns, end_ns):
         alike[moment.states, moment.near, moment.held] += moment.end_ns - moment.start_ns
     for (states, near, held), length in alike.items():
         for book, state, comes_near, stands in zip(books, states, near, held, strict=True):
-            book.enter(length, state, comes_near, stands)
+            if state is not None:
+                book.enter(length, state, comes_near, stands)
         for role, pool in pools.items():
-            if all(isinstance(states[i], Cause) for i in pool):
+            there = [states[i] for i in pool if states[i] is not None]
+            if there and all(isinstance(state, Cause) for state in there):
                 bubbles[role] += length
-    devices = tuple(book.close(lane, end_ns - start_ns) for book, lane in zip(books, lanes, strict=True))
+    devices = tuple(book.close(lane) for book, lane in zip(books, lanes, strict=True))
     return devices, tuple(_pool(role, [devices[i] for i in pool], bubbles[role]) for role, pool in pools.items())
 
 
@@ -119,30 +126,42 @@ def moments(lanes: Sequence[Lane], driver: Sequence[Interval], start_ns: int, en
     """The whole time in order, without gaps, cut wherever anything begins or ends."""
     everybody = [*(lane.intervals for lane in lanes), driver]
     edges: list[tuple[int, int, str, int]] = []
-    for index, intervals in enumerate(everybody):
+    bounds = [*(_presence(lane, start_ns, end_ns) for lane in lanes), (start_ns, end_ns)]
+    for index, (intervals, (since, until)) in enumerate(zip(everybody, bounds, strict=True)):
         prepares = [(_NEAR, begin, end, what) for _, begin, end, what in intervals if what == "prepare"]
         windows = [(_HELD, *window, "") for window in _held(intervals, end_ns)]
         for kind, begin, end, _ in (*intervals, *prepares, *windows):
-            begin, end = max(begin, start_ns), min(end, end_ns)
+            begin, end = max(begin, since), min(end, until)
             if begin < end:
                 edges += ((begin, index, kind, 1), (end, index, kind, -1))
+        edges += ((at, index, _AWAY, change) for at, change in ((start_ns, 1), (since, -1), (until, 1)))
     edges.sort(key=lambda edge: edge[0])
     open_: list[Counter[str]] = [Counter() for _ in everybody]
     doing: list[Activity | None] = [None for _ in lanes]
-    near, held = ([False for _ in lanes] for _ in range(2))
+    near, held, away = ([False for _ in lanes] for _ in range(3))
     going: Counter[str] = Counter()  # on all of them
     at = start_ns
     for time, index, kind, change in (*edges, (end_ns, -1, "", 0)):
         if time > at:
             cause = next((cause for activity, cause in CAUSES.items() if going[activity]), Cause.UNEXPLAINED)
-            yield Moment(at, time, tuple(activity or cause for activity in doing), tuple(near), tuple(held))
+            yield Moment(at, time, tuple(_state(*one, cause) for one in zip(away, doing, strict=True)), tuple(near), tuple(held))
             at = time
         open_[index][kind] += change
         going[kind] += change
         if 0 <= index < len(lanes):
             own = open_[index]
             doing[index] = next((activity for activity in ACTIVITIES if own[activity]), None)
-            near[index], held[index] = own[_NEAR] > 0, own[_HELD] > 0
+            near[index], held[index], away[index] = own[_NEAR] > 0, own[_HELD] > 0, own[_AWAY] > 0
+
+
+def _presence(lane: Lane, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """From when to when it was there."""
+    since = start_ns if lane.since_ns is None else min(max(lane.since_ns, start_ns), end_ns)
+    return since, end_ns if lane.until_ns is None else min(max(lane.until_ns, since), end_ns)
+
+
+def _state(away: bool, doing: Activity | None, cause: Cause) -> State | None:
+    return None if away else doing or cause
 
 
 def _held(intervals: Sequence[Interval], end_ns: int) -> Iterator[tuple[int, int]]:
@@ -171,7 +190,8 @@ class _Book:
         self.hidden_ns += length * (near and isinstance(state, Activity) and state is not Activity.SYNC)
         self.stall_ns += length * (held and state in (Activity.SYNC, Cause.SYNC))
 
-    def close(self, lane: Lane, wall_ns: int) -> DeviceTime:
+    def close(self, lane: Lane) -> DeviceTime:
+        wall_ns = self.spent.total()
         busy = {kind.value: self.spent[kind] for kind in Activity if self.spent[kind]}
         wait = {kind.value: self.spent[kind] for kind in Cause if self.spent[kind]}
         shares = _shares(wall_ns, busy, wait)

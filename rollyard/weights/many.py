@@ -39,6 +39,10 @@ class Offers:
         self._manifests: dict[EngineId, Manifest] = {}
         self._offering: tuple[Publisher, ...] = ()
 
+    def serve(self, engine: EngineId, publisher: Publisher) -> None:
+        """From now on also this engine."""
+        self._publishers[engine] = publisher
+
     async def offer(self, version: WeightVersion, engines: Sequence[EngineId], *, again: bool = False) -> Offered:
         """Publish `version` to these engines.
 

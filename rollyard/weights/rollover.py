@@ -17,6 +17,7 @@ from rollyard.events import (
     EngineDown,
     EngineHeld,
     EngineId,
+    EngineLeft,
     EngineLoaded,
     EnginePaused,
     EnginePrepared,
@@ -85,6 +86,7 @@ class RolloverMachine:
         self._handlers: dict[type[Event | Signal], Callable[..., Iterable[Output]]] = {
             EngineUp: self._on_up,
             EngineDown: self._on_down,
+            EngineLeft: self._on_left,
             EngineSlept: self._on_slept,
             RolloverWanted: self._on_wanted,
             Delivered: self._on_delivered,
@@ -115,6 +117,12 @@ class RolloverMachine:
         yield Forget(event.engine)
         if event.engine in self._steps:
             yield from self._settled(event.engine)
+
+    def _on_left(self, signal: EngineLeft) -> Iterable[Output]:
+        """It was let go while nothing was on its way to it."""
+        del self._asleep[signal.engine]
+        self._still.discard(signal.engine)
+        yield Forget(signal.engine)
 
     def _on_slept(self, event: EngineSlept) -> Iterable[Output]:
         self._asleep[event.engine] = True

@@ -69,8 +69,9 @@ class Sync:
             ev.Wake: self._wake,
         }
 
-    def revive(self, engine: ev.EngineId) -> None:
-        """Another engine of this name has taken the place of one that was lost."""
+    def join(self, engine: ev.EngineId, publisher: Publisher) -> None:
+        """There is an engine of this name: a new one, or one that has taken the place of one that was lost."""
+        self._offers.serve(engine, publisher)
         self._living.add(engine)
 
     # --------------------------------------------------------------------------------- the instructions
@@ -131,10 +132,17 @@ class Sync:
 
     async def _prove(self, instruction: ev.Prove) -> None:
         with self._timeline.phase(Phase.SYNC):
+            await asyncio.gather(*(self._finish(engine) for engine in sorted(self._living)))
             found = await self._prover.prove(sorted(self._living), instruction.version, self._roll)
         self._unseen.clear()  # every version since was one of the canary's, and looked at
         self._recorder.proved(found)
         self._post(ev.Proved(instruction.version))
+
+    async def _finish(self, engine: ev.EngineId) -> None:
+        """What runs there comes to its end, which takes as long as it takes."""
+        with self._of(engine) as one:
+            await one.pause(ev.Rollover.DRAIN)
+            await one.resume()
 
     async def _forget(self, instruction: ev.Forget) -> None:
         self._lose(instruction.engine)

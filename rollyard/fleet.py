@@ -1,0 +1,167 @@
+"""Engines that come to a running run, and go.
+
+    add ──► starting ──► EngineUp ──► synced, probed, proved ──► requests
+    remove ──► EngineLeaving ──► finished or cut ──► Retire ──► closed
+
+`add`, `remove` and `states` may be called from any thread; everything else happens on the run's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import warnings
+from collections.abc import Callable, Coroutine
+from threading import Lock
+from typing import Any
+
+from rollyard import events as ev
+from rollyard.conductor import Conductor
+from rollyard.config import Config, is_address
+from rollyard.control import Answer, Order
+from rollyard.errors import ConfigError, EngineError, TimeLimitExceeded
+from rollyard.rollout.controller import Controller
+from rollyard.stations import Stations
+from rollyard.types import Activity, EngineStats
+from rollyard.watch.accounts import ENGINE
+from rollyard.watch.recorder import Recorder
+from rollyard.weights.sync import Sync
+
+STARTING, UP, LEAVING, AGAIN = "starting", "up", "leaving", "being started again"
+
+
+class Fleet:
+    """The engines of one run.
+
+    Args:
+        post: takes the events.
+        start: begins a task; what it raises ends the run.
+        keep: takes the totals of an engine that left.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stations: Stations,
+        conductor: Conductor,
+        controller: Controller,
+        sync: Sync,
+        recorder: Recorder,
+        post: Callable[[ev.Event], None],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+        keep: Callable[[EngineStats], None],
+    ) -> None:
+        self._config, self._stations, self._conductor = config, stations, conductor
+        self._controller, self._sync, self._recorder = controller, sync, recorder
+        self._post, self._start, self._keep = post, start, keep
+        self._loop = asyncio.get_running_loop()
+        self._lock = Lock()
+        self._numbers = itertools.count(len(stations.engines))
+        self._urls = set(config.engine.url)
+        self._starting: dict[ev.EngineId, None] = {}
+        self._leaving: set[ev.EngineId] = set()
+        self._failed: dict[ev.EngineId, str] = {}
+        self.actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {ev.Retire: self._retire}
+
+    def add(self, url: str = "") -> ev.EngineId:
+        """Begin to start an engine, or to use a running server: its name. It works once it has the newest weights.
+
+        Raises ConfigError where this run can have no more.
+        """
+        self._check(url)
+        with self._lock:
+            if url in self._urls:
+                raise ConfigError(f"{url} is an engine of this run already", where="engine.url", remedy="name another server")
+            if url:
+                self._urls.add(url)
+            name = f"engine-{next(self._numbers)}"
+            self._starting[name] = None
+        self._loop.call_soon_threadsafe(lambda: self._start(self._add(name, url)))
+        return name
+
+    def remove(self, engine: ev.EngineId, cut: bool = False) -> None:
+        """Let an engine go: it finishes what it holds, or (`cut`) that goes on elsewhere with the tokens it has.
+
+        Raises ConfigError when there is no such engine, or no other.
+        """
+        with self._lock:
+            staying = sorted(self._conductor.staying - self._leaving)
+            if engine not in staying:
+                state = dict(self.states()).get(engine)
+                problem = f"{engine} is {state}" if state else f"this run has no engine {engine}"
+                remedy = f"one of: {', '.join(staying)}" if staying else "wait until the run has started"
+                raise ConfigError(problem, where="engine", remedy=remedy)
+            if len(staying) == 1:
+                problem = f"{engine} is the last engine, and without one nothing is generated"
+                raise ConfigError(problem, where="engine", remedy="add another one first, or stop the run")
+            self._leaving.add(engine)
+        self._loop.call_soon_threadsafe(self._post, ev.EngineLeaving(engine, cut))
+
+    def states(self) -> tuple[tuple[ev.EngineId, str], ...]:
+        """Every engine and what it does."""
+        staying, leaving = self._conductor.staying, self._leaving
+        here = {name: UP if name in staying else AGAIN for name in list(self._stations.engines)}
+        here |= dict.fromkeys(list(self._starting), STARTING) | {name: LEAVING for name in here if name in leaving}
+        return tuple((here | self._failed).items())
+
+    def answer(self, order: Order) -> Answer:
+        """Do what another process asks."""
+        try:
+            if order.do == "add":
+                name = self.add(order.url)
+                return Answer(f"{name} is being started; it gets requests once it has the newest weights", self.states())
+            if order.do == "remove":
+                self.remove(order.engine, order.cut)
+                how = "what it holds goes on elsewhere" if order.cut else "it finishes what it holds first"
+                return Answer(f"{order.engine} leaves; {how}", self.states())
+        except ConfigError as error:
+            return Answer(problem=error.problem, where=error.where, remedy=error.remedy)
+        return Answer(engines=self.states())
+
+    # --------------------------------------------------------------------------------------------- on the loop
+
+    def may_leave(self, event: ev.EngineLeaving) -> bool:
+        """May it still, now that its turn has come? Others may have been lost meanwhile."""
+        staying = self._conductor.staying
+        if event.engine in staying and len(staying) > 1:
+            return True
+        self._leaving.discard(event.engine)
+        if event.engine in staying:
+            warnings.warn(f"{event.engine} stays: the others were lost meanwhile", RuntimeWarning, stacklevel=2)
+        return False
+
+    async def _add(self, name: ev.EngineId, url: str) -> None:
+        try:
+            with self._recorder.accounts.doing(Activity.RESTART, name):
+                engine = await self._stations.add(name, url)
+        except (ConfigError, EngineError, TimeLimitExceeded) as error:
+            self._failed[name] = f"not started: {error}"
+            self._urls.discard(url)
+            warnings.warn(f"{name} could not be started: {error}", RuntimeWarning, stacklevel=2)
+            return
+        finally:
+            self._starting.pop(name, None)
+        self._controller.join(name)
+        self._sync.join(name, self._stations.publishers[name])
+        self._recorder.accounts.watch(name, ENGINE, engine.spans)
+        self._post(ev.EngineUp(name, engine.slots, engine.version))
+
+    async def _retire(self, instruction: ev.Retire) -> None:
+        name = instruction.engine
+        self._controller.leave(name)
+        stats = await self._stations.remove(name)
+        self._keep(stats)
+        self._recorder.accounts.left(name)
+        self._leaving.discard(name)
+
+    def _check(self, url: str) -> None:
+        """Raises ConfigError."""
+        config = self._config
+        if not config.place.apart or self._stations.launch is None:
+            problem = f"with placement {config.place.placement} engines share the trainers' devices, and none comes or goes"
+            raise ConfigError(problem, where="place.placement", remedy="use separate or async")
+        if bool(url) != bool(config.engine.url):
+            kept = ("are running servers", "give its address") if config.engine.url else ("are started by it", "give no address")
+            raise ConfigError(f"the engines of this run {kept[0]}", where="engine.url", remedy=kept[1])
+        if url and not is_address(url):
+            raise ConfigError(f"{url!r} is no address", where="engine.url", remedy="give such as http://127.0.0.1:30000")
