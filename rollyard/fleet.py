@@ -16,8 +16,9 @@ from threading import Lock
 from typing import Any
 
 from rollyard import events as ev
+from rollyard.combinations import is_address
 from rollyard.conductor import Conductor
-from rollyard.config import Config, is_address
+from rollyard.config import Config
 from rollyard.control import Answer, Order
 from rollyard.errors import ConfigError, EngineError, TimeLimitExceeded
 from rollyard.rollout.controller import Controller

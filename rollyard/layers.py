@@ -18,7 +18,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from rollyard.config import Config, check
+from rollyard.combinations import check
+from rollyard.config import Config
 from rollyard.errors import ConfigError
 from rollyard.events import Rollover
 

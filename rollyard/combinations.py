@@ -1,0 +1,259 @@
+"""What options must satisfy together: the first combination that does not hold is told, before anything loads."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import urlsplit
+
+from rollyard.config import LEAST_TEMPERATURE, Config, EngineConfig, LoraConfig, RolloutConfig, WarmupConfig
+from rollyard.errors import ConfigError
+
+
+def check(config: Config) -> None:
+    """What the options together must satisfy. Raises ConfigError for the first that does not hold."""
+    _check_prompts(config)
+    _check_rollout(config.rollout)
+    _check_group_size(config)
+    _check_warmup(config.warmup)
+    _check_staleness(config)
+    _check_place(config)
+    _check_engine(config.engine)
+    _check_adapter(config)
+    _check_lora(config)
+
+
+def _check_prompts(config: Config) -> None:
+    prompts = config.prompts
+    if bool(prompts.path) == bool(prompts.task):
+        found = "both are given" if prompts.path else "neither is given"
+        remedy = "give --prompts FILE.jsonl, or --prompts.task, or start from a preset such as --preset sort"
+        raise ConfigError(f"prompts come from a file or from a built-in task, but {found}", where="prompts.path", remedy=remedy)
+    if prompts.path and not config.model.path:
+        remedy = "give --model FOLDER, a Hugging Face causal LM"
+        raise ConfigError("prompts from a file need a model", where="model.path", remedy=remedy)
+
+
+def _check_rollout(rollout: RolloutConfig) -> None:
+    if 0 < rollout.temperature < LEAST_TEMPERATURE:
+        problem = f"a temperature of {rollout.temperature:g} overflows float32"
+        raise ConfigError(problem, where="rollout.temperature", remedy=f"use at least {LEAST_TEMPERATURE:g}")
+    if rollout.temperature == 0:
+        problem = "greedy completions of a prompt are all alike and have no importance ratio"
+        raise ConfigError(problem, where="rollout.temperature", remedy="use a temperature above 0, usually 1")
+    if 0 < rollout.max_live_groups < rollout.groups_per_step:
+        problem = f"with at most {rollout.max_live_groups} live prompts a batch of {rollout.groups_per_step} never fills"
+        raise ConfigError(problem, where="rollout.max_live_groups", remedy=f"use 0 or at least {rollout.groups_per_step}")
+
+
+def _check_staleness(config: Config) -> None:
+    rollout, placement = config.rollout, config.place.placement
+    limit = rollout.max_staleness
+    if limit and placement == "separate":
+        problem = f"a run that trains and generates in turn has nothing that is {limit} versions old"
+        raise ConfigError(problem, where="rollout.max_staleness", remedy="use 0 with placement separate, or placement async")
+    if limit and placement == "colocated" and not rollout.oversample:
+        problem = f"without prompts to spare every batch waits for all of its own, and nothing is {limit} versions old"
+        raise ConfigError(problem, where="rollout.max_staleness", remedy="use 0, or add --rollout.oversample")
+    if limit != 1 and placement == "swap":
+        problem = f"one half generates the next batch while the other trains: a rollout lags by 1 version, not {limit}"
+        raise ConfigError(problem, where="rollout.max_staleness", remedy="use 1 with placement swap")
+    _check_oversample(rollout, placement)
+
+
+def _check_oversample(rollout: RolloutConfig, placement: str) -> None:
+    spare = rollout.oversample
+    if not spare:
+        return
+    if placement == "swap":
+        problem = "one half writes one batch, and no prompt beyond it"
+        raise ConfigError(problem, where="rollout.oversample", remedy="use 0 with placement swap, or placement async")
+    if not rollout.max_staleness:
+        problem = f"{spare} prompts beyond a batch are trained at a later version, and nothing may be older than the newest"
+        remedy = "use 0 with placement separate" if placement == "separate" else "add --rollout.max_staleness 1, or more"
+        raise ConfigError(problem, where="rollout.oversample", remedy=remedy)
+    if spare > rollout.max_staleness * rollout.groups_per_step:
+        most = rollout.max_staleness * rollout.groups_per_step
+        problem = f"a limit of {rollout.max_staleness} versions leaves room for {most} prompts beyond a batch, not {spare}"
+        raise ConfigError(problem, where="rollout.oversample", remedy=f"use at most {most}")
+    if rollout.max_live_groups:
+        problem = f"a batch and {spare} more are under way with oversample, and max_live_groups is another such limit"
+        raise ConfigError(problem, where="rollout.oversample", remedy="leave out rollout.max_live_groups")
+    if rollout.overtaking == "never":
+        problem = "prompts to spare are of use where those that are done first may be trained first"
+        raise ConfigError(problem, where="rollout.oversample", remedy="use --rollout.overtaking allow")
+    if rollout.on_stale == "drop":
+        problem = "dropping the prompts that come late would leave out the long answers"
+        raise ConfigError(problem, where="rollout.oversample", remedy="use --rollout.on_stale wait")
+
+
+def _check_place(config: Config) -> None:
+    place, kind = config.place, config.engine.kind
+    if kind == "openai":
+        problem = "an OpenAI-compatible server takes no new weights: it is for judges, teachers and evaluation"
+        raise ConfigError(problem, where="engine.kind", remedy="train with embedded, vllm or sglang")
+    if place.ray_address and place.runtime != "ray":
+        problem = "a Ray cluster is named, and the run does not use Ray"
+        raise ConfigError(problem, where="place.ray_address", remedy="add --place.runtime ray")
+    if place.nodes == "spread" and place.runtime != "ray":
+        problem = "hosts are to lie on several nodes, and the run does not use Ray"
+        raise ConfigError(problem, where="place.nodes", remedy="add --place.runtime ray and --place.ray_address, or use auto")
+    if place.nodes == "spread" and config.weights.transport == "shared_memory":
+        problem = "weights that go through the memory of one node do not reach others"
+        raise ConfigError(problem, where="place.nodes", remedy="use auto or one, or --weights.transport broadcast")
+    if place.ray_address and place.device == "auto":
+        problem = "which devices the nodes of a running cluster have is not known here"
+        raise ConfigError(problem, where="place.device", remedy="say cpu or cuda with place.ray_address")
+    if config.train.shard:
+        _check_shard(place)
+    if place.apart:
+        _check_apart(config)
+    else:
+        _check_shared(config)
+    _check_delta(config)
+
+
+def _check_delta(config: Config) -> None:
+    if not config.weights.delta:
+        return
+    if not config.place.apart:
+        problem = f"with placement {config.place.placement} engines decode with the trainer's own parameters: nothing travels"
+        raise ConfigError(problem, where="weights.delta", remedy="leave it out, or use placement separate or async")
+    if config.engine.kind == "sglang":
+        problem = "sglang reads whole folders by itself: nobody there could apply what changed"
+        raise ConfigError(problem, where="weights.delta", remedy="leave it out, or use engine embedded or vllm")
+
+
+def _check_shard(place: PlaceConfig) -> None:
+    """Trainers have a part of the parameters each."""
+    if not place.apart:
+        problem = f"with placement {place.placement} engines decode with their trainer's parameters, which would be a part"
+        raise ConfigError(problem, where="train.shard", remedy="use it with --place.placement separate or async")
+    if place.train < 2:
+        problem = "one trainer has nobody to share the policy with"
+        raise ConfigError(problem, where="train.shard", remedy="use it with --place.train 2 or more")
+
+
+def _check_shared(config: Config) -> None:
+    """Every device has an engine and a trainer with one set of parameters."""
+    place, kind, transport = config.place, config.engine.kind, config.weights.transport
+    if kind != "embedded":
+        problem = f"engine {kind} has a process and memory of its own"
+        raise ConfigError(problem, where="engine.kind", remedy="use --place.placement separate or async, or engine embedded")
+    if place.generate > 1:
+        problem = f"with placement {place.placement} every trainer has one engine, and {place.generate} more are asked for"
+        raise ConfigError(
+            problem, where="place.generate", remedy="leave it out and use place.train, or placement separate or async"
+        )
+    if place.placement == "colocated" and transport not in ("auto", "in_place"):
+        problem = f"a colocated engine decodes with the trainer's own parameters: nothing travels by {transport}"
+        raise ConfigError(problem, where="weights.transport", remedy="use in_place, or --place.placement separate")
+    if place.placement == "swap" and place.train > 1:
+        problem = f"each of two halves trains by itself, and {place.train} trainers are asked for"
+        raise ConfigError(problem, where="place.train", remedy="use 1 with placement swap")
+    if place.placement == "swap" and transport not in ("auto", "shared_memory", "broadcast"):
+        problem = f"the training state does not travel by {transport}"
+        raise ConfigError(problem, where="weights.transport", remedy="use shared_memory or broadcast with placement swap")
+
+
+def _check_apart(config: Config) -> None:
+    """Engines have devices of their own."""
+    place, kind, transport = config.place, config.engine.kind, config.weights.transport
+    if (kind == "sglang" or config.engine.url) and len(config.engine.url) != place.generate:
+        problem = f"{place.generate} engines need as many running servers, and {len(config.engine.url)} are named"
+        raise ConfigError(problem, where="engine.url", remedy="give such as --engine.url http://127.0.0.1:30000")
+    if transport == "in_place":
+        problem = "an engine in its own process cannot decode with the trainer's own parameters"
+        raise ConfigError(problem, where="weights.transport", remedy="use shared_memory, broadcast or checkpoint")
+
+
+def _check_lora(config: Config) -> None:
+    lora, engine = config.lora, config.engine
+    if config.weights.what == "full":
+        if lora != LoraConfig():
+            problem = "options of an adapter are given, and all parameters are trained"
+            raise ConfigError(problem, where="lora", remedy="add --weights.what lora, or leave them out")
+        return
+    if lora.dropout:
+        problem = "with dropout the trainer's function is another one at every step, and no engine has it"
+        raise ConfigError(problem, where="lora.dropout", remedy="use 0")
+    if not lora.targets or len(set(lora.targets)) < len(lora.targets) or ("all-linear" in lora.targets and len(lora.targets) > 1):
+        problem = f"{', '.join(lora.targets) or 'nothing'} names no set of linears"
+        raise ConfigError(problem, where="lora.targets", remedy="use all-linear alone, or each linear once")
+    if config.train.shard:
+        problem = "ranks that share a policy by rows share all of it, and an adapter is around whole tensors"
+        raise ConfigError(
+            problem, where="train.shard", remedy="leave it out: each rank has the frozen parameters and the adapter"
+        )
+    if engine.tensor_parallel_size > 1:
+        problem = f"an adapter was never brought to an engine of {engine.tensor_parallel_size} workers"
+        raise ConfigError(problem, where="engine.tensor_parallel_size", remedy="use 1, or --weights.what full")
+    if config.train.adapter:
+        problem = "the trainer of another stack publishes all parameters"
+        raise ConfigError(problem, where="weights.what", remedy="use full")
+    if engine.kind == "sglang" or engine.url:
+        problem = "a server that runs already is not given an adapter"
+        raise ConfigError(problem, where="weights.what", remedy="use full, or engine embedded or vllm that is started by the run")
+
+
+def _check_engine(engine: EngineConfig) -> None:
+    _check_object(engine.extra, "engine.extra", '{"enforce_eager": true}')
+    if engine.server and (engine.kind != "vllm" or engine.url):
+        problem = "it runs already" if engine.url else f"engine {engine.kind} starts no server"
+        raise ConfigError(problem, where="engine.server", remedy="leave it out, or use engine vllm without engine.url")
+    if engine.url and engine.kind == "embedded":
+        raise ConfigError("an embedded engine is no server", where="engine.url", remedy="leave it out, or name another engine")
+    for url in engine.url:
+        if not is_address(url):
+            raise ConfigError(f"{url!r} is no address", where="engine.url", remedy="give such as http://127.0.0.1:30000")
+    if len({url.rstrip("/") for url in engine.url}) < len(engine.url):
+        raise ConfigError("a server is named twice", where="engine.url", remedy="give each engine a server of its own")
+
+
+def _check_object(text: str, where: str, example: str) -> None:
+    try:
+        extra = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"no JSON: {error}", where=where, remedy=f"give such as {example}") from None
+    if not isinstance(extra, dict):
+        raise ConfigError(f"{text} is no object", where=where, remedy=f"give such as {example}")
+
+
+def _check_adapter(config: Config) -> None:
+    """A trainer of another stack has a process of its own, and is one for the run whatever it is made of."""
+    train, place = config.train, config.place
+    _check_object(train.extra, "train.extra", '{"stage": 3}')
+    if not train.adapter:
+        if train.extra:
+            raise ConfigError("there is no adapter to be given it", where="train.extra", remedy="name one, or leave it out")
+        return
+    if not place.apart:
+        problem = f"with placement {place.placement} engines decode with the parameters of our own trainer"
+        raise ConfigError(problem, where="train.adapter", remedy="use --place.placement separate or async")
+    if place.train > 1:
+        problem = f"an external trainer is one for the run, and {place.train} are asked for"
+        raise ConfigError(problem, where="place.train", remedy="use 1; ranks of its own are the adapter's to start")
+
+
+def is_address(url: str) -> bool:
+    """A host over HTTP, with a port that there can be."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _check_warmup(warmup: WarmupConfig) -> None:
+    if warmup.width % (2 * warmup.heads):
+        problem = f"a width of {warmup.width} does not split into {warmup.heads} heads of an even size"
+        raise ConfigError(problem, where="warmup.width", remedy=f"use a multiple of {2 * warmup.heads}")
+
+
+def _check_group_size(config: Config) -> None:
+    size, kind = config.rollout.group_size, config.advantage.kind
+    if size < 2:
+        problem = f"{kind} compares the completions of one prompt, and group_size is {size}"
+        raise ConfigError(problem, where="rollout.group_size", remedy="use at least 2, usually 8")
+    if config.rollout.min_scored > size:
+        problem = f"a group of {size} can never have {config.rollout.min_scored} scored members"
+        raise ConfigError(problem, where="rollout.min_scored", remedy=f"use at most {size}")
