@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from urllib.parse import urlsplit
 
-from rollyard.config import LEAST_TEMPERATURE, Config, EngineConfig, LoraConfig, RolloutConfig, WarmupConfig
+from rollyard.config import LEAST_TEMPERATURE, Config, EngineConfig, LoraConfig, PlaceConfig, RolloutConfig, WarmupConfig
 from rollyard.errors import ConfigError
 
 

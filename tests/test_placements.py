@@ -54,11 +54,31 @@ def test_how_many_there_are_changes_nothing(learn: Learn, spread: dict[str, obje
     same(learn()[0], learn(**spread)[0])
 
 
+@pytest.mark.slow
+def test_trainers_that_share_the_policy_learn_what_one_learns(learn: Learn) -> None:
+    """And the accounts are the same: tokens, the work of both trainers together, bytes that travelled, what was proved."""
+    (alone, one), (apart, two) = (
+        learn(place__placement="separate", place__train=count, train__shard=count > 1) for count in (1, 2)
+    )
+    same(alone, apart)
+    assert one.tokens == two.tokens
+    assert one.weights.bytes_copied == two.weights.bytes_copied > 0 and two.weights.canary is not None
+    assert one.weights.canary is not None and two.weights.canary.tensors == one.weights.canary.tensors
+    flops = [
+        sum(each.flops for each in report.usage.operations if each.operation == "forward and backward") for report in (one, two)
+    ]
+    assert flops[0] == flops[1] > 0
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize(
     "spread",
-    [{"place__train": 2}, {"place__placement": "separate", "place__generate": 2, "place__train": 2}],
-    ids=["two devices in turn", "two engines and two trainers"],
+    [
+        {"place__train": 2},
+        {"place__placement": "separate", "place__generate": 2, "place__train": 2},
+        {"place__placement": "separate", "place__train": 2, "train__shard": True},
+    ],
+    ids=["two devices in turn", "two engines and two trainers", "two trainers that share the policy"],
 )
 def test_actors_learn_what_this_process_learns(learn: Learn, spread: dict[str, object]) -> None:
     same(learn()[0], learn(place__runtime="ray", **spread)[0])

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollyard.errors import ConfigError
-from rollyard.model.folder import load, save, write_folder
+from rollyard.model import folder as folder_module
+from rollyard.model.folder import load, save, weight_files, write_folder
 from tests.tiny import tiny_folder
 
 WEIGHTS = "model.safetensors"
@@ -116,6 +117,21 @@ def test_reads_shards(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ConfigError, match="weight_map"):
         load(folder)
+
+
+@pytest.mark.parametrize("most", [1, 40_000, 10**9])
+def test_writes_several_files_where_one_would_be_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Also one for each tensor. transformers reads them as well, and nobody takes one of them for all."""
+    monkeypatch.setattr(folder_module, "FILE_BYTES", most)
+    source = tiny_folder(tmp_path, tied=False)
+    model = load(source)
+    save(model, tmp_path / "saved", source)
+    files = weight_files(tmp_path / "saved")
+    assert len(files) == {1: len(list(model.parameters())), 10**9: 1}.get(most, len(files))
+    assert all(path.stat().st_size < max(most, 4 * 64 * 128) + 4096 for path in files)
+    again, theirs = load(tmp_path / "saved"), AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(dict(again.named_parameters())[name], parameter) and torch.equal(theirs[name], parameter)
 
 
 def test_casts_to_the_dtype_asked_for(tmp_path: Path) -> None:
