@@ -108,5 +108,5 @@ async def test_the_parameters_are_put_back_on_every_rank_that_is_left() -> None:
 
 
 async def test_a_rank_is_named_by_what_it_met_itself() -> None:
-    with pytest.raises(TrainerLost, match="^rank 1: gone"):
+    with pytest.raises(TrainerLost, match=r"^rank 1: gone"):
         await evidence([Rank(APART), Rank(TrainerLost("gone"))]).move(1, ())
