@@ -63,11 +63,9 @@ async def test_the_engine_that_receives_for_a_machine_is_killed(tmp_path: Path) 
     folder = tiny_folder(tmp_path, layers=1)
     model, device = load(folder), DeviceThread(lambda: torch.set_num_threads(1))
     publisher = BroadcastPublisher(Source.of(model), device, "127.0.0.1", 60.0, delta=True)
-    children, engines = [], []
+    children, engines, chosen = [], [], config(transport="broadcast", delta=True)
     for name in ("e0", "e1"):
-        order = TypeAdapter(hosts.EngineOrder).dump_json(
-            hosts.EngineOrder(config(transport="broadcast", delta=True), name, folder)
-        )
+        order = TypeAdapter(hosts.EngineOrder).dump_json(hosts.EngineOrder(chosen, name, folder))
         children.append(await launch("rollyard.hosts:serve_engine", order, name=f"engine {name}", environment=ENVIRONMENT))
         engines.append(hosts.remote_engine(chosen, name, children[-1]))
         await engines[-1].start()
