@@ -56,6 +56,21 @@ MOST = (
 )
 PARTS = ("decode",)  # workloads whose second side is a part of the first: their ratio says nothing
 NAMES = {"hf": "Hugging Face `generate`", "vllm": "vLLM", "trl": "TRL `GRPOTrainer`"}
+WORK = {"idle": "", "adapter": "adapter, ", "delta": "what changed, ", "relay": "engines of one machine, "}  # of weight sync
+NEAR_FIGURE = "near the engine, times its bound"
+NEAR = {"broadcast": 1.3}  # of that, at most
+SYNC = (  # figures of weight sync, in this order
+    NEAR_FIGURE,
+    "times its bound",
+    "publish",
+    "prepare",
+    "load",
+    "stall under keep",
+    "one step",
+    "rate",
+    "memory",
+    "bytes",
+)
 COLUMNS = "| workload | format | unit | Rollyard | against | | ratio (least to most) | goal | | rounds | load |"
 
 Row = dict[str, Any]  # one result, as `rollyard bench --json` prints it
@@ -104,8 +119,7 @@ def section(rows: list[Row]) -> list[str]:
             parts += [f"#### {title}", table(chosen)]
     for row in rows:
         if row["bench"] == "sync":
-            of = ", adapter" if row["workload"] == "adapter" else ""
-            parts += [f"#### Weight sync{of}, {row['dtype']}, {len(row['ratios'])} rounds", sides_table(row)]
+            parts += [f"#### Weight sync, {WORK[row['workload']]}{row['dtype']}, {len(row['ratios'])} rounds", sides_table(row)]
     rows = [row for row in rows if row["bench"] != "sync"] or rows
     return [*parts, "#### Figures beside them", figures(rows), "#### Measured on", circumstances(rows)]
 
@@ -164,17 +178,20 @@ def verdict(reached: bool) -> str:
 
 
 def sides_table(row: Row) -> str:
-    """Every transport and every raw copy, a line each."""
-    columns = ("times its bound", "publish", "prepare", "load", "stall under keep", "one step", "bytes")
+    """Every transport and every raw copy, a line each, with what any of them tells."""
+    told = {figure["name"] for side in row["sides"] for figure in side["figures"]}
+    columns = [name for name in SYNC if name in told]
     lines = [
-        f"| | ms (least to most) | {' | '.join(columns)} |",
-        f"| --- | ---: |{' ---: |' * len(columns)}",
+        f"| | ms (least to most) | {' | '.join(columns)} | goal | |",
+        f"| --- | ---: |{' ---: |' * len(columns)} ---: | --- |",
     ]
     for side in row["sides"]:
         spread, known = side["spread"], {figure["name"]: figure["value"] for figure in side["figures"]}
         found = (number(known[name]) if name in known else "" for name in columns)
         span = f"{number(spread['median'])} ({number(spread['least'])} to {number(spread['most'])})"
-        lines.append(f"| {side['name']} | {span} | {' | '.join(found)} |")
+        goal = NEAR.get(side["name"]) if known.get(NEAR_FIGURE) else None
+        end = (f"{goal:g}", verdict(known[NEAR_FIGURE] <= goal)) if goal else ("", "")
+        lines.append(f"| {side['name']} | {span} | {' | '.join(found)} | {' | '.join(end)} |")
     return "\n".join(lines)
 
 

@@ -272,6 +272,10 @@ def _sides(rounds: Rounds) -> list[Side]:
         if bound := BOUNDS.get(name):
             times = [mine.value / other.value for mine, other in zip(measured[name], measured[bound], strict=True)]
             extra = [Figure("times its bound", median(times))]
+            parts = [{one.name: one.value for one in mine.figures} for mine in measured[name]]
+            near = [known["publish"] + known["prepare"] for known in parts]
+            times = [mine / other.value for mine, other in zip(near, measured[bound], strict=True)]
+            extra.append(Figure("near the engine, times its bound", median(times)))
         return Side.of(name, measured[name], extra)
 
     first: Sequence[str] = ("shared_memory", BOUNDS["shared_memory"])

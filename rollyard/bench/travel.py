@@ -226,9 +226,9 @@ async def _relays(
             await engine.start()
             engines.append(engine)
             processes.append(child.pid)
-        for count in ENGINES:
-            publisher = worker.build_publisher(config, policy, device, folder)
-            stack.callback(publisher.close)
+        publisher = worker.build_publisher(config, policy, device, folder)
+        stack.callback(publisher.close)
+        for count in ENGINES:  # a group for each, in turn
             sync = Sync(publisher, engines[:count], processes[:count])
             found.append(Moved(f"{way} {count}", sync, partial(changer.change, SHARES[0]), device))
     return found

@@ -74,7 +74,7 @@ class BroadcastPublisher:
         await asyncio.wait((offered, copying), return_when=asyncio.FIRST_COMPLETED)
         if copying.done():
             copying.result()
-        return self._send_to(tuple(engines), await offered, ready, copying)
+        return self._send_to(tuple(engines), self._bases.offer(await offered), ready, copying)
 
     async def again(self, engines: Sequence[EngineId]) -> Manifest:
         """Send what is in the buffer to these engines. Raises WeightSyncError when nothing was copied there whole."""
@@ -91,13 +91,11 @@ class BroadcastPublisher:
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:
         """An engine has its own memory."""
-        self._bases.taken(engine, version, self._holds)
+        self._bases.taken(engine, version)
 
     def lost(self, engine: EngineId) -> None:
-        """The next offer makes a new group."""
+        """The next offer is to others, for whom there is a new group."""
         self._bases.lost(engine)
-        if self._group is not None and engine in self._group.members:
-            self._group.broken = True
 
     def close(self) -> None:
         self._leave()
@@ -158,7 +156,7 @@ class BroadcastPublisher:
         copying: asyncio.Future[None] | None = None,
     ) -> Manifest:
         """Begin to send: behind the copy, or all of the buffer when none is made."""
-        if self._group is None or self._group.members != members or self._group.broken:
+        if self._group is None or self._group.members != members:
             self._leave()
             self._groups += 1
         self._offers += 1

@@ -57,7 +57,8 @@ class CheckpointPublisher:
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
         """Write the parameters. Raises WeightSyncError when they cannot be written."""
         base = self._bases.of(self._offered, version, engines)
-        return await self._device.run(self._device.spans.timed(Activity.SYNC, self._publish, "publish"), version, base)
+        publish = self._device.spans.timed(Activity.SYNC, self._publish, "publish")
+        return self._bases.offer(await self._device.run(publish, version, base))
 
     async def again(self, engines: Sequence[EngineId]) -> Manifest:
         """The newest folder, with all of it. Raises WeightSyncError when nothing was written."""
@@ -73,7 +74,7 @@ class CheckpointPublisher:
 
     def taken(self, engine: EngineId, version: WeightVersion) -> None:
         """An engine reads what it takes into its own memory."""
-        self._bases.taken(engine, version, self._offered)
+        self._bases.taken(engine, version)
 
     def lost(self, engine: EngineId) -> None:
         """It leaves nothing behind."""
@@ -193,7 +194,14 @@ class CheckpointReceiver:
         targets, last = views(slot.tensor, layout), self._kept.last
         self._kept.last = Changes()
         if base is None:
-            fill(targets, _each(folder, self._device))
+            left = set(targets)
+            for name, tensor in _each(folder, self._device):
+                if name not in left:
+                    raise WeightSyncError(f"{name} in {folder} is none of the engine's tensors")
+                left.discard(name)
+                fill(targets, ((name, tensor),))
+            if left:
+                raise WeightSyncError(f"{folder} lacks {', '.join(sorted(left))}")
         else:
             self._kept.last = self._read_changes(manifest, folder, slot.tensor, holds, base.tensor, last)
         slot.end(manifest.name)

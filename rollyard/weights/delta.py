@@ -179,6 +179,7 @@ class Bases:
     def __init__(self, allowed: bool) -> None:
         self._allowed = allowed
         self._has: dict[EngineId, str] = {}  # names of contents
+        self._offered: Manifest | None = None
 
     def of(self, held: Manifest | None, version: WeightVersion, engines: Sequence[EngineId]) -> str:
         """Empty: all of it travels; also of a version that was offered before, as a canary's are, which proves the whole way."""
@@ -186,9 +187,14 @@ class Bases:
             return ""
         return held.name if all(self._has.get(engine) == held.name for engine in engines) else ""
 
-    def taken(self, engine: EngineId, version: WeightVersion, held: Manifest | None) -> None:
-        if held is not None and held.version == version:
-            self._has[engine] = held.name
+    def offer(self, manifest: Manifest) -> Manifest:
+        """These contents are on offer from now on."""
+        self._offered = manifest
+        return manifest
+
+    def taken(self, engine: EngineId, version: WeightVersion) -> None:
+        if self._offered is not None and self._offered.version == version:
+            self._has[engine] = self._offered.name
         else:
             self.lost(engine)
 

@@ -149,3 +149,15 @@ def test_every_goal_is_one_of_a_benchmark_that_exists(render):
     for kind in BENCHES.values():
         for name in kind.workloads:
             assert name in script
+
+
+def test_weight_sync_near_the_engine_has_a_goal(render):
+    row = json.loads(line(100.0, workload="idle"))
+    plain = row["sides"][0] | {"figures": []}
+    figures = [{"name": render.NEAR_FIGURE, "value": 1.25, "unit": ""}, {"name": "bytes", "value": 5.0, "unit": ""}]
+    row["sides"] = [plain | {"name": "broadcast", "figures": figures}, plain | {"name": "one flat broadcast"}]
+    lines = render.sides_table(row).splitlines()
+    assert lines[0] == "| | ms (least to most) | near the engine, times its bound | bytes | goal | |"
+    assert lines[2].endswith("| 1.25 | 5 | 1.3 | reached |") and lines[3].endswith("|  |  |  |  |")
+    figures[0]["value"] = 1.31
+    assert render.sides_table(row).splitlines()[2].endswith("| 1.3 | **missed** |")

@@ -94,6 +94,7 @@ async def test_who_does_not_have_the_version_before_gets_all_of_it(tmp_path: Pat
             both.publisher.lost("e1")
             both.receivers["e1"].close()
             both.receivers["e1"] = receiver(kind, model, "e1")
+            await prepared(both, await both.publisher.again(("e1",)), "e1")
         else:
             step(model, 1)
             await both.send(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from rollyard.model.folder import load
 from rollyard.place.inline import DeviceThread
 from rollyard.types import WeightVersion
 from rollyard.weights import broadcast, receive
+from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.evidence import Evidence
 from rollyard.weights.group import Meeting
 from rollyard.weights.prover import Prover
@@ -52,6 +54,51 @@ async def test_each_tensor_that_stays_behind_in_another_process_is_caught_and_na
                 await there.freeze("")
                 await there.roll(V0)
     finally:
+        publisher.close()
+        device.close()
+
+
+@pytest.mark.slow
+async def test_the_engine_that_receives_for_a_machine_is_killed(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path, layers=1)
+    model, device = load(folder), DeviceThread(lambda: torch.set_num_threads(1))
+    publisher = BroadcastPublisher(Source.of(model), device, "127.0.0.1", 60.0, delta=True)
+    children, engines, chosen = [], [], config(transport="broadcast", delta=True)
+    for name in ("e0", "e1"):
+        order = TypeAdapter(hosts.EngineOrder).dump_json(hosts.EngineOrder(chosen, name, folder))
+        children.append(await launch("rollyard.hosts:serve_engine", order, name=f"engine {name}", environment=ENVIRONMENT))
+        engines.append(hosts.remote_engine(chosen, name, children[-1]))
+        await engines[-1].start()
+
+    async def roll(number: int, *those: RemoteEngine) -> None:
+        version = WeightVersion(number)
+        manifest = await publisher.publish(version, [engine.id for engine in those])
+        await asyncio.gather(publisher.deliver(), *(engine.prepare(manifest) for engine in those))
+        for engine in those:
+            await engine.load(version)
+            publisher.taken(engine.id, version)
+
+    try:
+        for number in range(3):
+            step(model, number)
+            await roll(number, *engines)
+        sent = await publisher.deliver()
+        assert 0.9 < (sent.unchanged or 0.0) < 1.0
+        manifest = await publisher.publish(WeightVersion(3), ["e0", "e1"])
+        waiting = asyncio.ensure_future(engines[1].prepare(manifest))
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        os.kill(children[0].pid, signal.SIGKILL)
+        outcomes = await asyncio.gather(waiting, publisher.deliver(), return_exceptions=True)
+        assert time.monotonic() - began < 3
+        assert "e0, which receives for this machine, is gone" in str(outcomes[0]) and isinstance(outcomes[1], WeightSyncError)
+        publisher.lost("e0")
+        step(model, 4)
+        await roll(4, engines[1])  # what e0 held is its own now: changes are applied to a copy of that
+        assert engines[1].version == WeightVersion(4)
+    finally:
+        for engine in engines:
+            await engine.close()
         publisher.close()
         device.close()
 

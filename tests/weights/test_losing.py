@@ -31,7 +31,7 @@ def dies_in(engine: Receiving, wanted: str) -> None:
     engine.happens = happens
 
 
-@pytest.mark.parametrize("kind", ["shared_memory", "broadcast"])
+@pytest.mark.parametrize("kind", ["shared_memory", "broadcast", "relay", "broadcast delta", "relay delta"])
 @pytest.mark.parametrize("moment", ["idle", "generating", "prepare", "load"])
 async def test_the_other_engine_goes_on(tmp_path: Path, kind: str, moment: str) -> None:
     async with driven(kind, tiny_folder(tmp_path), retries=0) as run:
