@@ -79,14 +79,10 @@ def test_text_values_are_converted():
         (TASK | {"rollout.temperature": 1e-300}, "rollout.temperature", "at least 0.001"),
         (TASK | {"run.seed": 2**70}, "run.seed (command line)", "less than"),
         (TASK | {"rollout.temperature": 0}, "rollout.temperature", "above 0"),
-<<<<<<< HEAD
         (TASK | {"rollout.max_staleness": 1}, "rollout.max_staleness", "without prompts to spare"),
-=======
-        (TASK | {"rollout.max_staleness": 1}, "rollout.max_staleness", "placement colocated"),
         (TASK | {"train.shard": True, "place.train": 2}, "train.shard", "placement colocated"),
         (TASK | {"train.shard": True, "place.placement": "swap", "rollout.max_staleness": 1}, "train.shard", "placement swap"),
         (TASK | {"train.shard": True, "place.placement": "separate"}, "train.shard", "--place.train 2 or more"),
->>>>>>> 00ee406 (Tests: who is asked what of several ranks; files of a large model; a run whose trainers share the policy)
         (TASK | {"warmup.heads": 3}, "warmup.width", "multiple of 6"),
         (TASK | {"weights.delta": True}, "weights.delta", "nothing travels"),
         (
