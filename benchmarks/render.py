@@ -104,7 +104,7 @@ def section(rows: list[Row]) -> list[str]:
             parts += [f"#### {title}", table(chosen)]
     for row in rows:
         if row["bench"] == "sync":
-            of = ", adapter" if row["workload"] == "adapter" else ""
+            of = "" if row["workload"] == "idle" else f", {row['workload']}"
             parts += [f"#### Weight sync{of}, {row['dtype']}, {len(row['ratios'])} rounds", sides_table(row)]
     rows = [row for row in rows if row["bench"] != "sync"] or rows
     return [*parts, "#### Figures beside them", figures(rows), "#### Measured on", circumstances(rows)]
