@@ -29,7 +29,7 @@ for dtype in float32 bfloat16; do
   for workload in fixed natural; do
     bench step --workload "$workload" --dtype "$dtype"
   done
-  for workload in idle adapter delta relay; do
+  for workload in idle delta relay adapter; do
     bench sync --workload "$workload" --dtype "$dtype"
   done
 done
