@@ -229,6 +229,9 @@ def _check_adapter(config: Config) -> None:
     if not place.apart:
         problem = f"with placement {place.placement} engines decode with the parameters of our own trainer"
         raise ConfigError(problem, where="train.adapter", remedy="use --place.placement separate or async")
+    if config.weights.what != "full":
+        problem = "what an external trainer publishes are whole tensors, not an adapter in this sense"
+        raise ConfigError(problem, where="weights.what", remedy="use full")
     if place.train > 1:
         problem = f"an external trainer is one for the run, and {place.train} are asked for"
         raise ConfigError(problem, where="place.train", remedy="use 1; ranks of its own are the adapter's to start")

@@ -107,6 +107,7 @@ def test_a_run_that_proves_nothing_says_so(make: Callable[..., Config], wrong: s
     [
         ({"place__placement": "colocated"}, "engines decode with the parameters of our own trainer"),
         ({"place__train": 2}, "an external trainer is one for the run, and 2 are asked for"),
+        ({"weights__what": "lora"}, "weights.what: what an external trainer publishes are whole tensors"),
         ({"train__extra": "[3]"}, "train.extra: .* is no object"),
         ({"train__adapter": "", "train__extra": "{}"}, "there is no adapter to be given it"),
         ({"train__adapter": "absent.py:make"}, "train.adapter: there is no file absent.py"),

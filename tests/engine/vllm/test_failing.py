@@ -80,7 +80,7 @@ async def test_an_engine_that_does_not_start_says_why(folder: Path) -> None:
 RUN = """
 import asyncio, sys
 from pathlib import Path
-from rollyard import worker
+from rollyard import hosts
 from tests.engine.vllm.driving import configured
 
 async def main():
