@@ -9,6 +9,7 @@ from rollyard.errors import ConfigError
 from rollyard.layers import options, presets, resolve
 
 TASK = {"prompts.task": "sort"}
+SPARE = TASK | {"rollout.max_staleness": 1, "rollout.oversample": 4}
 APART = {"place.placement": "separate"}
 LORA = TASK | {"weights.what": "lora"}
 SHARDED = {"train.shard": True, "place.train": 2, "place.placement": "separate"}
@@ -79,14 +80,17 @@ def test_text_values_are_converted():
         (TASK | {"rollout.temperature": 1e-300}, "rollout.temperature", "at least 0.001"),
         (TASK | {"run.seed": 2**70}, "run.seed (command line)", "less than"),
         (TASK | {"rollout.temperature": 0}, "rollout.temperature", "above 0"),
-<<<<<<< HEAD
         (TASK | {"rollout.max_staleness": 1}, "rollout.max_staleness", "without prompts to spare"),
-=======
-        (TASK | {"rollout.max_staleness": 1}, "rollout.max_staleness", "placement colocated"),
         (TASK | {"train.shard": True, "place.train": 2}, "train.shard", "placement colocated"),
         (TASK | {"train.shard": True, "place.placement": "swap", "rollout.max_staleness": 1}, "train.shard", "placement swap"),
         (TASK | {"train.shard": True, "place.placement": "separate"}, "train.shard", "--place.train 2 or more"),
->>>>>>> 00ee406 (Tests: who is asked what of several ranks; files of a large model; a run whose trainers share the policy)
+        (TASK | {"rollout.oversample": 4}, "rollout.oversample", "add --rollout.max_staleness 1"),
+        (TASK | {"rollout.oversample": 4, "place.placement": "separate"}, "rollout.oversample", "use 0 with placement separate"),
+        (SPARE | {"place.placement": "swap"}, "rollout.oversample", "use 0 with placement swap"),
+        (SPARE | {"rollout.oversample": 99}, "rollout.oversample", "use at most 32"),
+        (SPARE | {"rollout.max_live_groups": 40}, "rollout.oversample", "leave out rollout.max_live_groups"),
+        (SPARE | {"rollout.overtaking": "never"}, "rollout.oversample", "--rollout.overtaking allow"),
+        (SPARE | {"rollout.on_stale": "drop"}, "rollout.oversample", "leave out the long answers"),
         (TASK | {"warmup.heads": 3}, "warmup.width", "multiple of 6"),
         (TASK | {"weights.delta": True}, "weights.delta", "nothing travels"),
         (
