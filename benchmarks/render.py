@@ -89,8 +89,8 @@ def newest(files: Iterable[Path]) -> list[Row]:
 
 def key(row: Row) -> tuple[str, ...]:
     """What was measured."""
-    if row["bench"] == "placements":
-        return ("placements",)
+    if row["bench"] in WHOLE:
+        return (row["bench"],)
     return (row["bench"], row["workload"], row["sides"][1]["name"], row["dtype"])
 
 
@@ -102,8 +102,8 @@ def place(row: Row) -> tuple[Any, ...]:
 
 def render(rows: list[Row]) -> str:
     """A section for the placements on each machine; one for each machine, number of threads and model."""
-    parts = [part for row in rows if row["bench"] == "placements" for part in placements(row)]
-    rows = [row for row in rows if row["bench"] != "placements"]
+    parts = [part for row in rows if row["bench"] in WHOLE for part in WHOLE[row["bench"]](row)]
+    rows = [row for row in rows if row["bench"] not in WHOLE]
     for where in dict.fromkeys(map(place, rows)):
         cpu, features, cores, threads, model = where
         parts.append(f"### {model} on {cpu}, {cores} cores ({' '.join(features)}), {threads} threads")
@@ -207,6 +207,41 @@ def placements(row: Row) -> list[str]:
     if row["real"]:
         parts += ["### Placements, with the tiny model", real_table(row)]
     return [*parts, f"Measured on {where}."]
+
+
+def tails(row: Row) -> list[str]:
+    """Runs on a virtual clock, which are the same on any machine."""
+    columns = ("tail wait", "of plain", "slots in use", "steps/s", "p", "lag", "moved", "put off", "read again")
+    lines = [
+        f"| engines | members a slot | sigma | routing | {' | '.join(columns)} |",
+        f"| ---: | ---: | ---: | --- |{' ---: |' * len(columns)}",
+    ]
+    for one in row["rows"]:
+        cells = [
+            f"{one['engines']}",
+            f"{one['waves']}",
+            f"{one['sigma']:g}",
+            one["routing"],
+            f"{one['tail_s']:.2f} s",
+            f"{one['of_plain']:.0%}",
+            f"{one['slots']:.0%}",
+            f"{one['steps_per_s']:.3g}",
+            f"{one['p']:.2g}",
+            f"{one['staleness']:.2f}",
+            number(one["moved"]),
+            number(one["put_off"]),
+            f"{one['read_again']:.0%}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    work, members = row["work"], [one["members"] for one in row["rows"]]
+    ms = {name: f"{1000 * work[f'{name}_s']:g} ms" for name in ("step", "each", "read")}
+    about = (
+        f"{work['slots']} slots an engine, K {work['size']}, 25% prompts to spare; {min(members):,} to {max(members):,} members "
+        f"a run. Lengths: lognormal, median {work['median']}, at most {work['cap']} tokens; {work['between']:.0%} of the variance "
+        f"of their log lies between prompts, of {work['prompt']} tokens. A step takes {ms['step']} and {ms['each']} for each that "
+        f"runs; reading {ms['read']} a token; training {work['train_s']:g} s."
+    )
+    return ["### Long tails", "\n".join(lines), about]
 
 
 def doubles_table(row: Row) -> str:
@@ -329,6 +364,9 @@ def insert(page: str, results: str) -> str:
     if not begin or not end:
         raise ValueError("the page has no marks where the results go")
     return f"{before}{begin}\n\n{results}\n\n{end}{after}"
+
+
+WHOLE = {"placements": placements, "tails": tails}  # benchmarks with sections of their own
 
 
 def main() -> None:

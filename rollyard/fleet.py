@@ -148,8 +148,10 @@ class Fleet:
         self._post(ev.EngineUp(name, engine.slots, engine.version))
 
     async def _retire(self, instruction: ev.Retire) -> None:
+        """What is begun after this, in the same step already, knows nothing of it: there is no waiting before that."""
         name = instruction.engine
         self._controller.leave(name)
+        self._sync.leave(name)
         stats = await self._stations.remove(name)
         self._keep(stats)
         self._recorder.accounts.left(name)

@@ -358,6 +358,7 @@ def test_every_run_ends_with_its_books_in_order(
     assert world.version == min(steps, -(-whole // batch))
     left_over = [i.group for i in world.said if isinstance(i, ev.Drop) and i.member is None and i.reason == "oversampled"]
     assert not left_over or min(left_over) > max(trained), "what is left over at the end is the youngest"
+    assert len(left_over) <= spare and (counts.dropped.get("stopped", 0) == 0 or world.version < steps)
     for step, taken in enumerate(world.batches):
         written = set.union(*(world.writers[group] for group in taken))
         assert min(written) >= step - limit, "trained on what is too old"

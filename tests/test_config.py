@@ -9,6 +9,7 @@ from rollyard.errors import ConfigError
 from rollyard.layers import options, presets, resolve
 
 TASK = {"prompts.task": "sort"}
+SPARE = TASK | {"rollout.max_staleness": 1, "rollout.oversample": 4}
 APART = {"place.placement": "separate"}
 LORA = TASK | {"weights.what": "lora"}
 SHARDED = {"train.shard": True, "place.train": 2, "place.placement": "separate"}
@@ -83,6 +84,13 @@ def test_text_values_are_converted():
         (TASK | {"train.shard": True, "place.train": 2}, "train.shard", "placement colocated"),
         (TASK | {"train.shard": True, "place.placement": "swap", "rollout.max_staleness": 1}, "train.shard", "placement swap"),
         (TASK | {"train.shard": True, "place.placement": "separate"}, "train.shard", "--place.train 2 or more"),
+        (TASK | {"rollout.oversample": 4}, "rollout.oversample", "add --rollout.max_staleness 1"),
+        (TASK | {"rollout.oversample": 4, "place.placement": "separate"}, "rollout.oversample", "use 0 with placement separate"),
+        (SPARE | {"place.placement": "swap"}, "rollout.oversample", "use 0 with placement swap"),
+        (SPARE | {"rollout.oversample": 99}, "rollout.oversample", "use at most 32"),
+        (SPARE | {"rollout.max_live_groups": 40}, "rollout.oversample", "leave out rollout.max_live_groups"),
+        (SPARE | {"rollout.overtaking": "never"}, "rollout.oversample", "--rollout.overtaking allow"),
+        (SPARE | {"rollout.on_stale": "drop"}, "rollout.oversample", "leave out the long answers"),
         (TASK | {"warmup.heads": 3}, "warmup.width", "multiple of 6"),
         (TASK | {"weights.delta": True}, "weights.delta", "nothing travels"),
         (

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollyard.bench.crowd import Batch, Crowd, Routing, Simulation
-from rollyard.bench.result import versions
+from rollyard.bench.result import Machine, machine, versions
 from rollyard.bench.turns import Tell
 
 LAST = 0.1  # of the members of a batch
@@ -78,12 +78,14 @@ class Tails:
     work: Mapping[str, object]
     rows: tuple[Tail, ...]
     seconds: float  # of real time
+    machine: Machine
     versions: Mapping[str, str]
+    options: Mapping[str, object]  # that are not the default
 
 
 def bench(tell: Tell, cases: Sequence[Crowd] = CASES) -> Tails:
     """Every routing in every case."""
-    began, rows = time.perf_counter(), []
+    began, rows, options = time.perf_counter(), [], {} if tuple(cases) == CASES else {"engines": cases[0].engines}
     for case in cases:
         crowd, plain = sized(case, MEMBERS), dict[str, float]()
         for name, routing in ROUTINGS.items():
@@ -91,7 +93,7 @@ def bench(tell: Tell, cases: Sequence[Crowd] = CASES) -> Tails:
             plain.setdefault(routing.placement, one.tail_s)
             tell(f"{shown(one)}, {name}: tail {one.tail_s:.2f} s, {one.of_plain:.0%} of plain, p {one.p:.2g}")
             rows.append(one)
-    return Tails("tails", cases[0].settings(), tuple(rows), time.perf_counter() - began, versions())
+    return Tails("tails", cases[0].settings(), tuple(rows), time.perf_counter() - began, machine(), versions(), options)
 
 
 def sized(crowd: Crowd, members: int) -> Crowd:

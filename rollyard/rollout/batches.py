@@ -68,9 +68,13 @@ class Batches:
         live.next_batch += 1
         self.wanted = False
         out.append(BatchTaken(step, tuple(group.record() for group in self.training)))
-        if not live.wanted:
-            for group in list(live.groups.values()):
-                out.extend(self._departures.drop_group(group, DropReason.OVERSAMPLED, "the last batch was full without it"))
+
+    def surplus(self) -> Iterable[Output]:
+        """Drop what is left once the last batch was taken."""
+        if self._live.wanted or self._finished:
+            return
+        for group in list(self._live.groups.values()):
+            yield from self._departures.drop_group(group, DropReason.OVERSAMPLED, "the last batch was full without it")
 
     def trained(self, event: BatchTrained) -> None:
         self._live.version = event.version.step

@@ -105,6 +105,8 @@ class RolloutCore:
         out = list(handler(message))
         if self._open:
             self._batches.take(out, last=self._exhausted and not self._asked)
+        out.extend(self._batches.surplus())
+        if self._open:
             self._fetch(out)
             self._dispatch.hand_out(out)
             out.extend(self._moves.next())

@@ -74,6 +74,10 @@ class Sync:
         self._offers.serve(engine, publisher)
         self._living.add(engine)
 
+    def leave(self, engine: ev.EngineId) -> None:
+        """It is about to be closed: nothing is offered to it any more."""
+        self._lose(engine)
+
     # --------------------------------------------------------------------------------- the instructions
 
     async def _publish(self, instruction: ev.Publish) -> None:

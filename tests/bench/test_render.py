@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from rollyard.bench import tails
+from rollyard.bench.crowd import Crowd
 from rollyard.bench.placements import Choice
 from rollyard.bench.result import Agreement, Difference, Figure, Load, Measured
 from rollyard.bench.setting import Setting
@@ -128,6 +130,16 @@ def test_placements_have_tables_of_their_own(render, tmp_path):
     assert "|  |  |  |  |  |  |  |  | 100.0% |  | another: 2 |" in text
     assert "| async keep | 2 | 24 | 1.97 | 812 | 90% | 30% | 25%, 75% | 0.250 to 0.500 | 0.200 to 0.400 | 1.2 |" in text
     assert "4 generation devices of 16 slots" in text and "#### Generation" in text
+
+
+def test_tails_have_a_table_of_their_own(render, tmp_path):
+    found = tails.Tail("tails put off, S 2", 8, 2, 1.0, 2.31, 0.48, 0.64, 0.1407, 10240, 1.0, 0.46, 0, 1501, 0.23)
+    about = {name: json.loads(line(1.0))[name] for name in ("machine", "versions")}
+    row = {"bench": "tails", "work": Crowd().settings(), "rows": [asdict(found)], "seconds": 1.0, "options": {}, **about}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"options": {"engines": 8}}) + "\n")
+    text = render.render(render.newest([tmp_path / "1.jsonl"]))
+    assert "| 8 | 2 | 1 | tails put off, S 2 | 2.31 s | 48% | 64% | 0.141 | 1 | 0.46 | 0 | 1,501 | 23% |" in text
+    assert "A step takes 4 ms and 0.5 ms for each that runs" in text and "10,240 to 10,240 members a run" in text
 
 
 def test_results_go_between_the_marks_of_the_page(render):

@@ -74,7 +74,7 @@ def test_the_command_prints_a_table_or_one_line_of_json(monkeypatch, capsys):
 def test_the_table_shows_every_figure():
     row = tails.Tail("plain", 8, 2, 1.0, 5.5, 1.0, 0.31, 0.1046, 10240, 0.5, 0.25, 12, 34, 0.07)
     console = Console(width=250, record=True, file=StringIO())
-    console.print(tails.table(tails.Tails("tails", SMALL.settings(), (row,), 1.0, {})))
+    console.print(tails.table(tails.Tails("tails", SMALL.settings(), (row,), 1.0, tails.machine(), {}, {})))
     printed = console.export_text()
     for words in (
         "8 engines, 2 members a slot, sigma 1",

@@ -142,3 +142,17 @@ def test_it_is_what_one_sees_who_looks_all_the_time(made, driver, start, length)
 def test_the_order_in_which_news_came_does_not_matter(made, driver, random) -> None:
     mixed = [(roles, random.sample(list(intervals), len(intervals))) for roles, intervals in made]
     assert account(lanes_of(made), driver, 0, 50) == account(lanes_of(mixed), driver, 0, 50)
+
+
+def test_a_device_counts_while_it_is_there() -> None:
+    """It came at 40 and left at 70: what it did before and after is no part of the run."""
+    late = Lane("e1", ("engine",), [Interval(A.SETUP, 0, 10), Interval(A.GENERATE, 30, 50), Interval(A.GENERATE, 65, 90)], 40, 70)
+    there = Lane("e0", ("engine",), [Interval(A.GENERATE, 0, 60)])
+    devices, pools = account([there, late], [], 0, 100)
+    assert (
+        devices[1].wall_ns == 30
+        and devices[1].busy_ns == {"generate": 15}
+        and devices[1].wait_ns == {"generate": 10, "unexplained": 5}
+    )
+    assert devices[0].wall_ns == 100 and devices[0].wait_ns == {"generate": 5, "unexplained": 35}
+    assert pools[0].devices == 2 and pools[0].busy_share == 75 / 130 and pools[0].bubble_ns == 35
