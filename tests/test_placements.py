@@ -54,6 +54,10 @@ def test_how_many_there_are_changes_nothing(learn: Learn, spread: dict[str, obje
     same(learn()[0], learn(**spread)[0])
 
 
+def flops(report: Report) -> int:
+    return sum(each.flops for each in report.usage.operations if each.operation == "forward and backward")
+
+
 @pytest.mark.slow
 def test_trainers_that_share_the_policy_learn_what_one_learns(learn: Learn) -> None:
     """And the accounts are the same: tokens, the work of both trainers together, bytes that travelled, what was proved."""
@@ -64,10 +68,7 @@ def test_trainers_that_share_the_policy_learn_what_one_learns(learn: Learn) -> N
     assert one.tokens == two.tokens
     assert one.weights.bytes_copied == two.weights.bytes_copied > 0 and two.weights.canary is not None
     assert one.weights.canary is not None and two.weights.canary.tensors == one.weights.canary.tensors
-    flops = [
-        sum(each.flops for each in report.usage.operations if each.operation == "forward and backward") for report in (one, two)
-    ]
-    assert flops[0] == flops[1] > 0
+    assert flops(one) == flops(two) > 0
 
 
 @pytest.mark.ray
