@@ -35,4 +35,6 @@ for dtype in float32 bfloat16; do
 done
 echo "== rollyard bench placements" >&2 # runs each placement once
 .venv/bin/rollyard bench placements --json >>"$file" || failed=1
+echo "== rollyard bench tails" >&2 # on a virtual clock
+.venv/bin/rollyard bench tails --json >>"$file" || failed=1
 exit "$failed"

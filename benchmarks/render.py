@@ -236,10 +236,10 @@ def tails(row: Row) -> list[str]:
     work, members = row["work"], [one["members"] for one in row["rows"]]
     ms = {name: f"{1000 * work[f'{name}_s']:g} ms" for name in ("step", "each", "read")}
     about = (
-        f"{work['slots']} slots an engine, K {work['size']}, 25% prompts to spare; {min(members):,} to {max(members):,} members "
-        f"a run. Lengths: lognormal, median {work['median']}, at most {work['cap']} tokens; {work['between']:.0%} of the variance "
-        f"of their log lies between prompts, of {work['prompt']} tokens. A step takes {ms['step']} and {ms['each']} for each that "
-        f"runs; reading {ms['read']} a token; training {work['train_s']:g} s."
+        f"{work['slots']} slots an engine, K {work['size']}, 25% prompts to spare; {min(members):,} to {max(members):,} "
+        f"members a run. Lengths: lognormal, median {work['median']}, at most {work['cap']} tokens; {work['between']:.0%} of "
+        f"the variance of their log lies between prompts, of {work['prompt']} tokens. A step takes {ms['step']} and {ms['each']} "
+        f"for each that runs; reading {ms['read']} a token; training {work['train_s']:g} s."
     )
     return ["### Long tails", "\n".join(lines), about]
 

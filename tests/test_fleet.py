@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rollyard
+from rollyard.bench import virtual
+from rollyard.bench.doubles import DoubleEngine, Meter, stations
+from rollyard.bench.placements import config_of
+from rollyard.bench.theory import Work
 from rollyard.cli import main
 from rollyard.config import Config
 from rollyard.control import NAME, Order, ask
 from rollyard.errors import ConfigError
+from rollyard.events import Rollover
+from rollyard.stations import Stations
 from tests.small import ENGINE, children, config
 
 pytestmark = pytest.mark.timeout(180)
@@ -155,9 +165,87 @@ def test_the_command_adds_and_removes_engines_of_another_process(tmp_path: Path,
 
 
 def wait_for(happened: Callable[[], bool], seconds: float = 90.0) -> None:
-    import time
-
     until_ = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < until_
         time.sleep(0.1)
+
+
+# --------------------------------------------------------- the same shell with engines that take no time of this machine
+
+
+def doubled(placement: str, work: Work, meter: Meter) -> Stations:
+    """Stations on a virtual clock, to which engines may be added."""
+    made = stations(placement, work, meter)
+
+    async def launch(name: str, url: str) -> DoubleEngine:
+        await asyncio.sleep(10 * work.token_s)
+        engine = DoubleEngine(name, work.slots, work, meter, work.transfer_s)
+        meter.engines = (*meter.engines, engine)
+        return engine
+
+    return replace(made, launch=launch)
+
+
+async def disturbed(placement: str, seed: int, scratch: Path) -> rollyard.Run:
+    """A run to which engines come, and which they leave, at random moments."""
+    work, meter, dice = Work(3.0, steps=12, groups=4, size=4, generate=2, slots=4), Meter(), random.Random(seed)
+    run = rollyard.Run(config_of(placement, Rollover.KEEP, work, scratch), stations=lambda: doubled(placement, work, meter))
+    refused = list[str]()
+
+    async def disturb() -> None:
+        while True:
+            await asyncio.sleep(dice.uniform(0, 0.2))
+            try:
+                if dice.random() < 0.5:
+                    run.add_engine()
+                else:
+                    run.remove_engine(dice.choice([name for name, _ in run._going.fleet.states()]), dice.random() < 0.5)
+            except ConfigError as error:
+                refused.append(error.problem)
+
+    disturbing = asyncio.create_task(disturb())
+    trained = [group.id async for step in run for group in step.groups]
+    disturbing.cancel()
+    assert len(trained) == len(set(trained)) == work.steps * work.groups
+    told = engine_events(run)
+    for engine in meter.engines:
+        events = [event for name, event in told if name == engine.id]
+        assert "down" not in events and ("left" not in events or events[-1] == "left")
+        assert events[1:2] in ([], ["loaded"], ["left"])
+    assert sum("left" in event for _, event in told) > 0 and len(meter.engines) > 2
+    assert all("last engine" in problem or " is " in problem for problem in refused)
+    return run
+
+
+@pytest.mark.parametrize("placement", ["separate", "async"])
+@pytest.mark.parametrize("seed", range(4))
+def test_engines_come_and_go_at_any_moment(placement: str, seed: int, tmp_path: Path) -> None:
+    run = virtual.run(disturbed(placement, seed, tmp_path))
+    report = run.report
+    assert report is not None and not report.finished.failed and report.steps == 12
+    assert set(report.prompts.dropped) <= {"stopped"}
+    tokens = report.tokens
+    assert tokens.generated == tokens.trained + sum(tokens.dropped.values()) + tokens.live
+
+
+def test_more_engines_write_more(tmp_path: Path) -> None:
+    """Four times the engines from the second step on: the same work in a third of the time or less, theirs counted from then."""
+
+    async def timed(more: int, scratch: Path) -> tuple[float, rollyard.Run]:
+        work, meter = Work(8.0, steps=30, groups=16, size=8, generate=1, slots=8, staleness=3), Meter()
+        run = rollyard.Run(config_of("async", Rollover.KEEP, work, scratch), stations=lambda: doubled("async", work, meter))
+        async for step in run:
+            for _ in range(more if step.step == 1 else 0):
+                run.add_engine()
+        return asyncio.get_running_loop().time(), run
+
+    for name in ("alone", "together"):
+        (tmp_path / name).mkdir()
+    alone, _ = virtual.run(timed(0, tmp_path / "alone"))
+    together, run = virtual.run(timed(3, tmp_path / "together"))
+    assert together < alone / 3
+    assert run.report is not None
+    wall = {device.device: device.wall_ns / 1e9 for device in run.report.usage.devices}
+    assert sorted(wall) == ["engine-1", "engine-2", "engine-3"]  # doubles that are there at the start have no account
+    assert all(0.5 * together < seconds < together - 0.3 for seconds in wall.values())
