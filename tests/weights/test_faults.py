@@ -14,9 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
+from rollyard import hosts
+from rollyard.engine.remote import RemoteEngine
 from rollyard.errors import WeightSyncError
 from rollyard.model.folder import load
+from rollyard.place.child import launch
 from rollyard.place.inline import DeviceThread
 from rollyard.types import WeightVersion
 from rollyard.weights import broadcast, receive
@@ -28,6 +32,7 @@ from rollyard.weights.shared_memory import SharedMemoryPublisher
 from rollyard.weights.source import Source
 from tests.tiny import tiny_folder
 from tests.weights.freezing import freezing
+from tests.weights.hosts import config
 from tests.weights.moving import MOVING, sides, step
 from tests.weights.syncing import driven
 
