@@ -10,6 +10,7 @@ from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
 from rollyard.engine.vllm import arguments as vllm
 from rollyard.errors import ConfigError
+from rollyard.exchange.folder import Job
 from rollyard.journal.folder import check_folder
 from rollyard.model.architecture import Architecture
 from rollyard.place.layout import layout
@@ -29,7 +30,7 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     check_folder(config)
     check_capabilities(config)
     check_options(config)
-    layout(worker.roles_of(config), worker.devices_there(config))
+    layout(worker.roles_of(config, worker.job_of(config)), worker.devices_there(config))
     columns = check_prompts(config)
     check_columns(worker.reward_of(config, reward), columns)
     check_window(config, architecture)
@@ -45,6 +46,15 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     if config.weights.what == "lora" and find_spec("peft") is None:
         problem = "an adapter is trained with PEFT, which is not installed"
         raise ConfigError(problem, where="weights.what", remedy="pip install 'rollyard[lora]', or use full")
+
+
+def check_training(config: Config, architecture: Architecture) -> None:
+    """The same for a job that only trains. Raises ConfigError."""
+    if not config.exchange.folder:
+        problem = "a training job shares a folder with the job that generates, and none is named"
+        raise ConfigError(problem, where="exchange.folder", remedy="give --exchange.folder DIR to both, or use `rollyard run`")
+    layout(worker.roles_of(config, Job.TRAINING), worker.devices_there(config))
+    check_window(config, architecture)
 
 
 def check_window(config: Config, architecture: Architecture) -> None:

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "explain":
             Console().print(_explanation(resolved))
             return 0
-        return _run(resolved)
+        return _train(resolved) if given.command == "train" else _run(resolved)
     except ConfigError as error:
         console.print(f"[bold red]error:[/] [bold]{_plain(error.where)}[/]: {_plain(error.problem)}", soft_wrap=True)
         console.print(f"       {_plain(error.remedy)}", soft_wrap=True)
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, text in (
         ("run", "train a policy: generate, judge, learn, and again"),
+        ("train", "the training job of two jobs that share --exchange.folder; `run` with the same options is the other"),
         ("explain", "print every option of a run, its value, and where the value comes from"),
     ):
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
@@ -208,6 +209,20 @@ def _run(resolved: Resolved) -> int:
     stopped = asyncio.run(_drive(run))
     if kind != "quiet":
         console.print(f"run folder: {run.folder.path}", soft_wrap=True)
+    return STOPPED if stopped else 0
+
+
+def _train(resolved: Resolved) -> int:
+    from rollyard.training import Training
+    from rollyard.watch.terminal import Terminal
+
+    console, quiet = Terminal(), resolved.config.watch.view == "quiet"
+
+    def tell(line: str) -> None:
+        if not quiet:
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    stopped = asyncio.run(_drive(Training(resolved.config, tell)))
     return STOPPED if stopped else 0
 
 

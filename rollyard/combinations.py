@@ -20,6 +20,7 @@ def check(config: Config) -> None:
     _check_engine(config.engine)
     _check_adapter(config)
     _check_lora(config)
+    _check_exchange(config)
 
 
 def _check_prompts(config: Config) -> None:
@@ -260,3 +261,29 @@ def _check_group_size(config: Config) -> None:
     if config.rollout.min_scored > size:
         problem = f"a group of {size} can never have {config.rollout.min_scored} scored members"
         raise ConfigError(problem, where="rollout.min_scored", remedy=f"use at most {size}")
+
+
+def _check_exchange(config: Config) -> None:
+    """Generation and training in two jobs."""
+    place, weights, train = config.place, config.weights, config.train
+    if not config.exchange.folder:
+        return
+    if not place.apart:
+        problem = f"two jobs share no device, and with placement {place.placement} generation and training do"
+        raise ConfigError(problem, where="place.placement", remedy="use separate or async with exchange.folder")
+    if weights.transport not in ("auto", "checkpoint"):
+        problem = f"two jobs share a folder alone: weights do not travel by {weights.transport}"
+        raise ConfigError(problem, where="weights.transport", remedy="leave it out with exchange.folder, or use checkpoint")
+    if weights.delta:
+        problem = "versions that two jobs share are whole folders"
+        raise ConfigError(problem, where="weights.delta", remedy="leave it out with exchange.folder")
+    if weights.what != "full":
+        problem = "two jobs share whole versions so far, no adapters"
+        raise ConfigError(problem, where="weights.what", remedy="use full with exchange.folder")
+    if train.shard or train.adapter:
+        where = "train.shard" if train.shard else "train.adapter"
+        problem = "what is known of a version is written by one trainer of ours that has all of it"
+        raise ConfigError(problem, where=where, remedy="leave it out with exchange.folder")
+    if config.engine.tensor_parallel_size > 1:
+        problem = "versions that two jobs share are for engines that are one worker each so far"
+        raise ConfigError(problem, where="engine.tensor_parallel_size", remedy="use 1 with exchange.folder")

@@ -245,6 +245,13 @@ class CheckpointConfig(Section):
     keep: Count = Field(2, description="newest checkpoints kept")
 
 
+class ExchangeConfig(Section):
+    """Two jobs instead of one: `rollyard run` generates, `rollyard train` trains, and they share a folder."""
+
+    folder: str = Field("", description="folder that a generation and a training job share, and nothing else (empty: one job)")
+    limit_s: Positive = Field(24 * 3600.0, description="seconds that one of two jobs waits for the other before it gives up")
+
+
 class WatchConfig(Section):
     view: Literal["auto", "live", "plain", "quiet"] = Field(
         "auto", description="what the terminal shows (auto: live on a terminal, else plain)"
@@ -269,4 +276,5 @@ class Config(Section):
     place: PlaceConfig = PlaceConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
     watch: WatchConfig = WatchConfig()

@@ -15,6 +15,7 @@ RollyardError                  retryable: may the same call work if made again?
 ├── CheckpointError            a checkpoint could not be written; earlier ones are untouched
 ├── WeightSyncError            a version did not reach an engine; the version there is unchanged
 ├── PeerError                  a benchmark's peer failed, or did not do the work that was asked (in `bench.peer`)
+├── ExchangeError              what two jobs share by a folder cannot be read or written, or did not come in time
 ├── JournalError               the run's record could not be written or read
 └── TimeLimitExceeded          a bounded wait ran out
 """
@@ -86,6 +87,10 @@ class WeightSyncError(RollyardError):
     """A version did not reach an engine. The version there is unchanged."""
 
     retryable = True
+
+
+class ExchangeError(RollyardError):
+    """What two jobs share by a folder cannot be read or written, or the other job did not come in time."""
 
 
 class JournalError(RollyardError):

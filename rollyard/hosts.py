@@ -46,6 +46,7 @@ class HostOrder:
     host: Host
     folder: Path  # of the model
     scratch: Path  # the run's
+    resume: bool = False  # `folder` is a checkpoint, to go on from
 
 
 async def launch_host(order: HostOrder, launch: Launch) -> Channel:
@@ -72,6 +73,8 @@ async def serve_host(channel: Channel, order: bytes) -> None:
         ranks = worker.ranks_of(config, ordered.host.rank)
         policy = await device.run(worker.load_policy, config, ordered.folder, ranks)
         trainer = await device.run(worker.build_trainer, config, policy, device, WeightVersion(0), ranks)
+        if ordered.resume:
+            await trainer.load_state(ordered.folder)
         publishing, proving = (worker.joint(what, policy, device, ranks) for what in ("a publication", "evidence"))
         publisher = worker.build_publisher(config, policy, publishing, ordered.scratch)
         built.callback(publisher.close)

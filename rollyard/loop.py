@@ -138,7 +138,7 @@ class Run:
             ring.end(str(stopped), failed=False)
         except ConfigError as error:
             ring.end(str(error), failed=True)
-            unusable = ring.conductor is None
+            unusable = ring.conductor is None and folder.fresh
             raise
         except Exception as error:
             ring.end(str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}", failed=True)
@@ -159,13 +159,16 @@ class Run:
             building = asyncio.ensure_future(ring.build(self._reward, lambda: self._stop_cause))
         else:
             building = asyncio.ensure_future(ring.take(self._given()))
-        while not building.done():
-            await asyncio.wait((building,), timeout=REFRESH_S)
-            if self._stop_cause:
+        try:
+            while not building.done():
+                await asyncio.wait((building,), timeout=REFRESH_S)
+                if self._stop_cause:
+                    raise Stopped(self._stop_cause)
+            building.result()
+        finally:  # also when nobody waits for it any more
+            if not building.done():
                 building.cancel()
                 await asyncio.wait((building,))
-                raise Stopped(self._stop_cause)
-        building.result()
 
     def _recorder(self, folder: RunFolder, timeline: Timeline) -> Recorder:
         config = self.config

@@ -365,6 +365,17 @@ class Evidence(Protocol):
         ...
 
 
+class TrainerEvidence(Evidence, Protocol):
+    """Evidence that stands beside a model which is trained."""
+
+    async def record(self, version: WeightVersion, folder: Path) -> None:
+        """Write what the parameters as they are now are, and say, beside them into `folder`, for who checks it elsewhere.
+
+        Raises CheckpointError.
+        """
+        ...
+
+
 class Handoff(Protocol):
     """One side of handing a trainer's whole state to another process, which trains on with it."""
 

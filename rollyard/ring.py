@@ -37,6 +37,8 @@ from rollyard.config import Config
 from rollyard.environment import cache_folder
 from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded
 from rollyard.evaluate import Evaluator
+from rollyard.exchange.agreed import agreed
+from rollyard.exchange.generation import Generation
 from rollyard.fleet import Fleet
 from rollyard.journal.folder import RunFolder, keep_newest
 from rollyard.learner import TrainerLearner
@@ -79,7 +81,9 @@ class Ring:
         self._device = DeviceThread()
         self._activity = "starting"
         self._tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._refresh())}
+        self._exchange: Generation | None = None
         self._built = AsyncExitStack()  # closes what was built so far, the last first
+        self._built.push_async_callback(self._leave)  # when nothing is at work any more
         self._built.callback(self._device.close)
         self.conductor: Conductor | None = None
         self.nodes: Nodes = dict
@@ -104,19 +108,23 @@ class Ring:
         Whatever ends it half way, `close` closes what was built.
         """
         config, device = self._config, self._device
-        if worker.trains_here(config):
+        if worker.trains_here(config, worker.job_of(config)):
             worker.begin(config)
         folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
         self._activity = "loading the model"
-        shape = Architecture.from_folder(folder)
+        shape, done, job = Architecture.from_folder(folder), frozenset[int](), worker.job_of(config)
+        if job is not None:
+            self._exchange = Generation(Path(config.exchange.folder), config.exchange.limit_s)
+            done = self._exchange.open(agreed(config, shape, job))
         await device.run(worker.set_threads, worker.threads_of(config, shape))
         self._recorder.works(shape, *await device.run(worker.measure_machine, config), worker.adapter_of(config, shape))
-        self._stations = await Builder(config, folder, self._folder.path, device, self._built).build(reward)
+        builder = Builder(config, folder, self._folder.path, device, self._built, job)
+        self._stations = await builder.build(reward, self._exchange, done)
         await self._join()
 
     async def take(self, stations: Stations) -> None:
         """Use stations that somebody else made. They are closed as if they had been built here."""
-        self._stations = stations
+        self._stations, self._exchange = stations, stations.exchange
         self._built.push_async_callback(stations.scorer.close)
         closings = [station.close for station in stations.engines.values()]
         closings += [trainer.close for trainer in stations.trainers.values()]
@@ -134,6 +142,9 @@ class Ring:
             half: TrainerLearner(config, trainer, stations.ranks, books.trains, books.flush)
             for half, trainer in stations.trainers.items()
         }
+        if self._exchange is not None:
+            self._learners[None] = self._exchange
+            self._actions |= self._exchange.actions
         self._controller = Controller(
             stations.engines, stations.source, stations.scorer, stations.text, post, post, self._timeline
         )
@@ -149,7 +160,13 @@ class Ring:
             self._timeline,
             self._recorder,
         )
-        self.conductor = self._conduct(WeightVersion(0))
+        version = WeightVersion(0)
+        if self._exchange is not None:
+            self._activity = ""  # it says itself what it waits for
+            version = await self._exchange.begin(config.run.steps)
+            self._saved = version
+        self._recorder.resume(version)
+        self.conductor = self._conduct(version)
         self.nodes = stations.nodes
         self.fleet = Fleet(
             config, stations, self.conductor, self._controller, self._sync, books, post, self._start, self._past.append
@@ -205,6 +222,8 @@ class Ring:
         """Take events until the conductor says that the run is over. Raises whatever broke in a station."""
         self._begun = True
         self._controller.listen()
+        if self._exchange is not None:
+            self._happen(self._exchange.recovered)
         for engine in self._stations.engines.values():
             self._happen(ev.EngineUp(engine.id, engine.slots, engine.version))
         while not self._finished:
@@ -303,8 +322,8 @@ class Ring:
     async def _checkpoint(self, instruction: ev.Checkpoint) -> None:
         with self._timeline.phase(Phase.CHECKPOINT):
             target = await self._newest.save(self._folder.checkpoint(instruction.version.step))
-            relative = str(target.relative_to(self._folder.path))
-            self._recorder.checkpoint(instruction.version, relative, self._stations.source.cursor, asdict(self._counts))
+            named = str(target.relative_to(self._folder.path) if self._exchange is None else target)
+            self._recorder.checkpoint(instruction.version, named, self._stations.source.cursor, asdict(self._counts))
             keep_newest(self._folder, self._config.checkpoint.keep)
             self._saved = instruction.version
         self._inbox.put_nowait(ev.Checkpointed(instruction.version))
@@ -319,7 +338,8 @@ class Ring:
 
     def _picture(self) -> None:
         busy = [engine.stats() for engine in self._engines]
-        self._recorder.picture(self._activity, busy[0].slots_busy if busy and busy[0].steps else None)
+        waiting = self._exchange.waiting if self._exchange is not None else ""
+        self._recorder.picture(self._activity, waiting, busy[0].slots_busy if busy and busy[0].steps else None)
 
     # ----------------------------------------------------------------------------------------------- the end
 
@@ -329,7 +349,7 @@ class Ring:
             return
         self._finished = True
         event = ev.RunBroken(cause, failed)
-        finish = [ev.Finish(cause, failed)] if self.conductor is None else self.conductor.step(event, 0.0)
+        finish = [ev.Finish(cause, failed, not failed)] if self.conductor is None else self.conductor.step(event, 0.0)
         self._recorder.record((event, *finish))
 
     async def _rescue(self) -> None:
@@ -344,6 +364,10 @@ class Ring:
             await self._checkpoint(ev.Checkpoint(version))
         except RollyardError as error:
             warnings.warn(f"version {version.step} is not saved: {error}", RuntimeWarning, stacklevel=2)
+
+    async def _leave(self) -> None:
+        if self._exchange is not None:
+            await self._exchange.close(self._recorder.finish)
 
     async def close(self) -> Report:
         """Close every station that was built, whatever one of them meets in that, and write the report.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,8 @@ from rollyard.config import Config
 from rollyard.environment import only_devices
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId
+from rollyard.exchange.folder import Job
+from rollyard.exchange.generation import Generation
 from rollyard.hosts import HostOrder, Launch, attach_engine, launch_engine, launch_host, remote_engine
 from rollyard.model.architecture import Architecture
 from rollyard.place.child import Children
@@ -36,6 +38,7 @@ from rollyard.protocols import (
     Scorer,
     Spans,
     Trainer,
+    TrainerEvidence,
 )
 from rollyard.reward.function import RewardFunction
 from rollyard.rollout.controller import Text
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 Nodes = Callable[[], Mapping[str, Sequence[str]]]  # of a cluster: where each host was so far, the last one last, by its name
+
+EXCHANGE = "exchange"  # in the place of the host of a trainer that another job has
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Stations:
     release: Callable[[EngineId], None] = lambda engine: None  # gives back the devices of one that left
     spans: Sequence[tuple[str, str, Spans]] = ()  # name, role and device of whatever the report accounts for
     nodes: Nodes = dict
+    exchange: Generation | None = None  # where another job trains
 
     async def start(self) -> None:
         """Wait until all are ready. Raises EngineError or TrainError for one that cannot be."""
@@ -114,6 +120,16 @@ class Stations:
         return gone.stats()
 
 
+@dataclass(frozen=True, slots=True)
+class Trainers:
+    """What a job that only trains is made of."""
+
+    trainer: Trainer
+    ranks: int  # parts of every batch
+    evidence: TrainerEvidence
+    starts: tuple[Callable[[], Awaitable[None]], ...]
+
+
 @dataclass(slots=True)
 class Found:
     """What the hosts have, as they are built."""
@@ -136,41 +152,66 @@ class Builder:
         scratch: the run's folder, for what travels by disk.
         device: for the trainer that is in this process.
         built: closes what was built, the last first; also what was built before something failed.
+        job: which part of the stations, where two jobs share them.
     """
 
-    def __init__(self, config: Config, folder: Path, scratch: Path, device: DeviceThread, built: AsyncExitStack) -> None:
+    def __init__(
+        self, config: Config, folder: Path, scratch: Path, device: DeviceThread, built: AsyncExitStack, job: Job | None = None
+    ) -> None:
         self._config, self._folder, self._scratch = config, folder, scratch
-        self._device, self._built = device, built
+        self._device, self._built, self._job = device, built, job
         self._version = WeightVersion(0)
         self._nodes: Nodes = dict
+        self._resume = False
         self._found = Found()
         self._urls = {f"engine-{number}": url for number, url in enumerate(config.engine.url)}
         self._numbers: dict[str, range] = {}  # of GPUs, by host
 
-    async def build(self, reward: RewardFunction | None) -> Stations:
-        """Raises ConfigError for what only loading shows, EngineLost and TrainerLost for a host that does not start."""
+    async def build(
+        self, reward: RewardFunction | None, exchange: Generation | None = None, done: Set[int] = frozenset()
+    ) -> Stations:
+        """Raises ConfigError for what only loading shows, EngineLost and TrainerLost for a host that does not start.
+
+        Args:
+            exchange: with a job that trains.
+            done: ids of prompts that are not to be asked again.
+        """
         from rollyard.model.tokenizer import Tokenizer
 
         config = self._config
         tokenizer = await self._device.run(Tokenizer, self._folder)
-        source, held_out = worker.build_prompts(config, tokenizer)
+        source, held_out = worker.build_prompts(config, tokenizer, done)
         scorer = worker.build_scorer(config, reward)
         self._built.push_async_callback(scorer.close)
         await self._host_all()
+        if exchange is not None:
+            self._record(exchange)
         stop = config.rollout.stop
 
         def text(ids: Sequence[int], finish: FinishReason) -> str:
             return tokenizer.completion_text(ids, stop, finish)
 
-        return self._joined(source, held_out, scorer, text)
+        return self._joined(source, held_out, scorer, text, exchange)
+
+    async def trainers(self, *, resume: bool) -> Trainers:
+        """Of a job that only trains. Raises ConfigError for what only loading shows, TrainerLost for a host that does not start.
+
+        Args:
+            resume: the folder is a checkpoint, to go on from.
+        """
+        self._resume = resume
+        await self._host_all()
+        found = self._found
+        trainer = self._grouped([trainer for _, trainer in found.trainers])
+        return Trainers(trainer, len(found.trainers), cast(TrainerEvidence, found.evidence[0][1]), tuple(found.starts))
 
     # ---------------------------------------------------------------------------------------------- the hosts
 
     async def _host_all(self) -> None:
         config = self._config
-        roles = worker.roles_of(config)
+        roles = worker.roles_of(config, self._job)
         hosts = layout(roles, worker.devices_there(config))
-        here = worker.trains_here(config)
+        here = worker.trains_here(config, self._job)
         away = [host for host in hosts if not (here and host.rank == 0)]
         self._launches = await self._launchers(hosts, [host for host in away if host.rank is not None or not config.engine.url])
         self._built.push_async_callback(self._close_engines)
@@ -190,7 +231,7 @@ class Builder:
         if config.place.runtime == "inline":
             children = Children()
             self._built.push_async_callback(children.close)
-            given = _devices(hosts, first=worker.trains_here(config))
+            given = _devices(hosts, first=worker.trains_here(config, self._job))
             self._numbers = dict(zip((host.name for host in hosts), given, strict=True))
             self._launch = children.launch
             return {host.name: self._on_own(host.name) for host in away}
@@ -209,6 +250,8 @@ class Builder:
         config, device, found = self._config, self._device, self._found
         policy = await device.run(worker.load_policy, config, self._folder)
         trainer = worker.build_trainer(config, policy, device, self._version)
+        if self._resume:
+            await trainer.load_state(self._folder)
         self._built.push_async_callback(trainer.close)
         publisher = worker.build_publisher(config, policy, device, self._scratch)
         self._built.callback(publisher.close)
@@ -223,12 +266,31 @@ class Builder:
 
     async def _launched(self, host: Host) -> Channel:
         """A process with a trainer."""
-        order = HostOrder(self._config, host, self._folder.resolve(), self._scratch.resolve())
+        order = HostOrder(self._config, host, self._folder.resolve(), self._scratch.resolve(), self._resume)
         return await launch_host(order, self._launches[host.name])
 
     async def _add_engine(self, name: EngineId) -> None:
         """Known as soon as it is there, so that it is closed whatever becomes of the others."""
         self._found.engines[name] = await self._engine(name)
+
+    def _record(self, exchange: Generation) -> None:
+        """The folder in the place of a trainer: it has the weights, and what is known of them."""
+        import torch
+
+        from rollyard.weights.recorded import RecordedWeights
+
+        shape, folder, dtype = Architecture.from_folder(self._folder), exchange.folder, getattr(torch, self._config.model.dtype)
+        recorded = RecordedWeights(
+            lambda version: folder.weights(version.step),
+            lambda version: folder.write_offered(version.step),
+            shape,
+            dtype,
+            self._device,
+            self._scratch / "canary",
+        )
+        self._built.callback(recorded.close)
+        self._found.publishers.append((Host(EXCHANGE, 0), recorded))
+        self._found.evidence.append((Host(EXCHANGE, 0), recorded))
 
     async def _engine(self, name: EngineId, url: str = "") -> Engine:
         """One with a process of its own: a new one, or a server that is running. Raises ConfigError where there is no room."""
@@ -292,12 +354,15 @@ class Builder:
 
     # ----------------------------------------------------------------------------------------- joined together
 
-    def _joined(self, source: PromptSource, held_out: tuple[Prompt, ...], scorer: Scorer, text: Text) -> Stations:
+    def _joined(
+        self, source: PromptSource, held_out: tuple[Prompt, ...], scorer: Scorer, text: Text, exchange: Generation | None
+    ) -> Stations:
         config, found, shape = self._config, self._found, Architecture.from_folder(self._folder)
         swap = config.place.placement == "swap"
+        trainers: dict[EngineId | None, Trainer] = {}
         if swap:
-            trainers: dict[EngineId | None, Trainer] = {host.engine: trainer for host, trainer in found.trainers}
-        else:
+            trainers = {host.engine: trainer for host, trainer in found.trainers}
+        elif exchange is None:
             trainers = {None: self._grouped([trainer for _, trainer in found.trainers])}
         return Stations(
             source=source,
@@ -317,6 +382,7 @@ class Builder:
             spans=(*((id_, ENGINE, engine.spans) for id_, engine in found.engines.items()), *found.spans),
             nodes=self._nodes,
             starts=(*found.starts, *(engine.start for engine in found.engines.values())),
+            exchange=exchange,
         )
 
     def _grouped(self, trainers: list[Trainer]) -> Trainer:

@@ -20,13 +20,14 @@ from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.environment import node_address
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event, Rollover
+from rollyard.exchange.folder import Job
 from rollyard.model.architecture import Architecture, base_of
 from rollyard.model.flops import adapter_numbers
 from rollyard.model.machine import Machine, measure
 from rollyard.place.bundles import Bundle, Nodes
 from rollyard.place.layout import Host, Roles
 from rollyard.prompts.open import open_prompts
-from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer, Spans
+from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer, Spans, TrainerEvidence
 from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_reward
 from rollyard.types import Prompt, Sampling, TensorInfo, WeightVersion
 from rollyard.watch.timeline import Timeline
@@ -175,7 +176,8 @@ def measure_machine(config: Config) -> tuple[int, Machine | None]:
     import torch
 
     dtype, kind = getattr(torch, config.model.dtype), device_of(config)
-    return dtype.itemsize, measure(kind, dtype) if kind == "cpu" or trains_here(config) else None
+    here = trains_here(config, job_of(config))
+    return dtype.itemsize, measure(kind, dtype) if kind == "cpu" or here else None
 
 
 def build_prompts(config: Config, tokenizer: Tokenizer, done: Set[int] = frozenset()) -> tuple[PromptSource, tuple[Prompt, ...]]:
@@ -229,6 +231,8 @@ def transport_of(config: Config) -> str:
     """How weights reach the engines: as named, or what `auto` stands for. Beside a trainer nothing travels to them."""
     if not config.place.apart:
         return "in_place"
+    if config.exchange.folder:
+        return "checkpoint"
     if config.weights.transport != "auto":
         return config.weights.transport
     wanted = _fastest(config)
@@ -316,7 +320,7 @@ def _transport(config: Config, source: Source, device: Device, origin: Path, scr
             return BroadcastPublisher(source, device, address_of(config), weights.limit_s, weights.delta)
 
 
-def build_evidence(config: Config, policy: Policy, device: Device, together: Device | None = None) -> Evidence:
+def build_evidence(config: Config, policy: Policy, device: Device, together: Device | None = None) -> TrainerEvidence:
     """The trainer's side of the proof that weights arrive. `together`: where ranks that share the policy look at it."""
     from rollyard.weights import evidence
     from rollyard.weights.flat import model_infos
@@ -338,7 +342,7 @@ def shares_of(config: Config, shape: Architecture, tensors: Sequence[TensorInfo]
 
 def build_external(
     config: Config, folder: Path, device: Device, version: WeightVersion
-) -> tuple[AdaptedTrainer, ExternalSource, Evidence | None]:
+) -> tuple[AdaptedTrainer, ExternalSource, TrainerEvidence | None]:
     """A trainer of another stack, what it publishes, and what it can say of that. Called on the device's thread.
 
     Raises ConfigError for an adapter that does not suit, TrainError when it fails.
@@ -429,9 +433,12 @@ def build_receiver(config: Config, id_: EngineId, model: CausalLM, device: torch
 # --------------------------------------------------------------------------------------------- where it runs
 
 
-def roles_of(config: Config) -> Roles:
-    """How many engines and trainers are asked for."""
-    return Roles(config.place.placement, config.place.generate, config.place.train, config.engine.tensor_parallel_size)
+def roles_of(config: Config, job: Job | None = None) -> Roles:
+    """How many engines and trainers a job has; of one that is alone, all that are asked for."""
+    place = config.place
+    generate = 0 if job is Job.TRAINING else place.generate
+    train = 0 if job is Job.GENERATION else place.train
+    return Roles(place.placement, generate, train, config.engine.tensor_parallel_size)
 
 
 def devices_there(config: Config) -> int | None:
@@ -457,7 +464,12 @@ def bundles_of(config: Config, hosts: Sequence[Host]) -> list[Bundle]:
     return [Bundle(1, host.devices * gpus) for host in hosts]
 
 
-def trains_here(config: Config) -> bool:
+def job_of(config: Config) -> Job | None:
+    """Which of two jobs a run is; None where there is one."""
+    return Job.GENERATION if config.exchange.folder else None
+
+
+def trains_here(config: Config, job: Job | None = None) -> bool:
     """Is the trainer in this very process? One of another stack never is: it may do with its process what it likes."""
-    inline, place = config.place.runtime == "inline", config.place
+    inline, place = config.place.runtime == "inline" and job is not Job.GENERATION, config.place
     return inline and place.train == 1 and place.placement != "swap" and not config.train.adapter

@@ -54,6 +54,7 @@ def test_explain_shows_values_and_where_they_come_from(here, capsys):
         (["run", "--preset", "tiny", "--batch.token_budget", "9"], "use at least 64"),
         (["run", "--preset", "tiny", "--engine.pages", "1"], "use 0 or at least 5"),
         (["run", "--preset", "tiny", "--engine.page_tokens", "1000000"], "use at most 64"),
+        (["train", "--preset", "tiny"], "give --exchange.folder DIR to both"),
         (["dance"], "invalid choice"),
         (["bench"], "WHAT"),
         (["bench", "engine", "--workload", "none"], "invalid choice: 'none'"),

@@ -14,6 +14,7 @@ APART = {"place.placement": "separate"}
 LORA = TASK | {"weights.what": "lora"}
 SHARDED = {"train.shard": True, "place.train": 2, "place.placement": "separate"}
 SGLANG = {"engine.kind": "sglang", "engine.url": "http://127.0.0.1:30000", "place.placement": "separate"}
+SHARED = TASK | {"exchange.folder": "x", "place.placement": "separate"}
 
 
 def test_later_layers_win_and_are_named(tmp_path):
@@ -91,6 +92,12 @@ def test_text_values_are_converted():
         (SPARE | {"rollout.max_live_groups": 40}, "rollout.oversample", "leave out rollout.max_live_groups"),
         (SPARE | {"rollout.overtaking": "never"}, "rollout.oversample", "--rollout.overtaking allow"),
         (SPARE | {"rollout.on_stale": "drop"}, "rollout.oversample", "leave out the long answers"),
+        (TASK | {"exchange.folder": "x"}, "place.placement", "use separate or async with exchange.folder"),
+        (SHARED | {"weights.transport": "broadcast"}, "weights.transport", "do not travel by broadcast"),
+        (SHARED | {"weights.delta": True}, "weights.delta", "whole folders"),
+        (SHARED | {"weights.what": "lora"}, "weights.what", "no adapters"),
+        (SHARED | SHARDED, "train.shard", "leave it out with exchange.folder"),
+        (SHARED | {"exchange.limit_s": 0}, "exchange.limit_s (command line)", "greater than 0"),
         (TASK | {"warmup.heads": 3}, "warmup.width", "multiple of 6"),
         (TASK | {"weights.delta": True}, "weights.delta", "nothing travels"),
         (

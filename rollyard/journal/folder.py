@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class RunFolder:
 
     path: Path
     lock: int | None = None  # open file that keeps other runs out of the folder, while this run is going on
+    fresh: bool = True  # no earlier life of the run was here
 
     @property
     def config(self) -> Path:
@@ -68,7 +70,7 @@ def check_folder(config: Config) -> None:
     path = folder.path
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file", where="run.out", remedy="give another folder")
-    if not path.is_dir() or not any(path.iterdir()):
+    if not path.is_dir() or not any(path.iterdir()) or goes_on(config):
         return
     if not config.run.overwrite:
         remedy = "give another --out or --name, or --overwrite to replace it"
@@ -78,8 +80,22 @@ def check_folder(config: Config) -> None:
         raise ConfigError(problem, where="run.out", remedy="give another folder")
 
 
+def goes_on(config: Config) -> bool:
+    """Is the folder that of an earlier life of this run? Only a run that shares its state with a training job has several."""
+    path, shared = folder_of(config).config, config.exchange.folder
+    if not shared or config.run.overwrite or not path.exists():
+        return False
+    try:
+        before = tomllib.loads(path.read_text(encoding="utf-8")).get("exchange", {}).get("folder", "")
+    except tomllib.TOMLDecodeError:
+        return False
+    return Path(before).resolve() == Path(shared).resolve()
+
+
 def make_folder(config: Config) -> RunFolder:
-    """Make the run's folder, replacing an earlier one where the config says so, and write the resolved config.
+    """Make the run's folder, or take that of an earlier life, or replace an earlier one where the config says so.
+
+    The resolved config is written there.
 
     The folder is locked until `release` or the end of the process, so two runs never write into one.
 
@@ -87,15 +103,19 @@ def make_folder(config: Config) -> RunFolder:
         ConfigError: see `check_folder`, or a run is going on there, or the folder cannot be written.
     """
     check_folder(config)
-    path = folder_of(config).path
+    path, content = folder_of(config).path, tomli_w.dumps(config.model_dump(mode="json"))
     try:
+        if goes_on(config):
+            lock = _lock(path)
+            (path / CONFIG).write_text(content, encoding="utf-8")
+            return RunFolder(path, lock, fresh=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             _remove(path)
         draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         draft.chmod(0o755)
         (draft / CHECKPOINTS).mkdir()
-        (draft / CONFIG).write_text(tomli_w.dumps(config.model_dump(mode="json")), encoding="utf-8")
+        (draft / CONFIG).write_text(content, encoding="utf-8")
         lock = _lock(draft)
         draft.rename(path)
     except OSError as error:

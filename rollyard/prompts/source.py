@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from rollyard.errors import ConfigError
+from rollyard.protocols import PromptSource
 from rollyard.types import Prompt
 
 Message = Mapping[str, str]
@@ -71,7 +72,7 @@ class Without:
         done: ids that are passed over.
     """
 
-    def __init__(self, source: Source, done: Set[int]) -> None:
+    def __init__(self, source: PromptSource, done: Set[int]) -> None:
         self._source, self._done = source, done
 
     @property

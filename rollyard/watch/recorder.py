@@ -45,7 +45,7 @@ class Recorder:
         self.accounts = Accounts(timeline)
         self._work: Work | None = None
         self._machine: Machine | None = None
-        self._judged = 0
+        self._judged = self._first = 0
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
         self._before = PhaseSeconds()
@@ -54,6 +54,10 @@ class Recorder:
         self._unchanged: float | None = None
         self._broken = False  # the journal cannot be written any more
         self.finish = Finish("never finished", failed=True)
+
+    def resume(self, version: WeightVersion) -> None:
+        """Earlier lives of the run came so far."""
+        self._first = version.step
 
     def begin(self) -> None:
         """The setup is over: the first step begins."""
@@ -154,15 +158,21 @@ class Recorder:
         self._builder.add_evaluation(mean_reward)
         self._journal.record_evaluation(version, mean_reward, samples, unscored)
 
-    def picture(self, activity: str, slots_busy: float | None) -> None:
-        """Show how things stand."""
+    def picture(self, activity: str, waiting: str, slots_busy: float | None) -> None:
+        """Show how things stand.
+
+        Args:
+            activity: what is going on; when empty, what the timeline says.
+            waiting: for another job, in words.
+        """
         self.accounts.collect()
         self._view.update(
             Snapshot(
-                step=len(self._rewards),
+                step=self._first + len(self._rewards),
                 phases=self._timeline.seconds(),
                 rewards=self._rewards,
-                activity=activity or str(self._timeline.current or ""),
+                activity=activity or waiting or str(self._timeline.current or ""),
+                waiting=waiting,
                 judged=min(self._judged, self._batch),
                 wanted=self._batch,
                 eval_first=self._evaluations[0] if self._evaluations else None,
@@ -170,6 +180,7 @@ class Recorder:
                 tokens=self._builder.generation_tokens,
                 slots_busy=slots_busy,
                 dropped=sum(self._dropped_before.values()),
+                before=self._first,
             )
         )
 

@@ -23,10 +23,11 @@ class Header:
 class Snapshot:
     """A run at one moment. Cheap to make: `rewards` may be the caller's own growing list, it is only read."""
 
-    step: int  # steps done
+    step: int  # steps done, those of earlier lives too
     phases: PhaseSeconds  # since the start of the run
     rewards: Sequence[float | None]  # mean of each step so far
     activity: str = ""  # what is going on now, such as "generate" or "making the base policy"
+    waiting: str = ""  # for another job, and since when; not another text at each moment
     judged: int = 0  # completions judged for the batch being gathered
     wanted: int = 0  # of this many; 0 when no batch is being gathered
     eval_first: float | None = None
@@ -34,6 +35,7 @@ class Snapshot:
     tokens: int = 0  # sampled for rollouts since the start of the run
     slots_busy: float | None = None  # mean share of decode slots doing work; None before the first engine step
     dropped: int = 0  # prompts dropped since the start of the run
+    before: int = 0  # steps that earlier lives of the run did
 
     @property
     def tokens_per_s(self) -> float:
@@ -42,4 +44,5 @@ class Snapshot:
 
     def eta_s(self, steps: int) -> float | None:
         """Seconds until `steps` are done at the pace so far, setup left out. None before the first step."""
-        return (self.phases.wall_s - self.phases.setup_s) / self.step * (steps - self.step) if self.step else None
+        done = self.step - self.before
+        return (self.phases.wall_s - self.phases.setup_s) / done * (steps - self.step) if done else None

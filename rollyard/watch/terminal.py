@@ -78,6 +78,7 @@ class PlainView:
         self._header = header
         self._console = console
         self._shown: Snapshot | None = None
+        self._waiting = ""
         self._broken = False
 
     def update(self, snapshot: Snapshot) -> None:
@@ -85,9 +86,12 @@ class PlainView:
             header = self._header
             self._print(f"run {header.run}  {header.model}  {header.placement}  {header.engine}  {header.steps} steps")
         if self._shown is None or snapshot.step > self._shown.step:
-            if snapshot.step:
+            if snapshot.step > snapshot.before:
                 self._print(self._line(snapshot))
             self._shown = snapshot
+        if snapshot.waiting not in ("", self._waiting):
+            self._print(snapshot.waiting)
+        self._waiting = snapshot.waiting
 
     def _line(self, snapshot: Snapshot) -> str:
         steps = self._header.steps

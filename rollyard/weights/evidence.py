@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Answers, Device
 from rollyard.types import Activity, Baseline, Finding, Judged, Probed, Verdict, WeightVersion
 from rollyard.weights import canary, probe
+from rollyard.weights.record import record
 
 T = TypeVar("T")
 
@@ -42,8 +44,35 @@ class Case:
         return max(self.noise.values())
 
 
+class Tables:
+    """What a trainer says with the last two versions that were published.
+
+    Args:
+        dtype: number format of the weights, as torch's `str` has it.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self._usual = NOISE[dtype]
+        self._new: tuple[WeightVersion, Tensor] | None = None
+        self._old: Tensor | None = None
+        self.noise: dict[EngineId, float] = {}  # nats, as measured
+
+    def published(self, version: WeightVersion, table: Tensor) -> None:
+        if self._new is not None and self._new[0] != version:
+            self._old = self._new[1]
+        self._new = version, table
+
+    def check(self, engine: EngineId, answers: Answers) -> Probed:
+        """Undecidable where no version was published before: there is none to be told from."""
+        assert self._new is not None, "nothing was published"
+        new = self._new[1]
+        if self._old is None:
+            return Probed(Verdict.UNDECIDABLE, probe.distance(answers, new), math.inf)
+        return probe.judge(answers, new, self._old, self.noise.get(engine, self._usual))
+
+
 class Evidence:
-    """Implements `protocols.Evidence` beside the model.
+    """Implements `protocols.TrainerEvidence` beside the model.
 
     Args:
         model: the trainer's.
@@ -58,9 +87,7 @@ class Evidence:
         self, model: CausalLM, device: Device, together: Device | None = None, shares: canary.Shares | None = None
     ) -> None:
         self._model, self._device, self._together, self._shares = model, device, together or device, shares or {}
-        self._noise: dict[EngineId, float] = {}
-        self._new: tuple[WeightVersion, Tensor] | None = None
-        self._old: Tensor | None = None
+        self._tables = Tables(str(model.head_weight.dtype))
         self._case: Case | None = None
         self._coarse: float | None = None
 
@@ -68,19 +95,13 @@ class Evidence:
         return probe.prompts(self._model.architecture.vocab_size)
 
     async def published(self, version: WeightVersion, engines: Sequence[EngineId] = ()) -> None:
-        table = await self._run(self._table)
-        if self._new is not None and self._new[0] != version:
-            self._old = self._new[1]
-        self._new = version, table
+        self._tables.published(version, await self._run(self._table))
 
     async def check(self, engine: EngineId, answers: Answers) -> Probed:
-        """Undecidable where no version was published before: there is none to be told from."""
-        assert self._new is not None, "nothing was published"
-        new = self._new[1]
-        if self._old is None:
-            return Probed(Verdict.UNDECIDABLE, probe.distance(answers, new), math.inf)
-        noise = self._noise.get(engine, NOISE[str(self._model.head_weight.dtype)])
-        return probe.judge(answers, new, self._old, noise)
+        return self._tables.check(engine, answers)
+
+    async def record(self, version: WeightVersion, folder: Path) -> None:
+        await self._run(record, self._model, version, folder)
 
     async def begin(self, answers: Mapping[EngineId, Answers]) -> Baseline:
         return await self._run(self._begin, answers)
@@ -120,7 +141,7 @@ class Evidence:
         base = self._table()
         noise = {engine: probe.distance(each, base) for engine, each in answers.items()}
         kept = canary.keep(self._model)
-        self._noise |= noise
+        self._tables.noise |= noise
         self._case = Case(base, dict(answers), noise, kept, Finding(0.0, canary.LEAST_LIMIT))
         return Baseline(tuple(kept), noise)
 

@@ -6,12 +6,13 @@ Handlers are only registered: whoever owns the channel says that it is ready, cl
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
-from rollyard.protocols import Channel, Evidence, Handoff, Publisher
+from rollyard.protocols import Channel, Handoff, Publisher, TrainerEvidence
 from rollyard.weights import wire
 
 
-def serve(publisher: Publisher, evidence: Evidence | None, channel: Channel) -> None:
+def serve(publisher: Publisher, evidence: TrainerEvidence | None, channel: Channel) -> None:
     """Handle `weights.*` and `evidence.*`; the latter not for a run that proves nothing."""
     _Publishing(publisher, channel)
     if evidence is not None:
@@ -53,9 +54,9 @@ class _Publishing:
 
 
 class _Proving:
-    def __init__(self, evidence: Evidence, channel: Channel) -> None:
+    def __init__(self, evidence: TrainerEvidence, channel: Channel) -> None:
         self._evidence = evidence
-        for name in ("prompts", "published", "check", "begin", "move", "judge", "restore", "returned"):
+        for name in ("prompts", "published", "check", "begin", "move", "judge", "restore", "returned", "record"):
             channel.handle(f"evidence.{name}", getattr(self, f"_{name}"))
 
     async def _prompts(self, content: bytes) -> bytes:
@@ -84,6 +85,11 @@ class _Proving:
 
     async def _returned(self, content: bytes) -> bytes:
         return wire.FINDINGS.dump_json(await self._evidence.returned(wire.ANSWERS.validate_json(content)))
+
+    async def _record(self, content: bytes) -> bytes:
+        version, folder = wire.RECORD.validate_json(content)
+        await self._evidence.record(version, Path(folder))
+        return b""
 
 
 class _HandingOver:

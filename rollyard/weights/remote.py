@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rollyard.errors import EngineLost, RollyardError, TimeLimitExceeded, TrainerLost, TrainError, WeightSyncError
 from rollyard.events import EngineId
@@ -82,7 +83,7 @@ class RemotePublisher:
 
 
 class RemoteEvidence:
-    """Implements `protocols.Evidence` over a channel.
+    """Implements `protocols.TrainerEvidence` over a channel.
 
     Args:
         channel: the line to the trainer's process.
@@ -116,6 +117,10 @@ class RemoteEvidence:
 
     async def returned(self, answers: Mapping[EngineId, Answers]) -> Mapping[EngineId, Finding]:
         return wire.FINDINGS.validate_json(await self._line.call("evidence.returned", _dumped(answers)))
+
+    async def record(self, version: WeightVersion, folder: Path) -> None:
+        """Written by the other process: the path has to mean the same there."""
+        await self._line.call("evidence.record", wire.RECORD.dump_json((version, str(folder))))
 
 
 class RemoteHandoff:

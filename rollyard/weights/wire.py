@@ -26,5 +26,6 @@ MOVE = TypeAdapter(tuple[int, tuple[str, ...]])  # attempt, tensors
 JUDGED = TypeAdapter(tuple[Judged], config=_NUMBERS)
 FINDINGS = TypeAdapter(Mapping[str, Finding], config=_NUMBERS)
 
+RECORD = TypeAdapter(tuple[WeightVersion, str])  # and the folder it goes to
 GIVE = TypeAdapter(tuple[WeightVersion, str])  # and the side it is for
 HANDED = TypeAdapter(Handed)

@@ -1,0 +1,1 @@
+"""Two jobs that share nothing but a folder: one generates, the other trains."""

@@ -1,0 +1,70 @@
+"""What both jobs of an exchange must agree on, and every later one with those before it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rollyard.config import Config
+from rollyard.errors import ConfigError
+from rollyard.exchange.files import write_whole
+from rollyard.exchange.folder import Folder, Job
+from rollyard.model.architecture import Architecture
+
+FORMAT = 1
+SAMPLING = ("group_size", "groups_per_step", "max_tokens", "temperature", "top_p", "top_k", "stop", "ignore_eos")
+PROMPTS = ("field", "held_out", "shuffle", "epochs", "chat")
+
+Agreed = dict[str, Any]  # what JSON can hold, by the option that it comes from
+
+
+def agreed(config: Config, architecture: Architecture, job: Job) -> Agreed:
+    """What this job must keep to. Only the generation job reads the prompts."""
+    found: Agreed = {"format": FORMAT, "run.seed": config.run.seed, "model.dtype": config.model.dtype}
+    found |= {f"rollout.{name}": getattr(config.rollout, name) for name in SAMPLING}
+    found["prompts.task"] = config.prompts.task
+    found["model.path"] = "a folder" if config.model.path else ""  # which may have another name on another machine
+    if config.model.path:
+        shape = asdict(architecture) | {"eos_ids": sorted(architecture.eos_ids)}
+        found |= {f"model.path ({name})": value for name, value in shape.items()}
+    else:  # the base policy is made of these
+        found |= {f"warmup.{name}": value for name, value in config.warmup.model_dump().items()}
+    if job is Job.GENERATION:
+        found |= {f"prompts.{name}": getattr(config.prompts, name) for name in PROMPTS}
+        if path := config.prompts.path:
+            found["prompts.path (contents)"] = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+    return dict(json.loads(json.dumps(found)))
+
+
+def agree(folder: Folder, job: Job, own: Agreed) -> None:
+    """Leave `own` for others, unless it is there. Raises ConfigError for the first option in which the folder differs.
+
+    Called by who holds the job's seat. Both jobs may do it at the same time: each writes first and then reads the other's.
+    """
+    path = folder.path / "agreed" / f"{job}.json"
+    compare(folder, job, own)
+    if not path.exists():
+        write_whole(path, json.dumps(own, indent=1).encode())
+        try:
+            compare(folder, job, own)
+        except ConfigError:
+            path.unlink()
+            raise
+
+
+def compare(folder: Folder, job: Job, own: Agreed) -> None:
+    """With what either job has left. Raises ConfigError."""
+    for other in (job, job.other):
+        path = folder.path / "agreed" / f"{other}.json"
+        if not path.exists():
+            continue
+        theirs: Agreed = json.loads(path.read_text(encoding="utf-8"))
+        names = own.keys() | theirs.keys() if other is job else own.keys() & theirs.keys()
+        for name in sorted(names):
+            if own.get(name) != theirs.get(name):
+                what = f"{own.get(name)!r} here and {theirs.get(name)!r} in {folder.path}"
+                remedy = f"keep to what the {other} job began with, or give another folder"
+                raise ConfigError(what, where=name, remedy=remedy)

@@ -1,0 +1,128 @@
+"""Files that appear whole or not at all, also when power fails, and that one job at a time may write."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+from rollyard.errors import ConfigError, ExchangeError
+
+GRACE_S = 1.0  # seconds: somebody who looks whether a seat is taken holds it for a moment
+DRAFT = "."  # what begins with it is not there yet, or not any more
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file: under another name, to the disk, then renamed. Raises ExchangeError."""
+    draft = path.with_name(f"{DRAFT}{path.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        raise ExchangeError(f"{path} cannot be written: {error}") from error
+
+
+def commit_folder(draft: Path, target: Path) -> None:
+    """`draft`, with all that was put into it, becomes `target`. Raises ExchangeError when it cannot, or that is there."""
+    try:
+        for path in (*draft.rglob("*"), draft):
+            sync(path)
+        draft.rename(target)
+        sync(target.parent)
+    except OSError as error:
+        raise ExchangeError(f"{target} cannot be written: {error}") from error
+
+
+def remove_folder(folder: Path) -> None:
+    """At once for readers; what it holds is deleted after that."""
+    away = folder.with_name(f"{DRAFT}{folder.name}.old")
+    folder.rename(away)
+    shutil.rmtree(away, ignore_errors=True)  # what is left goes with the drafts
+
+
+def clear_drafts(folder: Path) -> None:
+    """Delete what a writer that was killed left behind. Only for who may write there."""
+    for left in folder.glob(f"{DRAFT}*"):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
+def sync(path: Path) -> None:
+    """To the disk: a file's content, or a folder's names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Seat:
+    """A lock file that says who holds it. It is free again once its holder has ended, however that ended.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+
+    def take(self, job: str) -> None:
+        """Raises ConfigError when somebody else has it.
+
+        Args:
+            job: for the message, such as "generation".
+        """
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        until = time.monotonic() + GRACE_S
+        while not _locked(handle, fcntl.LOCK_EX):
+            if time.monotonic() > until:
+                os.close(handle)
+                problem = f"a {job} job holds it already: {self._said()}"
+                raise ConfigError(problem, where="exchange.folder", remedy="end that one first, or give another folder")
+            time.sleep(GRACE_S / 20)
+        self._handle = handle
+        self._say(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+
+    def leave(self, cause: str) -> None:
+        """Let others have it, and say why. Harmless when it is not held."""
+        if self._handle is not None:
+            self._say(f"ended: {cause}")
+            os.close(self._handle)
+            self._handle = None
+
+    def look(self) -> tuple[bool, str]:
+        """Does anybody hold it? And what the last one who did says of itself; empty when there was none."""
+        try:
+            handle = os.open(self._path, os.O_RDONLY)
+        except FileNotFoundError:
+            return False, ""
+        try:
+            return not _locked(handle, fcntl.LOCK_SH), self._said()
+        finally:
+            os.close(handle)
+
+    def _say(self, text: str) -> None:
+        assert self._handle is not None
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, text.encode(), 0)
+
+    def _said(self) -> str:
+        return self._path.read_text(encoding="utf-8", errors="replace").strip()
+
+
+def _locked(handle: int, how: int) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,63 @@
+"""Either job killed at any moment, again and again: nothing is lost, nothing is taken twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from rollyard.bench import virtual
+from rollyard.events import Rollover
+from rollyard.exchange.folder import Folder
+from tests.exchange.lives import Reaper, config, generate, train
+
+STEPS = 5
+
+lives = st.lists(st.one_of(st.tuples(st.integers(0, 40), st.none()), st.tuples(st.none(), st.floats(0, 2.0))), max_size=4)
+
+
+@pytest.mark.filterwarnings("ignore:closing the run. Killed")
+@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(
+    staleness=st.integers(0, 2),
+    rollover=st.sampled_from([Rollover.DRAIN, Rollover.KEEP]),
+    generation=lives,
+    training=lives,
+)
+def test_nothing_is_lost_and_nothing_is_taken_twice(staleness, rollover, generation, training):
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as scratch:
+        virtual.run(both(Path(scratch), staleness, rollover, generation, training, Reaper(patch)))
+
+
+async def both(scratch, staleness, rollover, generation, training, reaper) -> None:
+    config_, again = config(scratch, STEPS, staleness, rollover), []
+
+    async def generations() -> None:
+        for moments, seconds in [*generation, (None, None)]:
+            asked, recovered = set[int](), set[int]()
+            ended = await reaper.live("generation", generate(config_, asked, recovered), moments, seconds)
+            again.extend(asked & recovered)
+        assert ended
+
+    async def trainings() -> None:
+        for moments, seconds in [*training, (None, None)]:
+            ended = await reaper.live("training", train(config_, reaper), moments, seconds)
+        assert ended
+
+    async with asyncio.timeout(300):
+        await asyncio.gather(generations(), trainings())
+    shared = Folder(scratch / "shared")
+    lineage = json.loads((shared.weights(STEPS) / "lineage.json").read_text())
+    batches = shared.batches()
+    assert lineage == [list(batches[step]) for step in range(STEPS)], "each batch once, in order"
+    trained = [id_ for ids in lineage for id_ in ids]
+    assert len(trained) == len(set(trained)) == 2 * STEPS
+    assert not again, "what was finished was written again"
+    if staleness == 0:
+        assert sorted(trained) == list(range(2 * STEPS)), "no prompt was lost"
+    assert shared.groups().isdisjoint(trained[: 2 * (STEPS - 1)])
