@@ -24,6 +24,7 @@ pytestmark = [
 
 UP_S = 90.0  # seconds until the first step; a busy machine is slow
 SILENT_S = 4.0
+STEPS = 120  # three a second: enough for an engine to be lost and to come back
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,11 @@ class Driven:
         with sqlite3.connect(self._out / "journal.sqlite") as journal:
             return [event for (event,) in journal.execute(query, (engine,))]
 
+    def came_back(self, engine: str) -> bool:
+        """It was lost, is up again, and has weights."""
+        events = self.events(engine)
+        return "down" in events and events[events.index("down") :][:3] == ["down", "up", "loaded"]
+
     def report(self, within_s: float) -> Report:
         """Of the run, which ends by itself, with every prompt trained once."""
         assert self._process.wait(timeout=within_s) == 0, self._said.read_text()
@@ -125,7 +131,7 @@ def test_a_run_over_three_hosts_learns_and_says_where_its_hosts_were(hosts: Netw
 
 def test_a_host_that_is_cut_off_for_a_while(hosts: Network, tmp_path: Path) -> None:
     """For a moment: nobody notices. For longer: its engine is lost, and started again when it can be reached."""
-    run = Driven(hosts, tmp_path, run__steps=90)
+    run = Driven(hosts, tmp_path, run__steps=STEPS)
     run.until_step(2)
     engine, host = run.away()
     host.cut()
@@ -137,22 +143,22 @@ def test_a_host_that_is_cut_off_for_a_while(hosts: Network, tmp_path: Path) -> N
     run.until(lambda: "down" in run.events(engine), SILENT_S + 4)
     run.until_step(1, within_s=30)  # it goes on meanwhile
     host.heal()
-    run.until(lambda: run.events(engine)[-3:-1] == ["down", "up"], 60)  # and then it gets the newest weights
+    run.until(lambda: run.came_back(engine), 60)
     report = run.report(within_s=120)
-    assert report.steps == 120 and report.nodes[engine] == (host.address, host.address)
+    assert report.steps == STEPS and report.nodes[engine] == (host.address, host.address)
     assert report.lost == (f"engine {engine} is lost: it was silent for {SILENT_S:g} s", f"{engine} is started again")
 
 
 def test_a_host_that_is_killed_while_another_joins(hosts: Network, tmp_path: Path) -> None:
-    run = Driven(hosts, tmp_path, run__steps=90)
+    run = Driven(hosts, tmp_path, run__steps=STEPS)
     run.until_step(2)
     engine, host = run.away()
     host.kill()
     run.until(lambda: "down" in run.events(engine), SILENT_S + 4)
     run.until_step(1, within_s=30)
     hosts.start_node(new := hosts.add())
-    run.until(lambda: run.events(engine)[-3:-1] == ["down", "up"], 60)
+    run.until(lambda: run.came_back(engine), 60)
     report = run.report(within_s=120)
-    assert report.steps == 120 and report.nodes[engine][-1] == new.address
+    assert report.steps == STEPS and report.nodes[engine][-1] == new.address
     cause, again = report.lost
     assert cause.startswith(f"engine {engine} is lost: it died") and again == f"{engine} is started again"

@@ -26,6 +26,7 @@ from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.remote import RemoteEngine
 from rollyard.errors import ConfigError, EngineLost, RollyardError, TimeLimitExceeded, WeightSyncError
 from rollyard.model.folder import load
+from rollyard.place import actor as actors
 from rollyard.place import ray as runtime
 from rollyard.place.bundles import Bundle
 from rollyard.place.child import Children
@@ -156,7 +157,7 @@ async def test_a_call_that_nobody_answers(cluster: Cluster, python: Path | None)
         with pytest.raises(TimeLimitExceeded, match=r"(?s)did not answer hang within 0\.5 s.*going to think"):
             await actor.call("hang", limit_s=0.5)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runtime, "QUIT_S", 0.3)
+            patch.setattr(actors, "QUIT_S", 0.3)
             began = time.monotonic()
             await actor.close()
         assert time.monotonic() - began < 3
