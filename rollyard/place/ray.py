@@ -31,7 +31,7 @@ START_S = 120.0  # seconds that Ray may take to start
 REACH_S = 10.0  # seconds that a cluster's address may take to answer
 GRACE_S = 1.0  # seconds that Ray here outlives a run that was killed: it ends what actors started
 LOOK_S = 1.0  # seconds between two looks at a placement group that is not there yet
-PULSE = "pulse"  # Ray's name of a thread beside the actor's own
+PULSE = "pulse"  # of a thread, in Ray's words a concurrency group
 STRATEGIES: Mapping[Nodes, str] = {"one": "STRICT_PACK", "few": "PACK", "spread": "STRICT_SPREAD"}  # in Ray's words
 STORE = 2**29  # bytes of a local cluster's object store: what is under way, not weights
 
@@ -295,6 +295,12 @@ class _Placed(Body):
         address: str = ray.util.get_node_ip_address()
         super().__init__(name, {**variables, NODE_ADDRESS: address if apart else ""}, folder, address)
 
+    async def pulse(self) -> None:
+        await super().pulse()
+
+    # As ray.method would do it, for which Ray would have to be imported: on a thread beside the actor's own.
+    pulse.__dict__["__ray_concurrency_group__"] = PULSE
+
 
 def _created(group: Any, number: int, given: Bundle, arguments: tuple[object, ...]) -> Any:
     """Ray's handle of an actor that is being started in a bundle."""
@@ -308,8 +314,7 @@ def _created(group: Any, number: int, given: Bundle, arguments: tuple[object, ..
 
 
 def _held(body: Any) -> Hold:
-    pulse = body.pulse.options(concurrency_group=PULSE)
-    return Hold(body.take.remote, body.fetch.remote, pulse.remote, partial(_kill, body), failures(), reason)
+    return Hold(body.take.remote, body.fetch.remote, body.pulse.remote, partial(_kill, body), failures(), reason)
 
 
 def _kill(body: Any) -> None:

@@ -218,6 +218,18 @@ async def test_a_killed_actor_is_missed_within_two_seconds_and_others_go_on(clus
             assert await again.call("echo", b"again", limit_s=START_S) == b"again"
 
 
+async def test_an_actor_that_is_busy_is_not_silent(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its event loop stands still; its node does not."""
+    monkeypatch.setattr(cluster, "_silent_s", 1.0)
+    async with running(cluster, HELPFUL) as actor:
+        await actor.call("about", limit_s=START_S)
+        with pytest.raises(TimeLimitExceeded):
+            await actor.call("hang", limit_s=4)
+        assert not actor.lost
+        os.kill(actor.pid, signal.SIGSTOP)
+        assert await asyncio.wait_for(actor.ended(), 4) == "was silent for 1 s"
+
+
 async def test_a_child_behind_an_actor_that_is_killed(cluster: Cluster) -> None:
     async with running(cluster, HELPFUL, python=RELAY) as actor:
         about = json.loads(await actor.call("about", limit_s=START_S))
