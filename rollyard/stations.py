@@ -46,6 +46,7 @@ from rollyard.types import EngineStats, FinishReason, Prompt, WeightVersion
 from rollyard.watch.accounts import ENGINE, TRAINER
 
 if TYPE_CHECKING:
+    from rollyard.place.ray import Cluster
     from rollyard.weights.ranks import Together
 
 S = TypeVar("S")
@@ -72,7 +73,7 @@ class Stations:
     handoffs: Mapping[EngineId, Handoff]  # by half
     starts: tuple[Callable[[], Awaitable[None]], ...]
     launch: Callable[[EngineId, str], Awaitable[Engine]] | None = None  # by name and address, where engines can be lost alone
-    release: Callable[[EngineId], None] = lambda engine: None  # gives back the devices of one that left
+    release: Callable[[EngineId], Awaitable[None]] | None = None  # gives back the devices of one that left
     spans: Sequence[tuple[str, str, Spans]] = ()  # name, role and device of whatever the report accounts for
     nodes: Nodes = dict
     exchange: Generation | None = None  # where another job trains
@@ -100,12 +101,15 @@ class Stations:
         Raises EngineError, ConfigError where there is no room, or TimeLimitExceeded when it is not ready in time.
         """
         assert self.launch is not None, "no engine comes alone"
-        new = await self.launch(engine, url)
         try:
-            await new.start()
+            new = await self.launch(engine, url)
+            try:
+                await new.start()
+            except BaseException:
+                await new.close()
+                raise
         except BaseException:
-            await new.close()
-            self.release(engine)
+            await self._release(engine)
             raise
         self.engines[engine] = new
         self.publishers[engine] = next(iter(self.publishers.values()))
@@ -116,8 +120,12 @@ class Stations:
         gone = self.engines.pop(engine)
         del self.publishers[engine]
         await gone.close()
-        self.release(engine)
+        await self._release(engine)
         return gone.stats()
+
+    async def _release(self, engine: EngineId) -> None:
+        if self.release is not None:
+            await self.release(engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +169,9 @@ class Builder:
         self._config, self._folder, self._scratch = config, folder, scratch
         self._device, self._built, self._job = device, built, job
         self._version = WeightVersion(0)
-        self._nodes: Nodes = dict
+        self._cluster: Cluster | None = None
+        self._places: dict[str, int] = {}  # bundles of the cluster, by host
+        self._left: dict[str, tuple[str, ...]] = {}  # where hosts were that left it
         self._resume = False
         self._found = Found()
         self._urls = {f"engine-{number}": url for number, url in enumerate(config.engine.url)}
@@ -242,8 +252,15 @@ class Builder:
         cluster = Cluster(bundles, address=address, nodes=nodes, start_s=start_s, silent_s=place.silent_s)
         self._built.push_async_callback(cluster.close)
         await cluster.start()
-        self._nodes = lambda: {host.name: cluster.nodes[n] for n, host in enumerate(away) if n in cluster.nodes}
+        self._cluster, self._places = cluster, {host.name: number for number, host in enumerate(away)}
         return {host.name: partial(cluster.launch, bundle=number) for number, host in enumerate(away)}
+
+    def _nodes(self) -> dict[str, tuple[str, ...]]:
+        """Where each host was on a cluster, the last one last."""
+        if self._cluster is None:
+            return {}
+        found = self._cluster.nodes
+        return self._left | {name: found[number] for name, number in self._places.items() if number in found}
 
     async def _build_here(self, host: Host) -> None:
         """In this process: the trainer's device is a thread of it."""
@@ -300,15 +317,16 @@ class Builder:
         if name in self._urls:
             return attach_engine(config, name, self._urls[name], self._folder)
         if name not in self._launches:
-            self._launches[name] = self._one_more(name)
+            self._launches[name] = await self._one_more(name)
         return await launch_engine(config, name, self._folder, self._launches[name])
 
-    def _one_more(self, name: str) -> Launch:
-        """What starts an engine that was not there at the start."""
+    async def _one_more(self, name: str) -> Launch:
+        """What starts an engine that was not there at the start. Raises ConfigError where there is no room."""
         config = self._config
-        if config.place.runtime == "ray":
-            problem = "the bundles of a Ray run are reserved at its start, and no more are added"
-            raise ConfigError(problem, where="place.runtime", remedy="use inline, or running servers (engine.url)")
+        if self._cluster is not None:
+            (bundle,) = worker.bundles_of(config, [Host(name, config.engine.tensor_parallel_size, engine=name)])
+            number = self._places[name] = await self._cluster.more(bundle)
+            return partial(self._cluster.launch, bundle=number)
         there, size = worker.devices_there(config), config.engine.tensor_parallel_size
         if there is not None:
             used = {number for numbers in self._numbers.values() for number in numbers}
@@ -326,7 +344,11 @@ class Builder:
             return self._launch
         return partial(_on_devices, self._launch, self._numbers[name])
 
-    def _release(self, name: EngineId) -> None:
+    async def _release(self, name: EngineId) -> None:
+        if self._cluster is not None and name in self._places:
+            number = self._places.pop(name)
+            self._left[name] = self._cluster.nodes.get(number, ())
+            await self._cluster.less(number)
         self._numbers.pop(name, None)
         self._launches.pop(name, None)
         self._urls.pop(name, None)

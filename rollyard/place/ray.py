@@ -12,7 +12,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ REACH_S = 10.0  # seconds that a cluster's address may take to answer
 GRACE_S = 1.0  # seconds that Ray here outlives a run that was killed: it ends what actors started
 LOOK_S = 1.0  # seconds between two looks at a placement group that is not there yet
 PULSE = "pulse"  # of a thread, in Ray's words a concurrency group
+NODE_LABEL = "ray.io/node-id"  # Ray gives every node one
 STRATEGIES: Mapping[Nodes, str] = {"one": "STRICT_PACK", "few": "PACK", "spread": "STRICT_SPREAD"}  # in Ray's words
 STORE = 2**29  # bytes of a local cluster's object store: what is under way, not weights
 
@@ -61,12 +62,13 @@ class Cluster:
         start_s: float = 120.0,
         silent_s: float = 30.0,
     ) -> None:
-        self._bundles, self._address, self._nodes = tuple(bundles), address, nodes
+        self._bundles, self._address, self._nodes = list(bundles), address, nodes
         self._limit_s, self._start_s, self._silent_s = limit_s, start_s, silent_s
         self._head: Child | None = None  # holds the processes of a cluster that was started here
         self._watching: asyncio.Task[None] | None = None
         self._joined = False
-        self._group: Any = None
+        self._places: list[tuple[Any, int]] = []  # Ray's group of each bundle, and its number there
+        self._spare: set[int] = set()  # bundles of hosts that left
         self._actors: dict[int, Actor] = {}  # by bundle
         self._starting: set[int] = set()  # bundles
         self.nodes: dict[int, tuple[str, ...]] = {}  # addresses: where the actors of each bundle were, the last one last
@@ -113,7 +115,7 @@ class Cluster:
                     pass
         except TimeoutError:
             late = f"{name}: Ray did not start its actor within {self._start_s:g} s, in bundle {number} ({self._bundles[number]})"
-            nowhere = not await asyncio.to_thread(_home, self._group, number)
+            nowhere = not await asyncio.to_thread(_home, *self._places[number])
             raise EngineLost(f"{late}{', for which no node has room' if nowhere else ''}") from None
         finally:
             self._starting.discard(number)
@@ -121,9 +123,10 @@ class Cluster:
 
     async def _begun(self, number: int, name: str, environment: Mapping[str, str], order: tuple[str, bytes, str]) -> Actor | None:
         """The actor of a bundle; None when the bundle's node was gone. Raises EngineLost, and ConfigError for another version."""
-        home = await asyncio.to_thread(_home, self._group, number)
+        place = self._places[number]
+        home = await asyncio.to_thread(_home, *place)
         apart = self._head is None and self._nodes != "one"  # elsewhere all is on one machine, and meets at its loopback
-        body = _created(self._group, number, self._bundles[number], (name, carried(environment), str(Path.cwd()), apart))
+        body = _created(*place, self._bundles[number], (name, carried(environment), str(Path.cwd()), apart))
         actor: Actor | None = None
         try:
             facts = json.loads(await body.begin.remote(*order))
@@ -141,17 +144,41 @@ class Cluster:
                 _kill(body)
         return actor
 
+    async def more(self, bundle: Bundle) -> int:
+        """Room for a host that was not there at the start: the number of its bundle. Raises ConfigError when there is none."""
+        for number in self._spare:
+            if self._bundles[number] == bundle:
+                self._spare.discard(number)
+                return number
+        free = await asyncio.to_thread(_unused)
+        if self._head is not None and not bundle.fits(free):
+            raise await asyncio.to_thread(_misfit, [bundle], self._nodes)  # a cluster that was started here does not grow
+        homes = await asyncio.to_thread(lambda: {_home(*place) for place in self._places if place[0] is not None})
+        group = await self._reserved([bundle], _beside(homes, self._nodes))
+        self._bundles.append(bundle)
+        self._places.append((group, 0))
+        return len(self._bundles) - 1
+
+    async def less(self, number: int) -> None:
+        """The host of this bundle left. What was reserved for it alone is given back; the rest is for the next one."""
+        group, _ = self._places[number]
+        self.nodes.pop(number, None)
+        if sum(other is group for other, _ in self._places) > 1:
+            self._spare.add(number)
+            return
+        self._places[number] = (None, 0)
+        await asyncio.to_thread(_remove, [group])
+
     async def close(self) -> None:
         """End the actors, give the bundles back, and end Ray if it was started here. Closing twice is harmless."""
         await asyncio.gather(*(actor.close() for actor in self._actors.values()))
         self._actors.clear()
         if self._watching is not None:
             if self._watching.done():
-                self._group = None  # gone with Ray, which would be waited for
+                self._places.clear()  # gone with Ray, which would be waited for
             self._watching.cancel()
-        group, joined, self._group, self._joined = self._group, self._joined, None, False
-        if group is not None or joined:
-            await asyncio.to_thread(_leave, group, joined)
+        groups, joined, self._places, self._joined = _groups(self._places), self._joined, [], False
+        await asyncio.to_thread(_leave, groups, joined)
         if self._head is not None:
             await self._head.close()
 
@@ -201,13 +228,26 @@ class Cluster:
         if self._head is not None and fitting(self._bundles, await asyncio.to_thread(_there), self._nodes) < len(self._bundles):
             raise await asyncio.to_thread(_misfit, self._bundles, self._nodes)  # nor will there be later
         # A running cluster may grow for what is asked of it.
-        self._group = await asyncio.to_thread(_reserved, self._bundles, self._nodes)
+        group = await self._reserved(self._bundles)
+        self._places = [(group, number) for number in range(len(self._bundles))]
+
+    async def _reserved(self, bundles: Sequence[Bundle], where: Mapping[str, str] | None = None) -> Any:
+        """Ray's group of these bundles. Raises ConfigError when it finds no room in time.
+
+        Args:
+            where: labels that their nodes have.
+        """
+        group = await asyncio.to_thread(_asked, bundles, self._nodes, where)
         try:
             async with asyncio.timeout(self._limit_s):
-                while not await asyncio.to_thread(self._group.wait, LOOK_S):
+                while not await asyncio.to_thread(group.wait, LOOK_S):
                     pass
-        except TimeoutError:
-            raise await asyncio.to_thread(_misfit, self._bundles, self._nodes) from None
+        except BaseException as error:
+            await asyncio.to_thread(_remove, [group])
+            if isinstance(error, TimeoutError):
+                raise await asyncio.to_thread(_misfit, bundles, self._nodes) from None
+            raise
+        return group
 
 
 def _check_installed() -> None:
@@ -272,14 +312,26 @@ def _connect(address: str) -> None:
         raise ConfigError(problem, where="place.ray_address", remedy=remedy) from error
 
 
-def _leave(group: Any, joined: bool) -> None:
+def _groups(places: Sequence[tuple[Any, int]]) -> list[Any]:
+    """Each once."""
+    return list({id(group): group for group, _ in places if group is not None}.values())
+
+
+def _leave(groups: Sequence[Any], joined: bool) -> None:
+    if groups:
+        _remove(groups)
+    if joined:
+        import ray
+
+        ray.shutdown()
+
+
+def _remove(groups: Sequence[Any]) -> None:
     import ray
 
-    if group is not None:
+    for group in groups:
         with suppress(*failures()):
             ray.util.remove_placement_group(group)
-    if joined:
-        ray.shutdown()
 
 
 class _Placed(Body):
@@ -325,12 +377,21 @@ def _kill(body: Any) -> None:
             ray.kill(body)
 
 
-def _reserved(bundles: Sequence[Bundle], nodes: Nodes) -> Any:
+def _asked(bundles: Sequence[Bundle], nodes: Nodes, where: Mapping[str, str] | None) -> Any:
     from ray.util import placement_group
 
     asked = [{"CPU": bundle.cpus, "GPU": bundle.gpus} for bundle in bundles]
     wanted = [{name: count for name, count in each.items() if count} for each in asked]
-    return placement_group(wanted, strategy=STRATEGIES[nodes])
+    labels = [dict(where) for _ in bundles] if where else None
+    return placement_group(wanted, strategy=STRATEGIES[nodes], bundle_label_selector=labels)
+
+
+def _beside(homes: Set[str], nodes: Nodes) -> Mapping[str, str] | None:
+    """Labels of the nodes where one more host may be, beside those that are at `homes`."""
+    known = sorted(homes - {""})
+    if nodes == "few" or not known:
+        return None
+    return {NODE_LABEL: f"{'in' if nodes == 'one' else '!in'}({','.join(known)})"}
 
 
 def _home(group: Any, number: int) -> str:
@@ -355,11 +416,16 @@ def _there() -> list[Bundle]:
     return [Bundle(resources.get("CPU", 0), resources.get("GPU", 0)) for resources in alive]
 
 
-def _misfit(bundles: Sequence[Bundle], nodes: Nodes) -> ConfigError:
+def _unused() -> Bundle:
+    """What nobody uses, of all nodes together."""
     import ray
 
     free = ray.available_resources()
-    problem, remedy = misfit(bundles, _there(), Bundle(free.get("CPU", 0), free.get("GPU", 0)), nodes)
+    return Bundle(free.get("CPU", 0), free.get("GPU", 0))
+
+
+def _misfit(bundles: Sequence[Bundle], nodes: Nodes) -> ConfigError:
+    problem, remedy = misfit(bundles, _there(), _unused(), nodes)
     return ConfigError(problem, where="place", remedy=remedy)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.control import Order, ask
+from rollyard.errors import ConfigError
 from rollyard.watch.report import Report, read_report
 from tests.hosts.network import Host, Network, network, obstacle
 from tests.small import config
@@ -71,6 +73,10 @@ class Driven:
     def steps(self) -> list[dict[str, object]]:
         lines = self._said.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith('{"step"')]
+
+    @property
+    def out(self) -> Path:
+        return self._out
 
     def until(self, reached: Callable[[], object], within_s: float) -> None:
         """Wait for it, while the run goes on."""
@@ -162,3 +168,19 @@ def test_a_host_that_is_killed_while_another_joins(hosts: Network, tmp_path: Pat
     assert report.steps == STEPS and report.nodes[engine][-1] == new.address
     cause, again = report.lost
     assert cause.startswith(f"engine {engine} is lost: it died") and again == f"{engine} is started again"
+
+
+def test_an_engine_joins_on_a_host_of_its_own_and_another_leaves(hosts: Network, tmp_path: Path) -> None:
+    run = Driven(hosts, tmp_path, run__steps=STEPS, place__generate=1)
+    run.until_step(2)
+    with pytest.raises(ConfigError, match="engine-0 is the last engine"):
+        ask(run.out, Order("remove", engine="engine-0"))
+    ask(run.out, Order("add"))
+    run.until(lambda: "loaded" in run.events("engine-1"), 60)
+    run.until_step(1, within_s=30)
+    ask(run.out, Order("remove", engine="engine-0", cut=True))
+    run.until(lambda: "left" in run.events("engine-0"), 30)
+    run.until_step(2, within_s=30)  # the newcomer alone
+    report = run.report(within_s=120)
+    assert report.steps == STEPS and report.lost == ()
+    assert sorted(report.nodes.values()) == [(host.address,) for host in hosts.hosts[-3:]]

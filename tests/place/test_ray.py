@@ -303,6 +303,24 @@ async def test_what_does_not_fit_is_refused(cluster: Cluster) -> None:
         assert await actor.call("echo", b"here", limit_s=START_S) == b"here"
 
 
+async def test_one_more_host_has_the_place_of_one_that_left_or_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="1 node with 3 CPUs, and of that nothing free"):
+        await cluster.more(Bundle())
+    await cluster.less(1)
+    with pytest.raises(ConfigError, match="all fit once others are done"):
+        await cluster.more(Bundle(2))
+    assert await cluster.more(Bundle()) == 1
+    async with running(cluster, CHATTING) as actor:
+        assert await actor.call("echo", b"here", limit_s=START_S) == b"here"
+
+
+@pytest.mark.parametrize("nodes", ["one", "few", "spread"])
+async def test_where_one_more_host_may_be(nodes: str) -> None:
+    labels = {"one": {"ray.io/node-id": "in(a,b)"}, "few": None, "spread": {"ray.io/node-id": "!in(a,b)"}}
+    assert runtime._beside({"b", "", "a"}, nodes) == labels[nodes]
+    assert runtime._beside({""}, nodes) is None
+
+
 @pytest.mark.parametrize(("address", "problem"), [("nowhere", "'nowhere' is no address"), ("127.0.0.1:1", "nothing answers at")])
 async def test_an_address_where_no_cluster_is(address: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as mistake:
