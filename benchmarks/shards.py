@@ -34,7 +34,7 @@ PROMPTS, COMPLETIONS, TOKENS = 8, 4, 32
 
 
 def batch(step: int, ranks: int) -> list[TrainBatch]:
-    """Whole prompts to each rank, a micro-batch a prompt."""
+    """Whole prompts to each rank, one micro-batch."""
     draw = random.Random(step)
     found = []
     for group in range(PROMPTS):
@@ -45,8 +45,9 @@ def batch(step: int, ranks: int) -> list[TrainBatch]:
             ids = prompt + tuple(draw.randrange(10, 40) for _ in range(TOKENS))
             gains = tuple(float(member % 2) - 0.5 if flag else 0.0 for flag in mask)
             samples.append(Sample(group, member, ids, mask, tuple(-3.0 * flag for flag in mask), gains, ()))
-        found.append(tuple(samples))
-    return [TrainBatch(step, tuple(found[rank::ranks]), Sampling(TOKENS)) for rank in range(ranks)]
+        found.append(samples)
+    parts = [[sample for samples in found[rank::ranks] for sample in samples] for rank in range(ranks)]
+    return [TrainBatch(step, (tuple(part),), Sampling(TOKENS)) for part in parts]
 
 
 class Side:

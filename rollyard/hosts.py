@@ -53,6 +53,8 @@ async def launch_host(order: HostOrder, launch: Launch) -> Channel:
     """Start a process with a trainer. Raises EngineLost when it cannot be started."""
     content = TypeAdapter(HostOrder).dump_json(order)
     environment = process_environment()
+    if order.config.train.shard:  # glibc would keep what layers were gathered in: as much again as what is shared
+        environment = {"MALLOC_MMAP_THRESHOLD_": str(2**20), **environment}
     return await launch("rollyard.hosts:serve_host", content, name=order.host.name, environment=environment)
 
 

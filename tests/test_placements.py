@@ -60,11 +60,13 @@ def flops(report: Report) -> int:
 
 @pytest.mark.slow
 def test_trainers_that_share_the_policy_learn_what_one_learns(learn: Learn) -> None:
-    """And the accounts are the same: tokens, the work of both trainers together, bytes that travelled, what was proved."""
-    (alone, one), (apart, two) = (
-        learn(place__placement="separate", place__train=count, train__shard=count > 1) for count in (1, 2)
+    """And the accounts are those of two with a copy each: tokens, FLOPs, bytes that travelled, what was proved."""
+    alone, _ = learn(place__placement="separate")
+    (copies, one), (apart, two) = (
+        learn(place__placement="separate", place__train=2, train__shard=shared) for shared in (False, True)
     )
     same(alone, apart)
+    same(copies, apart)
     assert one.tokens == two.tokens
     assert one.weights.bytes_copied == two.weights.bytes_copied > 0 and two.weights.canary is not None
     assert one.weights.canary is not None and two.weights.canary.tensors == one.weights.canary.tensors

@@ -91,7 +91,7 @@ class ReferenceTrainer:
         self._source = source
         self._version = version
         self._where = model.head_weight.device
-        self._piece = CACHED_TOKENS if self._where.type == "cpu" else None
+        self._piece = CACHED_TOKENS if self._where.type == "cpu" and ranks is None else None  # a piece gathers the model twice
         self._products = torch.bfloat16 if config.precision == "bfloat16" else model.head_weight.dtype
         self._optimizer = torch.optim.AdamW(
             list(model.trained().values()), config.lr, config.betas, config.eps, config.weight_decay, fused=True

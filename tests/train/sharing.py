@@ -41,11 +41,13 @@ class Shared:
     evidence: RanksEvidence
 
 
-def config(size: int, *, transport: str = "shared_memory", limit_s: float = LIMIT_S, **train: Any) -> Config:
+def config(size: int, *, kind: str = "shared_memory", limit_s: float = LIMIT_S, **train: Any) -> Config:
+    """`kind`: of `moving.MOVING`."""
+    transport, _, delta = kind.replace("relay", "broadcast").partition(" ")
     return Config(
         rollout=RolloutConfig(max_tokens=9),
         train=TrainConfig(**{"lr": 1e-2, "max_grad_norm": 1e6, "shard": size > 1, "limit_s": limit_s} | train),
-        weights=WeightsConfig(transport=transport, limit_s=limit_s),
+        weights=WeightsConfig(transport=transport, delta=bool(delta), limit_s=limit_s),
         place=PlaceConfig(placement="separate", train=size, threads=1, device="cpu"),
     )
 
