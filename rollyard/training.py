@@ -145,7 +145,7 @@ class Training:
                 return
             stats = await learner.learn(step, groups)
             await self._write(trainers, stats)
-            await asyncio.to_thread(self._folder.prune, self._config.checkpoint.keep, self._begun)
+            await asyncio.to_thread(self._folder.prune, self._config.checkpoint.keep, self._begun, (step,))
             self._tell(f"version {stats.step}  loss {stats.loss:.4g}  {stats.tokens:,} tokens  {len(groups)} groups")
             yield stats
         await asyncio.to_thread(self._folder.write_done, step, "all steps are done")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -143,17 +143,18 @@ class Folder:
     def newest(self) -> int | None:
         return max(self.versions(), default=None)
 
-    def prune(self, keep: int, begun: int) -> None:
+    def prune(self, keep: int, begun: int, trained: Iterable[int] | None = None) -> None:
         """Delete all but the newest `keep` versions, the one on offer, and groups that the newest has learnt from.
 
         Args:
             begun: the version that the training job began with stays too: it takes configuration and tokenizer from there.
+            trained: batches whose groups may still be there; None: any.
         """
         versions, offered, groups = self.versions(), self.offered(), self.groups()
         for step in versions[:-keep]:
             if step not in (offered, begun):
                 remove_folder(self.weights(step))
-        for step in self._ids("batches") if groups else ():
+        for step in (self._ids("batches") if trained is None else trained) if groups else ():
             if step < versions[-1]:
                 for id_ in groups.intersection(self.batch(step) or ()):
                     self.remove_group(id_)

@@ -113,7 +113,13 @@ class Generation:
         return stats
 
     def _stats(self, step: int) -> TrainStats | None:
-        return self.folder.stats(step) if step in self.folder.versions() else None
+        """Of the version that is waited for, None as long as that may come. Raises ExchangeError when it will not."""
+        ended = self.folder.done()  # looked at first: a version that comes meanwhile is found below
+        if step in self.folder.versions():
+            return self.folder.stats(step)
+        if ended is not None and ended < step:
+            raise ExchangeError(f"the training job has ended with version {ended}: its run.steps is less than this job's")
+        return None
 
     async def settle(self) -> WeightVersion:
         """What the training job does is its own."""

@@ -51,9 +51,6 @@ class Lengths:
         self._repeated += seen.count > 0
         self._within += seen.add(value)
 
-    def knows(self, row: int) -> bool:
-        return row in self._rows
-
     def expected(self, group: GroupState) -> float:
         """Tokens of a member of this group that has written none, on average."""
         mean, variance = self._of(group)

@@ -130,16 +130,22 @@ class AdaptedTrainer:
     def _train(self, batch: TrainBatch) -> TrainStats:
         if batch.step != self._version.step:
             raise TrainError(f"the batch trains version {batch.step}, the parameters are version {self._version.step}")
+        undone = False
         try:
             with self._stamp.writing():
-                stats = self._external.train(batch)
+                try:
+                    stats = self._external.train(batch)
+                except TrainError:
+                    undone = True  # it says so itself: all is as it was
+                    raise
+                self._check(stats, batch)
         except TrainError:
-            self._stamp.restored()  # it says so itself: all is as it was
+            if undone:
+                self._stamp.restored()
             raise
         except Exception as error:
             problem = f"{self._name} failed in step {batch.step}: {type(error).__name__}: {error}"
             raise TrainError(f"{problem}; what became of its parameters is not known") from error
-        self._check(stats, batch)
         self._version = self._version._replace(step=stats.step)
         return stats
 

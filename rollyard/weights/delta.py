@@ -47,7 +47,7 @@ class Scan:
         """A frame for each bucket, as soon as all tensors in it have come, in the layout's order."""
         building, done = _Building(self._buckets[0]) if self._buckets else None, 0
         for place, (_, tensor) in zip(self._layout.places, each, strict=True):
-            words, changed = _whole_words(tensor), 0
+            words, changed = _whole_words(tensor).to(self._words.device), 0
             per_number = max(tensor.element_size() // 2, 1)
             begin, end = place.offset // 2, place.offset // 2 + len(words)
             while begin < end:
@@ -183,7 +183,7 @@ class Bases:
 
     def of(self, held: Manifest | None, version: WeightVersion, engines: Sequence[EngineId]) -> str:
         """Empty: all of it travels; also of a version that was offered before, as a canary's are, which proves the whole way."""
-        if not self._allowed or held is None or version == held.version or not engines:
+        if not self._allowed or held is None or version.step == held.version.step or not engines:
             return ""
         return held.name if all(self._has.get(engine) == held.name for engine in engines) else ""
 

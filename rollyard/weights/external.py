@@ -130,7 +130,7 @@ class ExternalEvidence(evidence.Evidence):
         with mirror.stamp.writing(), torch.no_grad():
             for name, tensor in self._source.checked():
                 own[name].copy_(tensor)
-        nats, limit = _apart(self._table(), probe.table(mirror)), ALIKE[mirror.head_weight.dtype]
+        nats, limit = probe.apart(self._table(), probe.table(mirror)), ALIKE[mirror.head_weight.dtype]
         if not nats <= limit:
             problem = f"{nats:.2g} nats between its own logprobs and those of what it publishes, at most {limit:g} would be noise"
             raise WeightSyncError(f"the external trainer publishes something else than it computes with: {problem}")
@@ -166,8 +166,3 @@ def _asked(what: str, call: Callable[..., T], *args: object) -> T:
         raise
     except Exception as error:
         raise WeightSyncError(f"the external trainer failed in {what}: {type(error).__name__}: {error}") from error
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    """Root mean square of the differences of logprobs, weighed by how likely tokens are; in nats."""
-    return float((other.exp() * (one - other).square()).sum(dim=1).mean().sqrt())

@@ -58,6 +58,11 @@ def logprobs(model: CausalLM, head: Tensor | None = None) -> Tensor:
     return logits.log_softmax(dim=-1)
 
 
+def apart(one: Tensor, other: Tensor) -> float:
+    """How far two tables are from each other, in nats: root mean square over prompts, tokens weighed by how likely they are."""
+    return float((other.exp() * (one - other).square()).sum(dim=1).mean().sqrt())
+
+
 def distance(answers: Sequence[Answer], expected: Tensor) -> float:
     """Root mean square of the differences in logprob, in nats. Infinite when one is no number."""
     squares = [(answer.logprob - float(expected[row, answer.token])) ** 2 for row, answer in enumerate(answers)]

@@ -6,7 +6,6 @@ here for a while: what is proved then is the way from a folder into every tensor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -141,7 +140,7 @@ class RecordedWeights:
         except (OSError, ConfigError) as error:
             raise WeightSyncError(f"{folder} cannot be loaded for the canary: {error}") from error
         table = table_of(folder, self._shape.vocab_size)
-        apart = math.sqrt(float((probe.table(model) - table).square().mean()))
+        apart = probe.apart(probe.table(model), table)
         if not apart <= least_limit(NOISE[str(self._dtype)]):
             raise WeightSyncError(f"{folder} is not what its trainer had: with it logprobs are {apart:.2g} nats off")
         return Evidence(model, self._device), CheckpointPublisher(Source.of(model), self._device, folder, self._scratch)

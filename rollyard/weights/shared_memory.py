@@ -93,7 +93,7 @@ class SharedMemoryPublisher:
         held, before = self._holds[slot], self._holds[self._offered]
         self._holds[slot] = None
         _write_stamp(self._map, self._layout, slot, None)
-        if self._delta and before is not None and before.version != version and slot != self._offered:
+        if self._delta and before is not None and before.version.step != version.step and slot != self._offered:
             self._change(slot, "" if held is None else held.name, before.name, name, each)
         else:  # a version that was offered before, such as a canary's, goes the whole way
             fill(self._slots[slot], each)

@@ -38,8 +38,7 @@ def shares(tensors: Sequence[TensorInfo], shape: Architecture, workers: int) -> 
 
 def _share(info: TensorInfo, shape: Architecture, rank: int, workers: int) -> Slice | None:
     if info.name in ("model.embed_tokens.weight", "lm_head.weight"):
-        padded = -(-shape.vocab_size // PADDING) * PADDING
-        each = padded // workers
+        each = _padded(shape) // workers
         return Slice(0, min(rank * each, shape.vocab_size), min((rank + 1) * each, shape.vocab_size))
     *_, module, kind = info.name.split(".")
     match module:
@@ -54,6 +53,10 @@ def _share(info: TensorInfo, shape: Architecture, rank: int, workers: int) -> Sl
             return None
 
 
+def _padded(shape: Architecture) -> int:
+    return -(-shape.vocab_size // PADDING) * PADDING
+
+
 def _part(dim: int, size: int, number: int, parts: int) -> Slice:
     each = size // parts
     return Slice(dim, number * each, (number + 1) * each)
@@ -65,4 +68,6 @@ def _problem(shape: Architecture, workers: int) -> str:
             return f"{count} {what} cannot be divided among {workers} workers"
     if shape.kv_heads % workers and workers % shape.kv_heads:
         return f"{shape.kv_heads} key-value heads cannot be divided among {workers} workers, nor {workers} among them"
+    if _padded(shape) % workers:
+        return f"{_padded(shape)} rows of the padded vocabulary cannot be divided among {workers} workers"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,9 +13,11 @@ import pytest
 
 from rollyard.config import Config
 from rollyard.errors import ConfigError, ExchangeError
+from rollyard.events import Finish
 from rollyard.exchange import files
 from rollyard.exchange.agreed import agree, agreed
 from rollyard.exchange.folder import Folder, Job
+from rollyard.exchange.generation import Generation
 from rollyard.exchange.waiting import Waiting, coarse
 from rollyard.layers import resolve
 from rollyard.model.architecture import Architecture
@@ -108,7 +111,11 @@ def test_only_what_nobody_needs_is_deleted(folder: Folder) -> None:
         folder.write_group(group(id_))
     folder.write_offered(1)
     folder.prune(2, begun=0)
-    assert folder.versions() == [0, 1, 3, 4]
+    assert folder.versions() == [0, 1, 3, 4] and folder.groups() == {8, 9, 10, 11}
+    for id_ in (0, 6):
+        folder.write_group(group(id_))
+    folder.prune(2, begun=0, trained=(3,))
+    assert folder.groups() == {0, 8, 9, 10, 11}
     folder.prune(1, begun=4)
     assert folder.versions() == [1, 4]
     assert folder.groups() == {8, 9, 10, 11} and len(folder.batches()) == 5
@@ -212,3 +219,18 @@ def test_times_are_coarse() -> None:
     assert [coarse(seconds) for seconds in (4.9, 44, 61, 599, 600, 7300, 90_000)] == [
         "0 s", "40 s", "60 s", "590 s", "10 min", "121 min", "25 h",
     ]  # fmt: skip
+
+
+async def test_a_training_job_that_ended_sooner_is_not_waited_for(folder: Folder) -> None:
+    own = {"run.seed": 0}
+    agree(folder, Job.TRAINING, own)
+    folder.draft(0).mkdir()
+    folder.commit_weights(0, None)
+    folder.write_group(group(1))
+    generation = Generation(folder.path, limit_s=60)
+    generation.open(own)
+    assert await generation.begin(steps=2) == WeightVersion(0)
+    folder.write_done(0, "all steps are done")
+    with pytest.raises(ExchangeError, match=r"has ended with version 0: its run\.steps is less"):
+        await asyncio.wait_for(generation.learn(0, [group(1)]), 5)
+    await generation.close(Finish("broken", failed=True))

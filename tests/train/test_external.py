@@ -204,11 +204,14 @@ async def test_a_step_that_went_well(tmp_path: Path) -> None:
         (dataclasses.replace(GOOD, loss=math.nan), "numbers that are none"),
     ],
 )
-async def test_what_cannot_be_is_not_believed(answer: Any, told: str) -> None:
-    made, _ = adapted(answer)
+async def test_what_cannot_be_is_not_believed(tmp_path: Path, answer: Any, told: str) -> None:
+    """The parameters are those of another version by then: nothing of them is saved as this one."""
+    made, stamp = adapted(answer)
     with pytest.raises(TrainError, match=told):
         await made.train([BATCH])
-    assert made.version == V0
+    assert made.version == V0 and not stamp.whole
+    with pytest.raises(CheckpointError, match="failed half way"):
+        await made.save(tmp_path / "torn")
 
 
 async def test_a_step_that_failed(tmp_path: Path) -> None:

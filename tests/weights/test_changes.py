@@ -75,6 +75,15 @@ async def test_a_version_that_was_offered_before_goes_whole(tmp_path: Path, kind
             assert (await both.send(7)).base == "" and (await sent(both)).unchanged is None
             assert has(both, "e0", 7, wanted)
             both.taken(7)
+        for attempt in (1, 0):  # moved, and put back
+            wanted, version = step(model, attempt), WeightVersion(7, -attempt)
+            manifest = await both.publisher.publish(version, ["e0"])
+            prepared = asyncio.to_thread(both.receivers["e0"].prepare, manifest)
+            await asyncio.gather(prepared, both.publisher.deliver())
+            assert manifest.base == "" and (await sent(both)).unchanged is None
+            found = both.receivers["e0"].take(version)
+            assert found is not None and all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+            both.publisher.taken("e0", version)
         step(model, 5)
         await both.send(8)
         assert (await sent(both)).unchanged is not None

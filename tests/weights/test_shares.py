@@ -49,6 +49,7 @@ def test_by_hand() -> None:
     [
         (shape(heads=6, kv_heads=3), 4, r"6 heads cannot be divided among 4 workers \(use 1\)"),
         (shape(heads=8, kv_heads=8, feed_forward=12), 8, r"12 columns of the feed-forward .* \(use 1 or 2 or 4\)"),
+        (shape(heads=3, kv_heads=3, feed_forward=12), 3, r"128 rows of the padded vocabulary .* 3 workers \(use 1\)"),
         (shape(heads=12, kv_heads=4), 6, r"4 key-value heads cannot be divided among 6 workers"),
     ],
 )
