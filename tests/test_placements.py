@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from rollyard.train.trainer import ReferenceTrainer
+from rollyard.types import TrainBatch, TrainStats
 from rollyard.watch.report import Report
 from tests.small import Curve, config, learnt
 
 pytestmark = pytest.mark.timeout(300)
+GENERATING_S = 3.0  # a batch, on a busy machine
 Learn = Callable[..., tuple[Curve, Report]]
 
 
@@ -35,10 +39,20 @@ def same(one: Curve, other: Curve) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared_memory", "broadcast"])
-def test_swap_learns_what_async_learns(learn: Learn, transport: str) -> None:
-    """With a lag of one version, in order, drained, and every batch written by one version."""
+def test_swap_learns_what_async_learns(learn: Learn, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a lag of one version, in order, drained, and every batch written by one version.
+
+    Under async that is so where training takes longer than generating; else the newer version writes some of the batch.
+    """
     swapped, report = learn(place__placement="swap", rollout__max_staleness=1, weights__transport=transport)
-    overlapped, _ = learn(place__placement="async", rollout__max_staleness=1, weights__transport=transport)
+
+    async def late(self: ReferenceTrainer, shards: Sequence[TrainBatch], train=ReferenceTrainer.train) -> TrainStats:
+        await asyncio.sleep(GENERATING_S)
+        return await train(self, shards)
+
+    monkeypatch.setattr(ReferenceTrainer, "train", late)
+    drained = {"place__placement": "async", "rollout__max_staleness": 1, "weights__rollover": "drain"}
+    overlapped, _ = learn(weights__transport=transport, **drained)
     same(swapped, overlapped)
     assert len(report.weights.handed) == 3 and all(each.seconds > 0 for each in report.weights.handed)
     assert all(each.bytes > 3 * report.weights.size > 0 for each in report.weights.handed)  # two moments, and more
