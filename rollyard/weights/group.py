@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rollyard.events import EngineId
-from rollyard.meeting import dist, new_group
+from rollyard.meeting import dist, failure, new_group
 from rollyard.protocols import Spans
 from rollyard.types import Activity
 from rollyard.weights import relay
@@ -224,19 +224,13 @@ def on_thread(call: Callable[..., None], *args: Any) -> asyncio.Future[None]:
 
 
 def problem_of(broadcasting: Callable[[], Iterator[str]]) -> str:
-    """Where a broadcast stopped, and why; empty when it went through.
-
-    Words only: an exception would keep the group alive, and with it the lines by which the others see that we have left.
-    """
+    """Where a broadcast stopped, and why; empty when it went through."""
     step = "before the first bucket"
-    try:
+
+    def through() -> None:
+        nonlocal step
         for waited_for in broadcasting():
             step = waited_for
-    except (RuntimeError, ValueError, OSError) as error:
-        return f"{step}: {_short(error)}"
-    return ""
 
-
-def _short(error: Exception) -> str:
-    """torch's messages go on with stack traces."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    problem = failure(through)
+    return f"{step}: {problem}" if problem else ""
