@@ -53,6 +53,7 @@ class BroadcastPublisher:
         self._store: Any = None
         self._group: Group | None = None
         self._groups = self._offers = 0
+        self._parted = False  # one of the group is gone, and another may have taken its name
         self._going: asyncio.Future[None] | None = None  # what copies and sends
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
@@ -77,8 +78,12 @@ class BroadcastPublisher:
         return self._send_to(tuple(engines), self._bases.offer(await offered), ready, copying)
 
     async def again(self, engines: Sequence[EngineId]) -> Manifest:
-        """Send what is in the buffer to these engines. Raises WeightSyncError when nothing was copied there whole."""
+        """Send what is in the buffer to these engines. Raises WeightSyncError when nothing was copied there whole.
+
+        The group is a new one: that an engine left the old one shows only where something is still to be sent.
+        """
         await self._still()
+        self._parted = True
         offered, self._unchanged = once_more(self._holds), None
         return self._send_to(tuple(engines), offered, Ready([None] * len(self._buckets)))
 
@@ -96,6 +101,7 @@ class BroadcastPublisher:
     def lost(self, engine: EngineId) -> None:
         """The next offer is to others, for whom there is a new group."""
         self._bases.lost(engine)
+        self._parted = True
 
     def close(self) -> None:
         self._leave()
@@ -156,9 +162,10 @@ class BroadcastPublisher:
         copying: asyncio.Future[None] | None = None,
     ) -> Manifest:
         """Begin to send: behind the copy, or all of the buffer when none is made."""
-        if self._group is None or self._group.members != members:
+        if self._group is None or self._group.members != members or self._parted:
             self._leave()
             self._groups += 1
+            self._parted = False
         self._offers += 1
         send = self._device.spans.timed(Activity.SYNC, self._send, "deliver")
         sending = on_thread(send, manifest, members, ready)

@@ -73,7 +73,11 @@ class Group:
             self.board = relay.Board(store, engine)
         rank = 0 if engine is None else leading.index(engine) + 1
         name, size = f"weights-{meeting.number}", self.receiving + 1
-        self._group = new_group(meeting.store, name, rank, size, self.device, address, limit_s)
+        try:
+            self._group = new_group(meeting.store, name, rank, size, self.device, address, limit_s)
+        except BaseException:
+            self.close()  # a board that stays says that its owner lives
+            raise
 
     def send(self, buffer: Tensor, buckets: Sequence[Bucket], ready: Ready, delta: bool, spans: Spans) -> Iterator[str]:
         """Every bucket `[bytes]` uint8 as soon as it is ready. Says which one is waited for.

@@ -182,3 +182,24 @@ def test_a_slot_is_whoever_uses_it() -> None:
     slot.close()
     with pytest.raises(WeightSyncError, match="cannot be opened"):
         Lent(f"/proc/{os.getpid()}/fd/999999")
+
+
+async def test_memory_of_a_relay_that_is_gone_is_let_go_of_by_whoever_receives_next(tmp_path: Path) -> None:
+    """Alone on its machine it maps nothing any more, and so never looks for something to map."""
+    folder = tiny_folder(tmp_path)
+    model = load(folder)
+    async with sides("relay", model, folder, engines=2) as both:
+        left = of(both, "e1")
+        for number in range(2):
+            step(model, number)
+            await both.send(number)
+            both.receivers["e0"].take(WeightVersion(number))
+            left.take(WeightVersion(number))
+        assert len(left._lent) == 2
+        both.receivers.pop("e0").close()
+        both.publisher.lost("e0")
+        for number, lent in ((2, 1), (3, 0)):  # first it still decodes with one of them
+            step(model, number)
+            await both.send(number)
+            left.take(WeightVersion(number))
+            assert len(left._lent) == lent
