@@ -27,7 +27,6 @@ from rollyard.weights.layout import TRAILER, Layout
 from rollyard.weights.source import Source
 from rollyard.weights.words import named
 
-BUCKET = 32 * 2**20  # bytes: long enough for the full rate, short enough that copying one hides behind sending another
 SHARE = 0.9  # of a sync's limit: where it stopped is told before the whole is given up
 
 
@@ -72,7 +71,8 @@ class BroadcastPublisher:
         copy = self._device.spans.timed(Activity.SYNC, self._copy, "publish")
         copying = asyncio.ensure_future(self._device.run(copy, version, base, ready, offer))
         self._goes(copying)
-        await asyncio.wait((offered, copying), return_when=asyncio.FIRST_COMPLETED)
+        first = (copying,) if self._source.shared else (offered, copying)  # ranks that share it hear here how it ended
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if copying.done():
             copying.result()
         return self._send_to(tuple(engines), self._bases.offer(await offered), ready, copying)
@@ -109,7 +109,7 @@ class BroadcastPublisher:
 
     @property
     def _buckets(self) -> tuple[tuple[int, int], ...]:
-        return self._layout.buckets(BUCKET)
+        return self._layout.buckets()
 
     async def _still(self) -> None:
         if self._going is not None:

@@ -110,7 +110,7 @@ class BroadcastReceiver:
         except (RollyardError, RuntimeError) as error:  # torch's own when a GPU is full
             group.broken = True  # the others are told by that we leave
             raise WeightSyncError(f"{named(manifest.version)} did not reach {self._engine}: {error}") from error
-        buckets = Layout.with_trailer(manifest.tensors).buckets(broadcast.BUCKET)  # the sender's order
+        buckets = Layout.with_trailer(manifest.tensors).buckets()  # the sender's order
         if base is None:
             self._kept.last = Changes()
             self._receive(manifest, group, slot.tensor, buckets)

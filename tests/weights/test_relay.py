@@ -14,7 +14,7 @@ from rollyard.errors import WeightSyncError
 from rollyard.model.folder import load
 from rollyard.types import WeightVersion
 from rollyard.watch.spans import SpanLog
-from rollyard.weights import broadcast, receive
+from rollyard.weights import layout, receive
 from rollyard.weights.layout import Layout
 from rollyard.weights.slot import Lent, Slot
 from tests.tiny import tiny_folder
@@ -152,7 +152,7 @@ async def test_the_time_of_each_bucket_is_noted_on_both_sides(tmp_path: Path, mo
     model = load(folder)
     size = Layout.with_trailer(Spoiling("e", (), CPU, 1.0)._expected).size + sum(4 * p.numel() for p in model.parameters())
     for buckets, wanted in ((3, ["bucket 1 of 3", "bucket 2 of 3", "bucket 3 of 3"]), (40, None)):
-        monkeypatch.setattr(broadcast, "BUCKET", -(-size // buckets // 64) * 64 + 64)
+        monkeypatch.setattr(layout, "BUCKET", -(-size // buckets // 64) * 64 + 64)
         async with sides("broadcast", model, folder) as both:
             spans = SpanLog()
             of(both, "e0")._spans = spans
