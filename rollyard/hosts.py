@@ -211,7 +211,7 @@ async def _embedded_engine(ordered: EngineOrder) -> Engine:
     receiver = worker.build_receiver(config, id_, model, model.head_weight.device, device.spans)
     if config.weights.what == "lora":
         base = await device.run(worker.load_model, config, folder)
-        receiver = Merged(receiver, tensors(base), config.lora.scaling)
+        receiver = Merged(receiver, tensors(base), config.lora.scaling, model.stamp)
     build = partial(
         worker.build_engine, config, id_, worker.Policy(model, Tokenizer(folder), folder), device, receiver, sole=True
     )

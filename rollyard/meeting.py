@@ -8,12 +8,17 @@ drops its group closes the lines to the others, who fail then at once instead of
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
 dist: Any = torch.distributed  # its classes written in C++ have no types
+
+COME_S = 0.01  # seconds between two looks for who has come
+CONNECT_S = (1.0, 5.0)  # seconds at least and at most that gloo is given to connect two members that have come
 
 
 def held_store(address: str, limit_s: float) -> Any:
@@ -42,22 +47,53 @@ def store_at(host: str, port: int, limit_s: float) -> Any:
     return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=limit_s))
 
 
+def told(store: Any, keys: Sequence[str], limit_s: float) -> list[str]:
+    """What everybody said there, each at a key `at-WHO`. Raises RuntimeError, with who did not, when not all have in time."""
+    until = time.monotonic() + limit_s
+    while late := [key for key in keys if not store.check([key])]:
+        if time.monotonic() > until:
+            raise RuntimeError(f"{', '.join(key.partition('-')[2] for key in late)} did not come")
+        time.sleep(COME_S)
+    return [store.get(key).decode() for key in keys]
+
+
 def new_group(store: Any, name: str, rank: int, size: int, device: torch.device, address: str, limit_s: float) -> Any:
     """A process group: gloo between CPUs, NCCL between GPUs (never run with more than one GPU so far).
 
     Args:
         store: where the members meet; `name` is what they have agreed to call this meeting, each time another.
         address: of this process, where the other members reach it (gloo).
-        limit_s: seconds that meeting, and later each collective, may take.
+        limit_s: seconds until all members have come, and later for each collective; not for `send` and `recv`, which are
+            given theirs where they are waited for. Connecting, once all have come, may take half as long again, and 5 s to
+            25 s: gloo tries five times.
 
-    Raises RuntimeError when not all members come in time.
+    Raises RuntimeError when not all members come in time, and at once when this rank has been at this meeting before.
     """
     met, limit = dist.PrefixStore(name, store), timedelta(seconds=limit_s)
+    if met.add(f"at-rank {rank}", 1) > 1:
+        raise RuntimeError(f"another process was rank {rank} of this group")
+    told(met, [f"at-rank {number}" for number in range(size)], limit_s)
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
         return dist.ProcessGroupNCCL(met, rank, size, options)
     gloo = dist.ProcessGroupGloo._Options()
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    gloo._timeout = limit
-    return dist.ProcessGroupGloo(met, rank, size, gloo)
+    least, most = CONNECT_S
+    gloo._timeout = timedelta(seconds=min(max(limit_s / 10, least), most))
+    group = dist.ProcessGroupGloo(met, rank, size, gloo)
+    group.set_timeout(limit)
+    return group
+
+
+def failure(call: Callable[[], object]) -> str:
+    """Why a call to torch's groups did not come through; empty when it did.
+
+    Words only: an exception would keep the group alive, and with it the lines by which the others see that we have left.
+    """
+    try:
+        call()
+    except (RuntimeError, ValueError, OSError) as error:
+        lines = str(error).strip().splitlines()  # torch's messages go on with stack traces
+        return lines[0] if lines else type(error).__name__
+    return ""

@@ -198,8 +198,9 @@ def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, 
 
     model, window = policy.model, window_of(config, policy.model.architecture)
     if model.adapted:
-        receiver = Merged(receiver, adapter.base(model), config.lora.scaling, lambda: tensors(policy.model))
         model, sole = CausalLM(model.architecture, model.head_weight.dtype, model.head_weight.device), True
+        base, here = adapter.base(policy.model), lambda: tensors(policy.model)
+        receiver = Merged(receiver, base, config.lora.scaling, model.stamp, here)
     return EmbeddedEngine(id_, model, policy.tokenizer, device, receiver, config.engine, window, sole)
 
 

@@ -44,7 +44,6 @@ MOVING = ("broadcast", "checkpoint", "shared_memory")
 BOUNDS = {"broadcast": "one flat broadcast", "checkpoint": "save, fsync, load", "shared_memory": "publish, notify, copy"}
 SHARES = (0.001, 0.01, 0.1)
 ENGINES = (1, 2, 4)
-BUCKET = 32 * 2**20  # bytes
 
 
 class Changer:
@@ -135,7 +134,7 @@ class Alone:
         for buffer in (self._buffer, self._other):
             fill(views(buffer, self._layout), self._parameters.items())
         self._change()
-        buckets, began = self._layout.buckets(BUCKET), time.perf_counter()
+        buckets, began = self._layout.buckets(), time.perf_counter()
         frames = list(Scan(self._buffer, self._layout, buckets).frames(self._parameters.items()))
         found = time.perf_counter()
         for place, (frame, (start, end)) in enumerate(zip(frames, buckets, strict=True), start=1):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rollyard.errors import NonFinite, RanksApart, TrainError
-from rollyard.meeting import held_store, new_group, own_address, store_at
+from rollyard.meeting import failure, held_store, new_group, own_address, store_at
 from rollyard.protocols import Device, Spans
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class Ranks:
         self._store: Any = None  # of rank 0, as long as it lives
         self._meetings = 0
         self._group: Any = None
+        self._limit = timedelta()  # of a wait for one other rank
 
     # ------------------------------------------------------------------------------------------ come and go
 
@@ -56,10 +58,11 @@ class Ranks:
     def join(self, place: str, rank: int, size: int, limit_s: float) -> None:
         """Meet the other ranks at `place`, in a new group; a group of one needs no place.
 
-        Raises RanksApart when not all are there within `limit_s` seconds, which then is the limit of every wait.
+        Raises RanksApart when not all are there within `limit_s` seconds, which then is the limit of every wait. To connect,
+        once all are there, takes no more than `meeting.new_group` says.
         """
         self._group = None  # the old one is left first
-        self.rank, self.size = rank, size
+        self.rank, self.size, self._limit = rank, size, timedelta(seconds=limit_s)
         if size > 1:
             self._try(MEETING, lambda: self._meet(place, limit_s))
 
@@ -105,9 +108,9 @@ class Ranks:
 
     def bring(self, tensor: Tensor, sender: int) -> None:
         if self.rank == sender:
-            self._try("collecting a tensor", lambda: self._group.send([tensor], 0, 0).wait())
+            self._try("collecting a tensor", lambda: self._group.send([tensor], 0, 0).wait(self._limit))
         elif self.rank == 0:
-            self._try("collecting a tensor", lambda: self._group.recv([tensor], sender, 0).wait())
+            self._try("collecting a tensor", lambda: self._group.recv([tensor], sender, 0).wait(self._limit))
 
     def spread(self, tensor: Tensor) -> None:
         there = tensor.to(self._device)
@@ -125,10 +128,10 @@ class Ranks:
             going.wait()
 
     def _try(self, what: str, call: Callable[[], object]) -> None:
-        """Raises RanksApart, with words only: torch's exception would keep the group alive, and with it its lines."""
+        """Raises RanksApart, with words only (`failure`)."""
         if self._group is None and what != MEETING:
             raise RanksApart(f"rank {self.rank} of {self.size} left the group, and has to join a new one")
-        problem = _problem(call)
+        problem = failure(call)
         if problem:
             self.leave()
             raise RanksApart(f"rank {self.rank} of {self.size} lost the others, {what}: {problem}")
@@ -190,12 +193,3 @@ def fingerprint(parameters: Iterable[Tensor]) -> Tensor:
         whole = data.numel() // 8 * 8
         sums.append(data[:whole].view(torch.int64).sum() + data[whole:].sum())
     return torch.stack(sums).sum(dim=0, keepdim=True)
-
-
-def _problem(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except (RuntimeError, ValueError, OSError) as error:
-        lines = str(error).strip().splitlines()  # torch's messages go on with stack traces
-        return lines[0] if lines else type(error).__name__
-    return ""

@@ -27,7 +27,6 @@ from rollyard.weights.layout import TRAILER, Layout
 from rollyard.weights.source import Source
 from rollyard.weights.words import named
 
-BUCKET = 32 * 2**20  # bytes: long enough for the full rate, short enough that copying one hides behind sending another
 SHARE = 0.9  # of a sync's limit: where it stopped is told before the whole is given up
 
 
@@ -53,6 +52,7 @@ class BroadcastPublisher:
         self._store: Any = None
         self._group: Group | None = None
         self._groups = self._offers = 0
+        self._parted = False  # one of the group is gone, and another may have taken its name
         self._going: asyncio.Future[None] | None = None  # what copies and sends
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
@@ -71,14 +71,19 @@ class BroadcastPublisher:
         copy = self._device.spans.timed(Activity.SYNC, self._copy, "publish")
         copying = asyncio.ensure_future(self._device.run(copy, version, base, ready, offer))
         self._goes(copying)
-        await asyncio.wait((offered, copying), return_when=asyncio.FIRST_COMPLETED)
+        first = (copying,) if self._source.shared else (offered, copying)  # ranks that share it hear here how it ended
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if copying.done():
             copying.result()
         return self._send_to(tuple(engines), self._bases.offer(await offered), ready, copying)
 
     async def again(self, engines: Sequence[EngineId]) -> Manifest:
-        """Send what is in the buffer to these engines. Raises WeightSyncError when nothing was copied there whole."""
+        """Send what is in the buffer to these engines. Raises WeightSyncError when nothing was copied there whole.
+
+        The group is a new one: that an engine left the old one shows only where something is still to be sent.
+        """
         await self._still()
+        self._parted = True
         offered, self._unchanged = once_more(self._holds), None
         return self._send_to(tuple(engines), offered, Ready([None] * len(self._buckets)))
 
@@ -96,6 +101,7 @@ class BroadcastPublisher:
     def lost(self, engine: EngineId) -> None:
         """The next offer is to others, for whom there is a new group."""
         self._bases.lost(engine)
+        self._parted = True
 
     def close(self) -> None:
         self._leave()
@@ -103,7 +109,7 @@ class BroadcastPublisher:
 
     @property
     def _buckets(self) -> tuple[tuple[int, int], ...]:
-        return self._layout.buckets(BUCKET)
+        return self._layout.buckets()
 
     async def _still(self) -> None:
         if self._going is not None:
@@ -156,9 +162,10 @@ class BroadcastPublisher:
         copying: asyncio.Future[None] | None = None,
     ) -> Manifest:
         """Begin to send: behind the copy, or all of the buffer when none is made."""
-        if self._group is None or self._group.members != members:
+        if self._group is None or self._group.members != members or self._parted:
             self._leave()
             self._groups += 1
+            self._parted = False
         self._offers += 1
         send = self._device.spans.timed(Activity.SYNC, self._send, "deliver")
         sending = on_thread(send, manifest, members, ready)

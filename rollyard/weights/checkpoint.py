@@ -31,7 +31,6 @@ from rollyard.weights.words import named
 
 CHANGES = "changes.safetensors"
 CHANGED, AS_IT_IS = "c", "b"  # before the number of a bucket
-BUCKET = 32 * 2**20  # bytes
 KEPT = 2  # versions of an engine: it may decode with one while the other is written
 
 
@@ -110,7 +109,7 @@ class CheckpointPublisher:
     def _write_changed(self, version: WeightVersion, each: Iterable[tuple[str, Tensor]], base: str) -> tuple[str, str]:
         """What changed, unless all of it is less; and the base that it is for."""
         assert self._buffer is not None
-        buckets = self._layout.buckets(BUCKET)
+        buckets = self._layout.buckets()
         if not base:
             return self._write(version, _through(each, views(self._buffer, self._layout))), ""
         scan = Scan(self._buffer, self._layout, buckets)
@@ -212,7 +211,7 @@ class CheckpointReceiver:
         frames: list[Frame] = []
         with safe_open(folder / CHANGES, framework="pt", device=str(self._device)) as file:
             names = {int(name[1:]): name for name in file.keys()}  # noqa: SIM118 (the file is no mapping)
-            for number, (start, end) in enumerate(Layout.of(manifest.tensors).buckets(BUCKET)):
+            for number, (start, end) in enumerate(Layout.of(manifest.tensors).buckets()):
                 bucket, content = target[start:end], file.get_tensor(names[number])
                 if names[number].startswith(AS_IT_IS):
                     bucket.copy_(content)

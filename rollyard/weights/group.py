@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rollyard.events import EngineId
-from rollyard.meeting import dist, new_group
+from rollyard.meeting import dist, failure, new_group
 from rollyard.protocols import Spans
 from rollyard.types import Activity
 from rollyard.weights import relay
@@ -73,7 +73,11 @@ class Group:
             self.board = relay.Board(store, engine)
         rank = 0 if engine is None else leading.index(engine) + 1
         name, size = f"weights-{meeting.number}", self.receiving + 1
-        self._group = new_group(meeting.store, name, rank, size, self.device, address, limit_s)
+        try:
+            self._group = new_group(meeting.store, name, rank, size, self.device, address, limit_s)
+        except BaseException:
+            self.close()  # a board that stays says that its owner lives
+            raise
 
     def send(self, buffer: Tensor, buckets: Sequence[Bucket], ready: Ready, delta: bool, spans: Spans) -> Iterator[str]:
         """Every bucket `[bytes]` uint8 as soon as it is ready. Says which one is waited for.
@@ -224,19 +228,13 @@ def on_thread(call: Callable[..., None], *args: Any) -> asyncio.Future[None]:
 
 
 def problem_of(broadcasting: Callable[[], Iterator[str]]) -> str:
-    """Where a broadcast stopped, and why; empty when it went through.
-
-    Words only: an exception would keep the group alive, and with it the lines by which the others see that we have left.
-    """
+    """Where a broadcast stopped, and why; empty when it went through."""
     step = "before the first bucket"
-    try:
+
+    def through() -> None:
+        nonlocal step
         for waited_for in broadcasting():
             step = waited_for
-    except (RuntimeError, ValueError, OSError) as error:
-        return f"{step}: {_short(error)}"
-    return ""
 
-
-def _short(error: Exception) -> str:
-    """torch's messages go on with stack traces."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    problem = failure(through)
+    return f"{step}: {problem}" if problem else ""

@@ -31,15 +31,17 @@ class Kept:
 
         What there is more than is needed is given back.
         """
-        own = [slot for slot in self._slots if slot.tensor.device == device and (slot is not self._held or self._count == 1)]
-        free = sorted((slot for slot in own if slot.free), key=lambda slot: slot.holds != self.last.before)
+        unheld = [slot for slot in self._slots if slot.free and (slot is not self._held or self._count == 1)]
+        for slot in unheld:
+            if slot.device != device:
+                self._drop(slot)
+        free = sorted((slot for slot in unheld if slot.device == device), key=lambda slot: slot.holds != self.last.before)
         if not free:
             free = [Slot(self._size, device)]
             self._slots += free
         for slot in free[1:]:
             if len(self._slots) > self._count:
-                self._slots.remove(slot)
-                slot.close()
+                self._drop(slot)
         found, held = free[0], free[0].holds
         if not found.begin():
             raise WeightSyncError(f"memory of {self._engine} is used by others")
@@ -72,3 +74,7 @@ class Kept:
         for slot in self._slots:
             slot.close()
         self._slots.clear()
+
+    def _drop(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        slot.close()

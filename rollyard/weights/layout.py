@@ -11,6 +11,7 @@ from rollyard.types import TensorInfo
 
 TRAILER = ""  # no tensor has this name
 ALIGNMENT = 64  # bytes: a tensor begins where a cache line does
+BUCKET = 32 * 2**20  # bytes: long enough for the full rate, short enough that copying one hides behind sending another
 SIZES = {"torch.float32": 4, "torch.bfloat16": 2, "torch.float16": 2, "torch.uint8": 1}  # bytes of one number
 
 
@@ -47,9 +48,9 @@ class Layout:
         """And behind all tensors their fingerprints, of 8 bytes each, which are known last."""
         return cls.of((*tensors, TensorInfo(TRAILER, (8 * len(tensors),), "torch.uint8")))
 
-    def buckets(self, most: int) -> tuple[tuple[int, int], ...]:
-        """Ranges of bytes `(start, end)` that cover it, of at most `most` bytes rounded down to whole cache lines."""
-        step = max(most // ALIGNMENT, 1) * ALIGNMENT
+    def buckets(self, most: int | None = None) -> tuple[tuple[int, int], ...]:
+        """Ranges of bytes `(start, end)` that cover it, of at most `most` bytes (BUCKET) rounded down to whole cache lines."""
+        step = max((BUCKET if most is None else most) // ALIGNMENT, 1) * ALIGNMENT
         return tuple((start, min(start + step, self.size)) for start in range(0, self.size, step))
 
 

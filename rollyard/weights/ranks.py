@@ -11,9 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
+from rollyard.errors import RanksApart, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols import Answers, Evidence, Publisher
 from rollyard.types import Baseline, Finding, Judged, Manifest, Probed, Sent, WeightVersion
+from rollyard.weights.words import named
 
 T = TypeVar("T")
 
@@ -36,8 +38,11 @@ class RanksPublisher:
         self._ranks, self._first, self._together = tuple(ranks), ranks[0], together
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
-        """Raises WeightSyncError, and TrainerLost when a rank is gone."""
-        return (await self._together([partial(rank.publish, version, engines) for rank in self._ranks]))[0]
+        """Raises WeightSyncError, also when ranks lost each other, and TrainerLost when one is gone."""
+        try:
+            return (await self._together([partial(rank.publish, version, engines) for rank in self._ranks]))[0]
+        except RanksApart as error:  # they meet anew, and nothing has changed
+            raise WeightSyncError(f"{named(version)} was not collected: {error}") from error
 
     async def again(self, engines: Sequence[EngineId]) -> Manifest:
         return await self._first.again(engines)

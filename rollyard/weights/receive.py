@@ -66,6 +66,7 @@ class BroadcastReceiver:
         with self._lock:
             self._prepared = None
             self._kept.fill(None)
+            self._purge()
             group = self._joined(manifest.version, where, int(number), tuple(names.split(",")))
             try:
                 slot = self._borrow(manifest, group, int(offer)) if group.reader else self._receive_into(manifest, group)
@@ -103,9 +104,13 @@ class BroadcastReceiver:
     # ------------------------------------------------------------------------------------- from the trainer
 
     def _receive_into(self, manifest: Manifest, group: Group) -> Slot:
-        base = self._kept.base(manifest.base) if manifest.base else None
-        slot, holds = self._kept.begin(group.device)
-        buckets = Layout.with_trailer(manifest.tensors).buckets(broadcast.BUCKET)  # the sender's order
+        try:
+            base = self._kept.base(manifest.base) if manifest.base else None
+            slot, holds = self._kept.begin(group.device)
+        except (RollyardError, RuntimeError) as error:  # torch's own when a GPU is full
+            group.broken = True  # the others are told by that we leave
+            raise WeightSyncError(f"{named(manifest.version)} did not reach {self._engine}: {error}") from error
+        buckets = Layout.with_trailer(manifest.tensors).buckets()  # the sender's order
         if base is None:
             self._kept.last = Changes()
             self._receive(manifest, group, slot.tensor, buckets)
@@ -164,15 +169,18 @@ class BroadcastReceiver:
             owner = group.reader.owner
             problem = f"{owner}, which receives for this machine, failed: {word.problem}"
             raise WeightSyncError(f"{named(manifest.version)} did not reach {self._engine}: {problem}")
-        for gone in [lent for lent in self._lent if not self._kept.uses(lent) and not lent.still]:
-            self._lent.remove(gone)
-            gone.close()
         lent = next((lent for lent in self._lent if lent.path == word.path and lent.still), None)
         if lent is None:
             lent = Lent(word.path)
             self._lent.append(lent)
         lent.use(manifest.name)
         return lent
+
+    def _purge(self) -> None:
+        """Let go of memory whose owner is gone, unless the engine decodes with it."""
+        for gone in [lent for lent in self._lent if not self._kept.uses(lent) and not lent.still]:
+            self._lent.remove(gone)
+            gone.close()
 
     # --------------------------------------------------------------------------------------------- the group
 

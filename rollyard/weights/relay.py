@@ -19,10 +19,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rollyard.events import EngineId
+from rollyard.meeting import told
 from rollyard.weights.slot import SHARED
 
 BOARD = 4096  # bytes
-COME_S = 0.01  # seconds between two looks for who has come
 TURN_S = 0.001  # seconds between two looks at a board
 TURNS = 50  # looks at a board between two at whether its owner lives
 
@@ -49,7 +49,7 @@ def here(address: str) -> str:
 
 def relays(store: Any, members: Sequence[EngineId], limit_s: float) -> Mapping[EngineId, EngineId]:
     """Who receives for each of them: the first one of its machine. Raises RuntimeError when not all have come in time."""
-    places = _all(store, [f"at-{engine}" for engine in members], limit_s)
+    places = told(store, [f"at-{engine}" for engine in members], limit_s)
     first: dict[str, EngineId] = {}
     return {engine: first.setdefault(place, engine) for engine, place in zip(members, places, strict=True)}
 
@@ -86,7 +86,7 @@ class Reader:
 
     def __init__(self, store: Any, owner: EngineId, limit_s: float) -> None:
         self.owner, self._limit_s = owner, limit_s
-        (path,) = _all(store, [f"board-{owner}"], limit_s)
+        (path,) = told(store, [f"board-{owner}"], limit_s)
         try:
             self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -124,12 +124,3 @@ class Reader:
             return WORD.validate_json(content) if content else None
         except ValueError:
             return None
-
-
-def _all(store: Any, keys: Sequence[str], limit_s: float) -> list[str]:
-    until = time.monotonic() + limit_s
-    while late := [key for key in keys if not store.check([key])]:
-        if time.monotonic() > until:
-            raise RuntimeError(f"{', '.join(key.partition('-')[2] for key in late)} did not come")
-        time.sleep(COME_S)
-    return [store.get(key).decode() for key in keys]

@@ -28,7 +28,6 @@ from rollyard.weights.source import Source
 from rollyard.weights.words import named
 
 SLOTS = 2
-BUCKET = 32 * 2**20  # bytes
 STAMP = struct.Struct("<qqq")  # written, step, incarnation
 
 
@@ -108,7 +107,7 @@ class SharedMemoryPublisher:
 
     def _change(self, slot: int, held: str, before: str, name: str, each: Iterable[tuple[str, Tensor]]) -> None:
         """Bring a slot to the version that was offered last, then to the new one."""
-        buckets = self._layout.buckets(BUCKET)
+        buckets = self._layout.buckets()
         target, base = _part(self._map, self._layout, slot), _part(self._map, self._layout, self._offered)
         for number, (start, end) in enumerate(buckets):
             catch_up(number, target[start:end], held, base[start:end], before, self._last)

@@ -27,6 +27,7 @@ class Slot:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
+        self.device = device  # as it was asked for: torch gives its tensors a number
         self.holds = ""  # the name of what is in it, once that is whole
         self._handle, self.path = -1, ""
         if SHARED and device.type == "cpu" and size:

@@ -38,6 +38,11 @@ class Source:
         """The parameters, a tied head left out."""
         return cls(lambda: tensors(model), model.stamp, model.head_weight.device, model.parts)
 
+    @property
+    def shared(self) -> bool:
+        """Other ranks have parts of the tensors, and take part while they are read."""
+        return self._parts.sharded
+
     def now(self) -> dict[str, Tensor]:
         """All of them, in the order of `infos`. Raises WeightSyncError when they are not what they were at first."""
         found = self._tensors()

@@ -241,3 +241,44 @@ def test_a_fingerprint_sees_the_last_bit_of_any_number(dtype: torch.dtype) -> No
             bits[place * dtype.itemsize] ^= 1
             assert not torch.equal(fingerprint(values), before)
             bits[place * dtype.itemsize] ^= 1
+
+
+async def two(limit_s: float) -> tuple[str, list[Ranks]]:
+    """Where they have met, and they."""
+    ours = [Ranks(CPU), Ranks(CPU)]
+    place = ours[0].open(LOCAL, limit_s)
+    await asyncio.gather(*(asyncio.to_thread(each.join, place, rank, 2, limit_s) for rank, each in enumerate(ours)))
+    return place, ours
+
+
+async def test_whoever_comes_to_a_meeting_that_is_over_is_turned_away_at_once() -> None:
+    """The others are there still, and listen: gloo itself would try five times, each as long as the limit."""
+    place, ours = await two(5.0)
+    ours[1].leave()
+    began = time.monotonic()
+    with pytest.raises(RanksApart, match="meeting: another process was rank 1 of this group"):
+        Ranks(CPU).join(place, 1, 2, 5.0)
+    assert time.monotonic() - began < 2
+    for each in ours:
+        each.close()
+
+
+def test_one_that_comes_and_falls_silent_holds_the_others_no_longer_than_is_said() -> None:
+    """It has said that it is there, and gives no address: seconds for a connection are few, however long a step may take."""
+    store = meeting.held_store(LOCAL, 60.0)
+    meeting.dist.PrefixStore("m", store).add("at-rank 1", 1)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError):
+        meeting.new_group(store, "m", 0, 2, CPU, LOCAL, 12.0)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("what", ["gather", "bring"])
+async def test_a_wait_for_another_rank_has_the_limit_of_a_step_not_that_of_connecting(what: str) -> None:
+    _, ours = await two(1.8)
+    began = time.monotonic()
+    with pytest.raises(RanksApart):
+        ours[0].gather(torch.zeros(1)) if what == "gather" else ours[0].bring(torch.zeros(1), 1)
+    assert 1.6 < time.monotonic() - began < 4
+    for each in ours:
+        each.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 
 from rollyard.config import EngineConfig, LoraConfig
 from rollyard.engine.embedded.engine import EmbeddedEngine
-from rollyard.errors import WeightSyncError
+from rollyard.errors import StaleWeights, WeightSyncError
 from rollyard.events import Rollover
 from rollyard.model import adapter
 from rollyard.model.folder import load, tensors
@@ -20,7 +20,7 @@ from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
 from rollyard.types import Verdict, WeightVersion
-from rollyard.weights import canary
+from rollyard.weights import canary, merged
 from rollyard.weights.evidence import Evidence
 from rollyard.weights.merged import Merged
 from rollyard.weights.prover import Prover
@@ -32,6 +32,7 @@ from tests.weights.hosts import Freezing
 from tests.weights.moving import CPU
 from tests.weights.test_canary import V0, V1, ask
 
+Tensors = Mapping[str, torch.Tensor]
 LORA = LoraConfig(rank=4, alpha=8)
 
 
@@ -60,10 +61,10 @@ async def pair(folder: Path, dtype: torch.dtype = torch.float32, kernels: str = 
     own = CausalLM(base.architecture, dtype)
     adapter.add(model, LORA, seed=0)
     receiver = Freezing(SharedMemoryReceiver(adapter.infos(own, LORA), CPU))
-    merged = Merged(receiver, tensors(base), LORA.scaling)
+    made_whole = Merged(receiver, tensors(base), LORA.scaling, own.stamp)
     publisher = SharedMemoryPublisher(Source.of(model), device)
     options = EngineConfig.model_validate({"slots": 16, "page_tokens": 4, "kernels": kernels})
-    engine = EmbeddedEngine("engine-0", own, Tokenizer(folder), other, merged, options, 64, sole=True)
+    engine = EmbeddedEngine("engine-0", own, Tokenizer(folder), other, made_whole, options, 64, sole=True)
     await engine.start()
     made = Pair(model, publisher, engine, receiver, Prover(Evidence(model, device), lambda _, asked: ask(engine, asked)))
     try:
@@ -161,3 +162,26 @@ async def test_many_versions_leave_nothing_behind(tmp_path: Path) -> None:
                     tensor.zero_()
         await both.roll(WeightVersion(99))
         assert await both.prover._answers("engine-0") == first
+
+
+async def test_nobody_decodes_with_weights_that_were_merged_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_folder(tmp_path, layers=1)
+    async with pair(folder) as both:
+        train(both.model, 0.05)
+        merge, own = adapter.merge, both.engine._model
+
+        def failing(weights: Tensors, changes: Tensors, scaling: float, memory: dict[str, torch.Tensor]) -> None:
+            next(iter(memory.values())).zero_()
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(merged, "merge", failing)
+        with pytest.raises(WeightSyncError, match="the adapter of version 1 cannot be merged: out of memory"):
+            await both.roll(V1)
+        assert both.engine.version == V0
+        with pytest.raises(StaleWeights):
+            own.stamp.check(own.stamp.generation)
+        monkeypatch.setattr(merged, "merge", merge)
+        await both.engine.load(V1)
+        own.stamp.check(own.stamp.generation)
+        wanted = merge(adapter.base(both.model), tensors(both.model), LORA.scaling, {})
+        assert all(torch.equal(parameter, wanted[name]) for name, parameter in own.named_parameters())

@@ -7,20 +7,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from rollyard import meeting
-from rollyard.errors import ConfigError
+from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.model.folder import load
 from rollyard.place.inline import DeviceThread
-from rollyard.types import WeightVersion
+from rollyard.types import Sent, WeightVersion
+from rollyard.weights import kept
 from rollyard.weights.broadcast import BroadcastPublisher
+from rollyard.weights.group import Group, Meeting
+from rollyard.weights.kept import Kept
+from rollyard.weights.relay import Board
+from rollyard.weights.slot import Slot
 from rollyard.weights.source import Source
 from tests.tiny import tiny_folder
-from tests.weights.moving import receiver, sides, step
+from tests.weights.moving import CPU, LOCAL, receiver, sides, step
 
 
 async def test_every_side_binds_an_address_of_its_own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,3 +95,98 @@ async def test_an_address_that_is_none_of_this_machine(tmp_path: Path, address: 
         await publisher.publish(WeightVersion(0), ("e0",))
     publisher.close()
     device.close()
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+async def test_an_engine_that_is_back_under_its_name_meets_a_new_group(tmp_path: Path, engines: int) -> None:
+    folder = tiny_folder(tmp_path)
+    model = load(folder)
+    async with sides("broadcast", model, folder, engines=engines, limit_s=10.0) as both:
+        await both.send(0)
+        for engine in both.receivers.values():
+            engine.take(WeightVersion(0))
+        both.taken(0)
+        both.receivers["e0"].close()
+        both.publisher.lost("e0")
+        both.receivers["e0"] = receiver("broadcast", model, "e0", 10.0)
+        wanted, began = step(model, 1), time.monotonic()
+        await both.send(1)
+        assert time.monotonic() - began < 2
+        for engine in both.receivers.values():
+            arrived = engine.take(WeightVersion(1))
+            assert arrived is not None and all(torch.equal(arrived[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("how", ["no base", "no memory"])
+async def test_one_that_cannot_begin_fails_the_others_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """That memory cannot be had is no mistake of the user's by then."""
+    folder = tiny_folder(tmp_path)
+    model = load(folder)
+    async with sides("broadcast delta", model, folder, engines=2, limit_s=20.0) as both:
+        await both.send(0)
+        for engine in both.receivers.values():
+            engine.take(WeightVersion(0))
+        both.taken(0)
+        step(model, 1)
+        manifest = await both.publisher.publish(WeightVersion(1), ("e0", "e1"))
+        assert manifest.base
+        fails = cast(Any, both.receivers["e0"])._kept
+        if how == "no base":
+            monkeypatch.setattr(fails, "base", lambda name: Kept.base(fails, "another"))
+            told = "e0 does not have the version that changes were sent for"
+        else:
+            monkeypatch.setattr(kept, "Slot", lambda size, device: no_memory())
+            told = "version 1 did not reach e0: .*shared memory"
+        began = time.monotonic()
+        coming = [asyncio.to_thread(engine.prepare, manifest) for engine in both.receivers.values()]
+        found = await asyncio.gather(both.publisher.deliver(), *coming, return_exceptions=True)
+        assert time.monotonic() - began < 3
+        assert all(each is None or isinstance(each, WeightSyncError | Sent) for each in found)  # some may have come through
+        with pytest.raises(WeightSyncError, match=told):
+            raise found[1]  # type: ignore[misc]
+        monkeypatch.undo()
+        manifest = await both.publisher.again(("e0", "e1"))
+        coming = [asyncio.to_thread(engine.prepare, manifest) for engine in both.receivers.values()]
+        await asyncio.gather(both.publisher.deliver(), *coming)
+
+
+def no_memory() -> Slot:
+    raise ConfigError("8 bytes of shared memory: no", where="weights.transport", remedy="free memory")
+
+
+def test_memory_of_another_device_is_given_back() -> None:
+    """But for what the engine decodes with; a device without a number is the one that torch gives tensors of it."""
+    mine, elsewhere = Kept("e0", 1000, 2), torch.device("meta")
+
+    def next_(device: torch.device, name: str) -> Slot:
+        slot, _ = mine.begin(device)
+        slot.end(name)
+        mine.fill(slot)
+        return slot
+
+    first = next_(elsewhere, "a")
+    mine.take()
+    next_(elsewhere, "b")
+    third = next_(CPU, "c")
+    assert mine._slots == [first, third]  # that of "b" is nobody's
+    mine.take()
+    fourth = next_(CPU, "d")
+    assert mine._slots == [third, fourth]
+    mine.close()
+
+
+def test_whoever_does_not_get_into_a_group_does_not_look_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    boards = list[Board]()
+    made = Board.__init__
+
+    def noting(self: Board, *args: Any) -> None:
+        boards.append(self)
+        made(self, *args)
+
+    monkeypatch.setattr(Board, "__init__", noting)
+    store = meeting.held_store(LOCAL, 5.0)
+    for engine in ("e0", "e1"):
+        meeting.dist.PrefixStore("weights-1", store).set(f"at-{engine}", "here")
+    with pytest.raises(RuntimeError, match="rank 0 did not come"):
+        Group(Meeting(store, 1, ("e0", "e1"), CPU, 0.3), "e0", LOCAL, "here")
+    assert [board._handle for board in boards] == [-1]

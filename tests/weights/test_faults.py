@@ -23,7 +23,7 @@ from rollyard.model.folder import load
 from rollyard.place.child import launch
 from rollyard.place.inline import DeviceThread
 from rollyard.types import WeightVersion
-from rollyard.weights import broadcast, receive
+from rollyard.weights import layout, receive
 from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.evidence import Evidence
 from rollyard.weights.group import Meeting
@@ -114,7 +114,7 @@ async def test_the_engine_that_receives_for_a_machine_is_killed(tmp_path: Path) 
 async def test_an_engine_that_fails_at_bucket_2_of_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_folder(tmp_path, tied=False)
     size = sum(parameter.numel() * 4 for parameter in load(folder).parameters())
-    monkeypatch.setattr(broadcast, "BUCKET", -(-size // 3 // 64) * 64 + 64)
+    monkeypatch.setattr(layout, "BUCKET", -(-size // 3 // 64) * 64 + 64)
     fails: list[int] = []  # buckets at which the engine of rank 2 breaks, counted from its next one
 
     class Breaking(receive.Group):

@@ -14,7 +14,7 @@ import torch
 from rollyard.errors import WeightSyncError
 from rollyard.model.folder import load
 from rollyard.types import TensorInfo, WeightVersion
-from rollyard.weights import broadcast, receive
+from rollyard.weights import layout, receive
 from tests.tiny import tiny_folder
 from tests.weights.moving import MOVING, receiver, sides, spoilt, step
 
@@ -139,7 +139,7 @@ async def test_a_receiver_that_dies_at_a_bucket_is_told_and_the_next_sync_works(
     folder = tiny_folder(tmp_path, tied=False)
     model = load(folder)
     size = sum(parameter.numel() * 4 for parameter in model.parameters())
-    monkeypatch.setattr(broadcast, "BUCKET", -(-size // 3 // 64) * 64 + 64)
+    monkeypatch.setattr(layout, "BUCKET", -(-size // 3 // 64) * 64 + 64)
     received = []
 
     class Dying(receive.Group):

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
 from rollyard.errors import TrainerLost, WeightSyncError
+from rollyard.model.folder import load, tensors
+from rollyard.model.shards import Whole
+from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Evidence
 from rollyard.train.group import TrainerGroup
 from rollyard.types import Baseline, Manifest, WeightVersion
+from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.ranks import RanksEvidence, RanksPublisher
+from rollyard.weights.source import Source
+from tests.tiny import tiny_folder
 from tests.train.test_group import APART, STATS, Scripted
+from tests.weights.moving import CPU, LOCAL, receiver
 from tests.weights.test_many import Noting
 
 V0 = WeightVersion(0)
@@ -45,6 +54,34 @@ async def test_they_meet_anew_after_an_offer_that_failed() -> None:
     ranks[0].fails = ""
     await publisher.publish(V0, ())
     assert len(cast(Scripted, group._members[1]).calls) == 2
+
+
+async def test_ranks_that_lose_each_other_at_the_last_tensor_offer_it_again(tmp_path: Path) -> None:
+    """The other ranks were done already, and rank 0 had named the version: its copy is waited for all the same."""
+
+    class Losing(Whole):
+        sharded = True
+        left = 0
+
+        def collected(self, tensor: torch.Tensor) -> torch.Tensor | None:
+            self.left -= 1
+            if not self.left:
+                raise APART
+            return tensor.detach()
+
+    model, device, parts, group = load(tiny_folder(tmp_path)), DeviceThread(), Losing(), meeting()
+    first = BroadcastPublisher(Source(lambda: tensors(model), model.stamp, CPU, parts), device, LOCAL, 10.0)
+    publisher, engine = RanksPublisher([first, Noting("b")], group.together), receiver("broadcast", model, "e0")
+    parts.left = len(tensors(model))
+    with pytest.raises(WeightSyncError, match="version 0 was not collected: rank 0: lost the others"):
+        await publisher.publish(V0, ("e0",))
+    manifest = await publisher.publish(V0, ("e0",))
+    await asyncio.gather(publisher.deliver(), asyncio.to_thread(engine.prepare, manifest))
+    assert engine.take(V0) is not None
+    assert len(cast(Scripted, group._members[1]).calls) == 2
+    engine.close()
+    first.close()
+    device.close()
 
 
 async def test_one_thing_at_a_time() -> None:

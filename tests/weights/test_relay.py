@@ -14,7 +14,7 @@ from rollyard.errors import WeightSyncError
 from rollyard.model.folder import load
 from rollyard.types import WeightVersion
 from rollyard.watch.spans import SpanLog
-from rollyard.weights import broadcast, receive
+from rollyard.weights import layout, receive
 from rollyard.weights.layout import Layout
 from rollyard.weights.slot import Lent, Slot
 from tests.tiny import tiny_folder
@@ -152,7 +152,7 @@ async def test_the_time_of_each_bucket_is_noted_on_both_sides(tmp_path: Path, mo
     model = load(folder)
     size = Layout.with_trailer(Spoiling("e", (), CPU, 1.0)._expected).size + sum(4 * p.numel() for p in model.parameters())
     for buckets, wanted in ((3, ["bucket 1 of 3", "bucket 2 of 3", "bucket 3 of 3"]), (40, None)):
-        monkeypatch.setattr(broadcast, "BUCKET", -(-size // buckets // 64) * 64 + 64)
+        monkeypatch.setattr(layout, "BUCKET", -(-size // buckets // 64) * 64 + 64)
         async with sides("broadcast", model, folder) as both:
             spans = SpanLog()
             of(both, "e0")._spans = spans
@@ -182,3 +182,24 @@ def test_a_slot_is_whoever_uses_it() -> None:
     slot.close()
     with pytest.raises(WeightSyncError, match="cannot be opened"):
         Lent(f"/proc/{os.getpid()}/fd/999999")
+
+
+async def test_memory_of_a_relay_that_is_gone_is_let_go_of_by_whoever_receives_next(tmp_path: Path) -> None:
+    """Alone on its machine it maps nothing any more, and so never looks for something to map."""
+    folder = tiny_folder(tmp_path)
+    model = load(folder)
+    async with sides("relay", model, folder, engines=2) as both:
+        left = of(both, "e1")
+        for number in range(2):
+            step(model, number)
+            await both.send(number)
+            both.receivers["e0"].take(WeightVersion(number))
+            left.take(WeightVersion(number))
+        assert len(left._lent) == 2
+        both.receivers.pop("e0").close()
+        both.publisher.lost("e0")
+        for number, lent in ((2, 1), (3, 0)):  # first it still decodes with one of them
+            step(model, number)
+            await both.send(number)
+            left.take(WeightVersion(number))
+            assert len(left._lent) == lent
