@@ -233,8 +233,9 @@ class Ring:
             if isinstance(event, ev.PromptsOffered):  # handing out requests is part of generating
                 with self._timeline.phase(Phase.GENERATE), self._timeline.spans.doing(Activity.PROMPTS):
                     self._happen(event)
-            elif not isinstance(event, ev.EngineLeaving) or self.fleet.may_leave(event):
-                self._happen(event)
+            else:
+                for each in self.fleet.turns(event):
+                    self._happen(each)
             if isinstance(event, ev.BatchTrained) and self._trained is not None:
                 groups, stats = self._trained
                 step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
