@@ -91,7 +91,7 @@ class Ring:
         self._saved: WeightVersion | None = None
         self._past: list[EngineStats] = []  # of engines that were lost
         self._learned: ev.EngineId | None = None  # the half that trained last
-        self._begun = self._finished = False
+        self._begun = self._finished = self._closing = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
             ev.Train: self._train,
             ev.HandOver: self._hand_over,
@@ -254,6 +254,9 @@ class Ring:
             self._finished = self._finished or isinstance(instruction, ev.Finish)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._closing:  # an engine that was ordered as the run ended
+            work.close()
+            return
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -375,6 +378,7 @@ class Ring:
 
         Raises JournalError when the journal's last rows cannot be written.
         """
+        self._closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -296,6 +296,7 @@ def steered(scratch: Path, restarts: int, at: At, **engine: Any) -> rollyard.Run
         run = rollyard.Run(asked, stations=lambda: made)
         async for step in run:
             at(step.step, run, made)
+        await asyncio.sleep(1)
         return run
 
     return virtual.run(going())
@@ -341,6 +342,33 @@ def test_an_engine_stays_when_the_other_is_lost_before_its_turn_to_leave(tmp_pat
     with pytest.warns(RuntimeWarning, match="engine-0 stays: the others were lost meanwhile"):
         run = steered(tmp_path, 0, at)
     assert ("engine-1", "lost") in engine_events(run) and ("engine-0", "left") not in engine_events(run)
+
+
+def test_an_engine_that_is_ordered_as_the_run_ends_is_not_started(tmp_path: Path) -> None:
+    launched = list[str]()
+
+    def at(step: int, run: rollyard.Run, made: Stations) -> None:
+        if step == 30:
+            ring, launch = run._going, made.launch
+            assert launch is not None
+
+            async def watched(name: str, url: str) -> Any:
+                launched.append(name)
+                return await launch(name, url)
+
+            ring._stations = ring.fleet._stations = replace(made, launch=watched)
+            close = ring.close
+
+            async def closed() -> Any:
+                try:
+                    return await close()
+                finally:
+                    ring.fleet.add()  # another thread had got hold of it before
+
+            ring.close = closed  # type: ignore[method-assign]
+
+    steered(tmp_path, 0, at)
+    assert not launched
 
 
 def test_more_engines_write_more(tmp_path: Path) -> None:
