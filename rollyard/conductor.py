@@ -68,6 +68,11 @@ class Conductor:
         return self._mode.staying
 
     @property
+    def lost(self) -> frozenset[EngineId]:
+        """Engines that are lost and are not started again."""
+        return self._mode.lost
+
+    @property
     def live(self) -> int:
         """Groups admitted and not yet taken or dropped."""
         return self._core.live

@@ -446,9 +446,10 @@ class Restart(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Retire(Instruction):
-    """Close an engine that left."""
+    """Close an engine that left, or that is lost and is not started again."""
 
     engine: EngineId
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
     add ──► starting ──► EngineUp ──► synced, probed, proved ──► requests
     remove ──► EngineLeaving ──► finished or cut ──► Retire ──► closed
+    lost, and not started again ───────────────────► Retire ──► closed
 
 `add`, `remove` and `states` may be called from any thread; everything else happens on the run's event loop.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from threading import Lock
 from typing import Any
 
@@ -28,7 +29,7 @@ from rollyard.watch.accounts import ENGINE
 from rollyard.watch.recorder import Recorder
 from rollyard.weights.sync import Sync
 
-STARTING, UP, LEAVING, AGAIN = "starting", "up", "leaving", "being started again"
+STARTING, UP, LEAVING, AGAIN, LOST = "starting", "up", "leaving", "being started again", "lost"
 
 
 class Fleet:
@@ -37,7 +38,7 @@ class Fleet:
     Args:
         post: takes the events.
         start: begins a task; what it raises ends the run.
-        keep: takes the totals of an engine that left.
+        keep: takes the totals of an engine that left, or is lost.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class Fleet:
         self._loop = asyncio.get_running_loop()
         self._lock = Lock()
         self._numbers = itertools.count(len(stations.engines))
-        self._urls = set(config.engine.url)
+        self._urls = {f"engine-{number}": url.rstrip("/") for number, url in enumerate(config.engine.url)}
         self._starting: dict[ev.EngineId, None] = {}
         self._leaving: set[ev.EngineId] = set()
+        self._ordered: dict[ev.EngineId, ev.EngineLeaving] = {}  # what has yet to have its turn
         self._failed: dict[ev.EngineId, str] = {}
         self.actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {ev.Retire: self._retire}
 
@@ -71,11 +73,11 @@ class Fleet:
         """
         self._check(url)
         with self._lock:
-            if url in self._urls:
+            if url.rstrip("/") in self._urls.values():
                 raise ConfigError(f"{url} is an engine of this run already", where="engine.url", remedy="name another server")
-            if url:
-                self._urls.add(url)
             name = f"engine-{next(self._numbers)}"
+            if url:
+                self._urls[name] = url.rstrip("/")
             self._starting[name] = None
         self._loop.call_soon_threadsafe(lambda: self._start(self._add(name, url)))
         return name
@@ -96,13 +98,15 @@ class Fleet:
                 problem = f"{engine} is the last engine, and without one nothing is generated"
                 raise ConfigError(problem, where="engine", remedy="add another one first, or stop the run")
             self._leaving.add(engine)
-        self._loop.call_soon_threadsafe(self._post, ev.EngineLeaving(engine, cut))
+            order = self._ordered[engine] = ev.EngineLeaving(engine, cut)
+        self._loop.call_soon_threadsafe(self._post, order)
 
     def states(self) -> tuple[tuple[ev.EngineId, str], ...]:
         """Every engine and what it does."""
-        staying, leaving = self._conductor.staying, self._leaving
+        staying, leaving, lost = self._conductor.staying, self._leaving, self._conductor.lost
         here = {name: UP if name in staying else AGAIN for name in list(self._stations.engines)}
         here |= dict.fromkeys(list(self._starting), STARTING) | {name: LEAVING for name in here if name in leaving}
+        here |= {name: LOST for name in here if name in lost}
         return tuple((here | self._failed).items())
 
     def answer(self, order: Order) -> Answer:
@@ -121,14 +125,23 @@ class Fleet:
 
     # --------------------------------------------------------------------------------------------- on the loop
 
-    def may_leave(self, event: ev.EngineLeaving) -> bool:
+    def turns(self, event: ev.Event) -> Iterator[ev.Event]:
+        """What this becomes now. That an engine is to leave comes before the news that it is lost: it is not started again."""
+        if isinstance(event, ev.EngineLeaving | ev.EngineDown):
+            order = self._ordered.pop(event.engine, None)
+            if order is not None and self._may_leave(order.engine):
+                yield order
+        if not isinstance(event, ev.EngineLeaving):
+            yield event
+
+    def _may_leave(self, engine: ev.EngineId) -> bool:
         """May it still, now that its turn has come? Others may have been lost meanwhile."""
         staying = self._conductor.staying
-        if event.engine in staying and len(staying) > 1:
+        if engine in staying and len(staying) > 1:
             return True
-        self._leaving.discard(event.engine)
-        if event.engine in staying:
-            warnings.warn(f"{event.engine} stays: the others were lost meanwhile", RuntimeWarning, stacklevel=2)
+        self._leaving.discard(engine)
+        cause = "the others were lost meanwhile" if engine in staying else "it was lost just then, and is started again"
+        warnings.warn(f"{engine} stays: {cause}", RuntimeWarning, stacklevel=2)
         return False
 
     async def _add(self, name: ev.EngineId, url: str) -> None:
@@ -137,7 +150,7 @@ class Fleet:
                 engine = await self._stations.add(name, url)
         except (ConfigError, EngineError, TimeLimitExceeded) as error:
             self._failed[name] = f"not started: {error}"
-            self._urls.discard(url)
+            self._urls.pop(name, None)
             warnings.warn(f"{name} could not be started: {error}", RuntimeWarning, stacklevel=2)
             return
         finally:
@@ -152,10 +165,10 @@ class Fleet:
         name = instruction.engine
         self._controller.leave(name)
         self._sync.leave(name)
-        stats = await self._stations.remove(name)
-        self._keep(stats)
+        await self._stations.remove(name, self._keep)
         self._recorder.accounts.left(name)
         self._leaving.discard(name)
+        self._urls.pop(name, None)
 
     def _check(self, url: str) -> None:
         """Raises ConfigError."""

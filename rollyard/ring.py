@@ -91,7 +91,7 @@ class Ring:
         self._saved: WeightVersion | None = None
         self._past: list[EngineStats] = []  # of engines that were lost
         self._learned: ev.EngineId | None = None  # the half that trained last
-        self._begun = self._finished = False
+        self._begun = self._finished = self._closing = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
             ev.Train: self._train,
             ev.HandOver: self._hand_over,
@@ -233,8 +233,9 @@ class Ring:
             if isinstance(event, ev.PromptsOffered):  # handing out requests is part of generating
                 with self._timeline.phase(Phase.GENERATE), self._timeline.spans.doing(Activity.PROMPTS):
                     self._happen(event)
-            elif not isinstance(event, ev.EngineLeaving) or self.fleet.may_leave(event):
-                self._happen(event)
+            else:
+                for each in self.fleet.turns(event):
+                    self._happen(each)
             if isinstance(event, ev.BatchTrained) and self._trained is not None:
                 groups, stats = self._trained
                 step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
@@ -253,6 +254,9 @@ class Ring:
             self._finished = self._finished or isinstance(instruction, ev.Finish)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._closing:  # an engine that was ordered as the run ended
+            work.close()
+            return
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -374,6 +378,7 @@ class Ring:
 
         Raises JournalError when the journal's last rows cannot be written.
         """
+        self._closing = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -115,13 +115,13 @@ class Stations:
         self.publishers[engine] = next(iter(self.publishers.values()))
         return new
 
-    async def remove(self, engine: EngineId) -> EngineStats:
-        """Close an engine: its totals."""
-        gone = self.engines.pop(engine)
-        del self.publishers[engine]
+    async def remove(self, engine: EngineId, keep: Callable[[EngineStats], None]) -> None:
+        """Close an engine, whose totals are kept. It is here until it is closed: the run may end meanwhile."""
+        gone = self.engines[engine]
         await gone.close()
+        keep(gone.stats())
+        del self.engines[engine], self.publishers[engine]
         await self._release(engine)
-        return gone.stats()
 
     async def _release(self, engine: EngineId) -> None:
         if self.release is not None:

@@ -44,7 +44,8 @@ class Answers:
     ):
         self.joins, self.leaves = joins, leaves  # engines that will come, and go
         self.leaving: set[str] = set()
-        self.gone: set[str] = set()
+        self.gone: set[str] = set()  # they were retired
+        self.doomed: set[str] = set()  # lost, and not started again
         self.proving = False
         self.faults = faults
         self.deaths = deaths  # engines that will be lost, some of them while they start again
@@ -145,7 +146,10 @@ class Answers:
                 self.proving = False
         if isinstance(event, ev.SegmentArrived):
             self.writers.setdefault(event.segment.request.group, set()).add(event.segment.version.step)
-        for instruction in self.conductor.step(event, 0.0):
+        instructions = self.conductor.step(event, 0.0)
+        if isinstance(event, ev.EngineDown) and ev.Restart(event.engine) not in instructions:
+            self.doomed.add(event.engine)
+        for instruction in instructions:
             self.said.append(instruction)
             answers = self.answer(instruction)  # which may take from what is due
             self.todo += answers
@@ -167,9 +171,22 @@ class Answers:
         self.busy.add(half)
 
     def answer(self, instruction: ev.Instruction) -> list[ev.Event | Work]:
+        if isinstance(instruction, ev.Retire):
+            self.retire(instruction)
         if getattr(instruction, "engine", None) in self.dead and not isinstance(instruction, ev.Restart):
             return []  # the news of it is under way
         return self.trainer(instruction) or self.engine(instruction)
+
+    def retire(self, instruction: ev.Retire) -> None:
+        """Once, and while it is used for nothing."""
+        engine = instruction.engine
+        assert engine not in self.gone and not self.proving and engine not in self.evaluating
+        assert engine in (self.doomed if instruction.lost else self.leaving)
+        assert not self.running(engine) and engine not in self.closed and (instruction.lost <= (engine not in self.up))
+        self.leaving.discard(engine)
+        self.up.discard(engine)
+        self.loaded.pop(engine, None)
+        self.gone.add(engine)
 
     def fault(self, engine: str, version: WeightVersion) -> ev.SyncFailed | None:
         """Now and then a part of bringing a version to an engine fails."""
@@ -218,12 +235,6 @@ class Answers:
                 assert engine in self.loaded and engine not in self.asleep and engine not in self.closed
                 assert engine not in self.leaving and not self.proving
                 return [Work(engine, request)]
-            case ev.Retire(engine):
-                assert engine in self.leaving and not self.running(engine) and engine not in self.evaluating | set(self.closed)
-                self.leaving.discard(engine)
-                self.up.discard(engine)
-                self.loaded.pop(engine, None)
-                self.gone.add(engine)
             case ev.Restart(engine):
                 assert engine not in self.leaving
                 if self.deaths and self.random.randrange(2):
@@ -407,6 +418,8 @@ def test_engines_that_are_lost_come_back_as_often_as_is_allowed(
     assert counts.admitted == counts.trained + sum(counts.dropped.values())
     again = Counter(i.engine for i in world.said if isinstance(i, ev.Restart))
     assert all(times <= restarts for times in again.values())
+    assert all(again[engine] == restarts for engine in world.gone), "it might have been started again"
+    assert end.failed or world.gone == world.doomed
     if end.failed:  # all are lost for good, or a member was lost with more engines than it may be tried on
         assert "no engine is left: killed" in end.cause
         assert all(again[f"e{i}"] == restarts for i in range(engines))
@@ -454,7 +467,7 @@ def test_engines_come_and_go(placement, engines, joins, leaves, deaths, faults, 
     counts = world.conductor.counts
     assert counts.admitted == counts.trained + sum(counts.dropped.values()) and world.conductor.live == 0
     assert not end.failed or (deaths and "no engine is left" in end.cause)
-    assert end.failed or world.version == 5
+    assert end.failed or (world.version == 5 and world.doomed <= world.gone)
     for step, taken in enumerate(world.batches):
         assert min(set.union(*(world.writers[group] for group in taken))) >= step - limit, "trained on what is too old"
     if not deaths:

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,7 +27,8 @@ from rollyard.cli import main
 from rollyard.config import Config
 from rollyard.control import NAME, Order, ask
 from rollyard.errors import ConfigError
-from rollyard.events import Rollover
+from rollyard.events import EngineDown, Rollover
+from rollyard.ring import Ring
 from rollyard.stations import Stations
 from tests.small import ENGINE, children, config
 
@@ -227,6 +229,146 @@ def test_engines_come_and_go_at_any_moment(placement: str, seed: int, tmp_path: 
     assert set(report.prompts.dropped) <= {"stopped"}
     tokens = report.tokens
     assert tokens.generated == tokens.trained + sum(tokens.dropped.values()) + tokens.live
+
+
+async def lossy(seed: int, scratch: Path) -> rollyard.Run:
+    """Engines come, go and are lost, also while they leave or start again, and each may be started again once."""
+    work, meter, dice = Work(3.0, steps=16, groups=4, size=4, generate=3, slots=4), Meter(), random.Random(seed)
+    asked = config_of("async", Rollover.KEEP, work, scratch)
+    asked = asked.model_copy(update={"place": asked.place.model_copy(update={"restarts": seed % 2})})
+    given_back, rings = list[str](), list[Ring]()
+
+    async def release(name: str) -> None:
+        given_back.append(name)
+
+    made = replace(doubled("async", work, meter), release=release)
+    run = rollyard.Run(asked, stations=lambda: made)
+
+    async def disturb() -> None:
+        while True:
+            await asyncio.sleep(dice.uniform(0, 0.2))
+            staying = sorted(run._going.fleet._conductor.staying)
+            name = dice.choice(staying or ["nobody"])
+            with suppress(ConfigError):
+                if len(staying) < 3:
+                    run.add_engine()
+                    continue
+                if dice.random() < 0.5:
+                    run.remove_engine(name, dice.random() < 0.5)
+                if dice.random() < 0.7:
+                    cast(DoubleEngine, made.engines[name]).die("killed")
+
+    disturbing = asyncio.create_task(disturb())
+    try:
+        async for step in run:
+            rings += [run._going] * (step.step == 1)
+    finally:
+        disturbing.cancel()
+    report, told = run.report, engine_events(run)
+    assert report is not None and not report.finished.failed and report.steps == 16
+    ends = [name for name, event in told if event in ("left", "lost")]
+    assert len(ends) == len(set(ends)) and any(event == "lost" for _, event in told)
+    here = {name for name, event in told if event == "up"}  # others were given up as the run ended
+    released = [name for name in given_back if name in here]
+    assert len(released) == len(set(released)) and set(ends) >= set(released)
+    assert len(ends) - len(released) <= 1 and not set(made.engines) & set(released)  # the last one as the run ended
+    counted = [*rings[0]._past, *(engine.stats() for engine in made.engines.values())]
+    assert sorted(map(repr, counted)) == sorted(repr(engine.stats()) for engine in meter.engines if engine.id in here)
+    return run
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_engines_that_are_lost_for_good_are_let_go_of(seed: int, tmp_path: Path) -> None:
+    virtual.run(lossy(seed, tmp_path))
+
+
+At = Callable[[int, rollyard.Run, Stations], None]
+
+
+def steered(scratch: Path, restarts: int, at: At, **engine: Any) -> rollyard.Run:
+    """A run of two engines, `engine` is of its config; `at` is called after every step."""
+
+    async def going() -> rollyard.Run:
+        work, meter = Work(3.0, steps=30, groups=4, size=4, generate=2, slots=4), Meter()
+        asked, made = config_of("async", Rollover.KEEP, work, scratch), doubled("async", work, meter)
+        place = asked.place.model_copy(update={"restarts": restarts})
+        asked = asked.model_copy(update={"place": place, "engine": asked.engine.model_copy(update=engine)})
+        run = rollyard.Run(asked, stations=lambda: made)
+        async for step in run:
+            at(step.step, run, made)
+        await asyncio.sleep(1)
+        return run
+
+    return virtual.run(going())
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_server_that_left_or_was_lost_may_come_back(lost: bool, tmp_path: Path) -> None:
+    def at(step: int, run: rollyard.Run, made: Stations) -> None:
+        if step == 1:
+            for url in ("http://one:1/", "http://two:2"):
+                with pytest.raises(ConfigError, match="is an engine of this run already"):
+                    run.add_engine(url)
+            if lost:
+                cast(DoubleEngine, made.engines["engine-0"]).die("killed")
+            else:
+                run.remove_engine("engine-0")
+        if step == 10:
+            assert "engine-0" not in dict(ask_states(run)) and run.add_engine("http://one:1/") == "engine-2"
+        if step == 20:
+            assert dict(ask_states(run)) == {"engine-1": "up", "engine-2": "up"}
+
+    run = steered(tmp_path, 0, at, kind="sglang", url=("http://one:1", "http://two:2/"))
+    assert ("engine-0", "lost" if lost else "left") in engine_events(run)
+
+
+def test_an_engine_that_is_lost_before_its_turn_to_leave_is_not_started_again(tmp_path: Path) -> None:
+    def at(step: int, run: rollyard.Run, made: Stations) -> None:
+        if step == 1:
+            run.remove_engine("engine-0")
+            run._inbox.put_nowait(EngineDown("engine-0", "killed"))  # heard of before the order has its turn
+
+    run = steered(tmp_path, 1, at)
+    own = [event for name, event in engine_events(run) if name == "engine-0"]
+    assert own.count("up") == 1 and set(own) & {"lost", "left"}
+
+
+def test_an_engine_stays_when_the_other_is_lost_before_its_turn_to_leave(tmp_path: Path) -> None:
+    def at(step: int, run: rollyard.Run, made: Stations) -> None:
+        if step == 1:
+            run.remove_engine("engine-0")
+            run._inbox.put_nowait(EngineDown("engine-1", "killed"))
+
+    with pytest.warns(RuntimeWarning, match="engine-0 stays: the others were lost meanwhile"):
+        run = steered(tmp_path, 0, at)
+    assert ("engine-1", "lost") in engine_events(run) and ("engine-0", "left") not in engine_events(run)
+
+
+def test_an_engine_that_is_ordered_as_the_run_ends_is_not_started(tmp_path: Path) -> None:
+    launched = list[str]()
+
+    def at(step: int, run: rollyard.Run, made: Stations) -> None:
+        if step == 30:
+            ring, launch = run._going, made.launch
+            assert launch is not None
+
+            async def watched(name: str, url: str) -> Any:
+                launched.append(name)
+                return await launch(name, url)
+
+            ring._stations = ring.fleet._stations = replace(made, launch=watched)
+            close = ring.close
+
+            async def closed() -> Any:
+                try:
+                    return await close()
+                finally:
+                    ring.fleet.add()  # another thread had got hold of it before
+
+            ring.close = closed  # type: ignore[method-assign]
+
+    steered(tmp_path, 0, at)
+    assert not launched
 
 
 def test_more_engines_write_more(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +78,10 @@ def test_a_run_whose_engine_is_killed_goes_on_with_the_other(make: Callable[...,
     report = run.report
     assert report is not None and not report.finished.failed and report.steps == 4 and report.eval.last is not None
     assert report.wall_s < 60  # nobody waited for the dead one until the limit
+    with sqlite3.connect(run.folder.journal) as journal:
+        assert journal.execute("SELECT count(*) FROM engine_events WHERE event = 'lost'").fetchone() == (1,)
+    walls = sorted(device.wall_ns for device in report.usage.devices if device.device.startswith("engine"))
+    assert len(walls) == 2 and walls[0] < walls[1]  # its time ends where it was given up
 
 
 @pytest.mark.slow

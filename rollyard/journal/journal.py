@@ -102,7 +102,7 @@ class Journal:
             BatchTrained: self._on_trained,
             Published: self._on_published,
             EngineUp: self._on_engine_up,
-            Retire: lambda told, now: self._engine(told.engine, "left", None, "", now),
+            Retire: lambda told, now: self._engine(told.engine, "lost" if told.lost else "left", None, "", now),
             EngineDown: lambda event, now: self._engine(event.engine, "down", None, event.cause, now),
             EngineLoaded: lambda event, now: self._engine(event.engine, "loaded", event.version, "", now),
             RequestFailed: self._on_request_failed,

@@ -15,7 +15,7 @@ incarnation is whole by itself: what a resumed run reuses of an earlier one it r
 | `versions`      | a weight version published                                                   | `Published`       |
 | `evaluations`   | mean reward on held-out prompts under one version                            | evaluations       |
 | `checkpoints`   | a checkpoint that is complete on disk; a folder without a row is garbage     | checkpoints       |
-| `engine_events` | an engine came up, went down, left, loaded a version, or failed a request    | engine events     |
+| `engine_events` | an engine came up, went down, left, was lost, loaded, or failed a request    | engine events     |
 
 Blobs are little-endian: `token_ids` int32 `[tokens]`, `logprobs` float32 `[tokens]`. `columns`, `parts`, `counters` and
 `config` are JSON objects. `spans` is a JSON list of [version step, version incarnation, oldest key-value step, oldest

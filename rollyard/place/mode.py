@@ -119,6 +119,8 @@ class Mode:
         self._returned: set[EngineId] = set()  # up again, or new, without weights
         self._leaving: set[EngineId] = set()
         self._emptied: set[EngineId] = set()  # about to leave: they hold nothing
+        self._lost: set[EngineId] = set()  # for good
+        self._unretired: set[EngineId] = set()  # lost, and not closed yet
         self._led: tuple[EngineId, ...] = ()  # who is brought to the version on offer; () is all
         self._awake: set[EngineId] = set()
         self._open = self._wanted = False  # generation; a batch
@@ -179,7 +181,7 @@ class Mode:
             yield from self._learn()
 
     def _let_go(self) -> Iterable[Output]:
-        """Engines that are to leave and hold nothing go, unless all do something together just now."""
+        """Engines that are lost, and those that are to leave and hold nothing, go, unless all do something together just now."""
         if self._aside is not None or self._finish_line is not None:
             return
         for engine in sorted(self._emptied):
@@ -187,7 +189,9 @@ class Mode:
                 engines.discard(engine)
             yield EngineLeft(engine)
             yield Retire(engine)
+        yield from (Retire(engine, lost=True) for engine in sorted(self._unretired))
         self._emptied.clear()
+        self._unretired.clear()
 
     def _begin_aside(self) -> Iterable[Output]:
         if self._unproved:
@@ -290,9 +294,18 @@ class Mode:
             self._restarts[engine] += 1
             self._returning.add(engine)
             yield Restart(engine)
-        elif self._engines <= self._leaving and not self._returning:
-            yield from self._finish(f"no engine is left: {event.cause}", failed=True)
+        else:
+            self._lost.add(engine)
+            if not self.shares:  # else its process has a trainer too
+                self._unretired.add(engine)
+            if self._engines <= self._leaving and not self._returning:
+                yield from self._finish(f"no engine is left: {event.cause}", failed=True)
         yield from self._on_still(engine)
+
+    @property
+    def lost(self) -> frozenset[EngineId]:
+        """Engines that are lost and are not started again."""
+        return frozenset(self._lost)
 
     @property
     def staying(self) -> frozenset[EngineId]:

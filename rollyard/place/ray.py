@@ -71,6 +71,7 @@ class Cluster:
         self._spare: set[int] = set()  # bundles of hosts that left
         self._actors: dict[int, Actor] = {}  # by bundle
         self._starting: set[int] = set()  # bundles
+        self._asking = asyncio.Lock()  # where one more may be depends on where the one before is
         self.nodes: dict[int, tuple[str, ...]] = {}  # addresses: where the actors of each bundle were, the last one last
 
     async def start(self) -> None:
@@ -146,6 +147,10 @@ class Cluster:
 
     async def more(self, bundle: Bundle) -> int:
         """Room for a host that was not there at the start: the number of its bundle. Raises ConfigError when there is none."""
+        async with self._asking:
+            return await self._one_more(bundle)
+
+    async def _one_more(self, bundle: Bundle) -> int:
         for number in self._spare:
             if self._bundles[number] == bundle:
                 self._spare.discard(number)

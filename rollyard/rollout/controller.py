@@ -123,7 +123,7 @@ class Controller:
         while left := [request for request in requests if request.id not in answers]:
             living = [name for name in engines or self._engines if name not in self._lost]
             if not living and len(engines) == 1:
-                living = list(engines)  # it says how it was lost
+                living = [name for name in engines if name in self._engines]  # it says how it was lost, unless it is gone by now
             for request, outcome in zip(left, await self._ask(left, living), strict=True):
                 if isinstance(outcome, Completion):
                     answers[request.id] = outcome

@@ -321,6 +321,22 @@ async def test_where_one_more_host_may_be(nodes: str) -> None:
     assert runtime._beside({""}, nodes) is None
 
 
+async def test_two_more_hosts_at_once_do_not_get_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, homes, asked = Cluster([Bundle()], nodes="spread"), {"group": "a", "group-0": "b", "group-1": "c"}, list[object]()
+    cluster._places = [("group", 0)]
+
+    async def reserved(bundles: object, where: object) -> str:
+        asked.append(where)
+        await asyncio.sleep(0.01)
+        return f"group-{len(asked) - 1}"
+
+    monkeypatch.setattr(cluster, "_reserved", reserved)
+    monkeypatch.setattr(runtime, "_home", lambda group, number: homes[group])
+    monkeypatch.setattr(runtime, "_unused", Bundle)
+    assert sorted(await asyncio.gather(cluster.more(Bundle()), cluster.more(Bundle()))) == [1, 2]
+    assert asked == [{"ray.io/node-id": "!in(a)"}, {"ray.io/node-id": "!in(a,b)"}]
+
+
 @pytest.mark.parametrize(("address", "problem"), [("nowhere", "'nowhere' is no address"), ("127.0.0.1:1", "nothing answers at")])
 async def test_an_address_where_no_cluster_is(address: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as mistake:

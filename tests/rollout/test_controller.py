@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from rollyard.errors import EngineLost
 from rollyard.events import Abort
 from rollyard.rollout.controller import Controller
-from rollyard.types import RequestId
+from rollyard.types import Request, RequestId, Sampling
 from rollyard.watch.timeline import Timeline
 
 
@@ -26,3 +28,14 @@ async def test_an_engine_that_dies_while_it_cuts_a_request_does_not_break_the_ru
     await asyncio.sleep(0.01)
     await controller.close()
     assert not broken
+
+
+async def test_an_engine_that_is_gone_is_a_lost_one_to_whoever_asks_it():
+    """What is proved of one engine may still be under way when that is closed."""
+    engines = {"a": Gone()}
+    controller = Controller(engines, None, None, lambda ids, finish: "", lambda event: None, lambda error: None, Timeline())
+    controller.listen()
+    controller.leave("a")
+    del engines["a"]
+    with pytest.raises(EngineLost, match="no engine is left"):
+        await controller.complete([Request(RequestId(-1, 0), (1,), Sampling(1), seed=0)], ("a",))
