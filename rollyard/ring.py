@@ -39,6 +39,7 @@ from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExc
 from rollyard.evaluate import Evaluator
 from rollyard.exchange.agreed import agreed
 from rollyard.exchange.generation import Generation
+from rollyard.exchange.waiting import GivenUp
 from rollyard.fleet import Fleet
 from rollyard.journal.folder import RunFolder, keep_newest
 from rollyard.learner import TrainerLearner
@@ -244,6 +245,8 @@ class Ring:
 
     def _happen(self, event: ev.Event) -> None:
         assert self.conductor is not None
+        if isinstance(event, ev.StopRequested) and self._exchange is not None:
+            self._exchange.stop(event.cause)
         instructions = self.conductor.step(event, asyncio.get_running_loop().time())
         self._recorder.record((event, *instructions))
         self._controller.carry_out(instructions)
@@ -286,7 +289,11 @@ class Ring:
     async def _train(self, instruction: ev.Train) -> None:
         groups, learner = instruction.groups, self._learners[instruction.half]
         with self._timeline.phase(Phase.TRAIN):
-            stats = await learner.learn(instruction.step, groups)
+            try:
+                stats = await learner.learn(instruction.step, groups)
+            except GivenUp as stopped:
+                self._inbox.put_nowait(ev.RunBroken(str(stopped), failed=False))
+                return
         self._trained, self._learned = (groups, stats), instruction.half
         self._inbox.put_nowait(ev.BatchTrained(learner.version))
 

@@ -98,6 +98,10 @@ class Generation:
         """What is waited for, in words; empty when that is not long ago."""
         return self._waiting.text
 
+    def stop(self, cause: str) -> None:
+        """Wait for no version any more: `learn` raises GivenUp. The batch stays, and is trained without this job."""
+        self._waiting.give_up(cause)
+
     async def learn(self, step: int, groups: Sequence[Group]) -> TrainStats:
         """Leave the batch, and wait for the version that was trained on it. Raises ExchangeError."""
         ids = tuple(group.id for group in groups)

@@ -15,6 +15,10 @@ POLL_S = (0.02, 0.5)  # seconds between two looks, at first and at most
 TELL_S = 5.0  # seconds after which a wait is worth a word
 
 
+class GivenUp(Exception):
+    """Nobody wants to wait any more."""
+
+
 class Waiting:
     """Looks into the folder until something is there.
 
@@ -27,9 +31,14 @@ class Waiting:
     def __init__(self, folder: Folder, job: Job, limit_s: float) -> None:
         self._folder, self._other, self._limit_s = folder, job.other, limit_s
         self.text = ""  # what is waited for, once that has gone on for a while
+        self._cause = ""
+
+    def give_up(self, cause: str) -> None:
+        """End the wait that goes on, and any that begins."""
+        self._cause = cause
 
     async def until(self, look: Callable[[], T | None], what: str) -> T:
-        """The first that `look` finds. Raises ExchangeError when it finds nothing within the limit.
+        """The first that `look` finds. Raises ExchangeError when it finds nothing within the limit, GivenUp when that is wanted.
 
         Args:
             look: called on a thread; may raise.
@@ -39,6 +48,8 @@ class Waiting:
         began, pause = clock(), POLL_S[0]
         try:
             while (found := await asyncio.to_thread(look)) is None:
+                if self._cause:
+                    raise GivenUp(self._cause)
                 waited = clock() - began
                 if waited > self._limit_s:
                     raise ExchangeError(await self._words(what, f"{self._limit_s:g} s are over"))

@@ -64,10 +64,19 @@ def folder_of(config: Config) -> RunFolder:
     return RunFolder(Path(config.run.out) if config.run.out else Path("runs") / config.run.name)
 
 
+def _check_apart(path: Path, shared: str) -> None:
+    """The run's folder may be replaced, and what two jobs share may not."""
+    own, other = path.resolve(), Path(shared).resolve()
+    if shared and (own == other or own in other.parents or other in own.parents):
+        problem = f"{shared} and the run's own folder {path} lie in each other"
+        raise ConfigError(problem, where="exchange.folder", remedy="give a folder beside it")
+
+
 def check_folder(config: Config) -> None:
     """Raises ConfigError when the folder cannot be made: it exists and may not be replaced, or is no run's folder."""
     folder = folder_of(config)
     path = folder.path
+    _check_apart(path, config.exchange.folder)
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file", where="run.out", remedy="give another folder")
     if not path.is_dir() or not any(path.iterdir()) or goes_on(config):

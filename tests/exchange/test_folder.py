@@ -19,6 +19,7 @@ from rollyard.exchange.agreed import agree, agreed
 from rollyard.exchange.folder import Folder, Job
 from rollyard.exchange.generation import Generation
 from rollyard.exchange.waiting import Waiting, coarse
+from rollyard.journal.folder import check_folder
 from rollyard.layers import resolve
 from rollyard.model.architecture import Architecture
 from rollyard.types import (
@@ -234,3 +235,12 @@ async def test_a_training_job_that_ended_sooner_is_not_waited_for(folder: Folder
     with pytest.raises(ExchangeError, match=r"has ended with version 0: its run\.steps is less"):
         await asyncio.wait_for(generation.learn(0, [group(1)]), 5)
     await generation.close(Finish("broken", failed=True))
+
+
+@pytest.mark.parametrize(("out", "shared"), [("run", "run"), ("run", "run/shared"), ("both/run", "both")])
+def test_a_run_that_may_replace_what_is_shared_is_refused(tmp_path: Path, out: str, shared: str) -> None:
+    config_ = config(
+        **{"place.placement": "separate", "run.out": str(tmp_path / out), "exchange.folder": f"{tmp_path}/./{shared}"}
+    )
+    with pytest.raises(ConfigError, match="lie in each other"):
+        check_folder(config_)

@@ -11,10 +11,14 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+import rollyard
 from rollyard.bench import virtual
 from rollyard.events import Rollover
-from rollyard.exchange.folder import Folder
-from tests.exchange.lives import Reaper, config, generate, train
+from rollyard.exchange.agreed import agree
+from rollyard.exchange.folder import Folder, Job
+from rollyard.exchange.waiting import Waiting
+from rollyard.watch.report import Finished
+from tests.exchange.lives import AGREED, Reaper, config, generate, stations, train
 
 STEPS = 5
 
@@ -61,3 +65,21 @@ async def both(scratch, staleness, rollover, generation, training, reaper) -> No
     if staleness == 0:
         assert sorted(trained) == list(range(2 * STEPS)), "no prompt was lost"
     assert shared.groups().isdisjoint(trained[: 2 * (STEPS - 1)])
+
+
+async def test_a_stop_does_not_wait_for_the_other_job(tmp_path: Path) -> None:
+    """The batch stays, to be trained without this job; nothing says that the run is done."""
+    config_, shared = config(tmp_path, 4, 0, Rollover.DRAIN), Folder(tmp_path / "shared")
+    shared.make()
+    agree(shared, Job.TRAINING, AGREED)
+    shared.draft(0).mkdir()
+    shared.commit_weights(0, None)
+    run = rollyard.Run(config_, stations=lambda: stations(config_, set(), set()))
+    steps = run.steps()
+    going = asyncio.ensure_future(anext(steps, None))
+    await Waiting(shared, Job.GENERATION, 10).until(lambda: shared.batch(0), "a batch")
+    run.stop("enough")
+    assert await asyncio.wait_for(going, 10) is None
+    await steps.aclose()
+    assert run.report is not None and run.report.finished == Finished("enough", failed=False)
+    assert shared.done() is None and shared.batch(0) is not None and not shared.seats[Job.GENERATION].look()[0]
