@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from urllib.parse import urlsplit
 
-from rollyard.config import LEAST_TEMPERATURE, Config, EngineConfig, LoraConfig, PlaceConfig, RolloutConfig, WarmupConfig
+from rollyard.config import (
+    LEAST_TEMPERATURE,
+    Config,
+    EngineConfig,
+    ExchangeConfig,
+    LoraConfig,
+    PlaceConfig,
+    RolloutConfig,
+    WarmupConfig,
+)
 from rollyard.errors import ConfigError
 
 
@@ -58,6 +67,9 @@ def _check_staleness(config: Config) -> None:
     if limit != 1 and placement == "swap":
         problem = f"one half generates the next batch while the other trains: a rollout lags by 1 version, not {limit}"
         raise ConfigError(problem, where="rollout.max_staleness", remedy="use 1 with placement swap")
+    if rollout.moves and (placement == "swap" or (placement == "colocated" and config.place.train == 1)):
+        problem = f"with placement {placement} one engine generates, and there is no other to move to"
+        raise ConfigError(problem, where="rollout.moves", remedy="use 0, or placement separate or async")
     _check_oversample(rollout, placement)
 
 
@@ -95,8 +107,8 @@ def _check_place(config: Config) -> None:
     if place.ray_address and place.runtime != "ray":
         problem = "a Ray cluster is named, and the run does not use Ray"
         raise ConfigError(problem, where="place.ray_address", remedy="add --place.runtime ray")
-    if place.nodes == "spread" and place.runtime != "ray":
-        problem = "hosts are to lie on several nodes, and the run does not use Ray"
+    if place.nodes != "auto" and place.runtime != "ray":
+        problem = "how hosts lie on nodes is for a cluster, and the run does not use Ray"
         raise ConfigError(problem, where="place.nodes", remedy="add --place.runtime ray and --place.ray_address, or use auto")
     if place.nodes == "spread" and config.weights.transport == "shared_memory":
         problem = "weights that go through the memory of one node do not reach others"
@@ -267,6 +279,9 @@ def _check_exchange(config: Config) -> None:
     """Generation and training in two jobs."""
     place, weights, train = config.place, config.weights, config.train
     if not config.exchange.folder:
+        if config.exchange != ExchangeConfig():
+            problem = "there is no other job to wait for"
+            raise ConfigError(problem, where="exchange.limit_s", remedy="name the folder that both share, or leave it out")
         return
     if not place.apart:
         problem = f"two jobs share no device, and with placement {place.placement} generation and training do"

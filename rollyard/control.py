@@ -84,8 +84,8 @@ def ask(folder: Path, order: Order) -> Answer:
             with line.makefile("rb") as said:
                 told = ANSWER.validate_json(said.readline(LINE))
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
-            remedy = "give the folder of a run that is going on, such as runs/NAME"
-            raise ConfigError("no run is going on there", where=str(folder), remedy=remedy) from None
+            remedy = "give the folder of a run that is past its start, such as runs/NAME"
+            raise ConfigError("no run is going on there, or it is still starting", where=str(folder), remedy=remedy) from None
         except TimeoutError:
             problem = f"the run did not answer within {ANSWER_S:g} s"
             remedy = "ask again: it answers while it goes on, not while a program that iterates over it does other work"

@@ -92,7 +92,7 @@ class Fleet:
             if engine not in staying:
                 state = dict(self.states()).get(engine)
                 problem = f"{engine} is {state}" if state else f"this run has no engine {engine}"
-                remedy = f"one of: {', '.join(staying)}" if staying else "wait until the run has started"
+                remedy = f"one of: {', '.join(staying)}" if staying else "wait until an engine is up"
                 raise ConfigError(problem, where="engine", remedy=remedy)
             if len(staying) == 1:
                 problem = f"{engine} is the last engine, and without one nothing is generated"

@@ -98,6 +98,9 @@ def test_text_values_are_converted():
         (SHARED | {"weights.what": "lora"}, "weights.what", "no adapters"),
         (SHARED | SHARDED, "train.shard", "leave it out with exchange.folder"),
         (SHARED | {"exchange.limit_s": 0}, "exchange.limit_s (command line)", "greater than 0"),
+        (TASK | {"place.nodes": "one"}, "place.nodes", "add --place.runtime ray"),
+        (TASK | {"exchange.limit_s": 5}, "exchange.limit_s", "name the folder that both share"),
+        (TASK | {"rollout.moves": 1}, "rollout.moves", "placement separate or async"),
         (TASK | {"warmup.heads": 3}, "warmup.width", "multiple of 6"),
         (TASK | {"weights.delta": True}, "weights.delta", "nothing travels"),
         (

@@ -109,8 +109,7 @@ async def test_each_tensor_that_stays_behind_is_caught_and_named(tmp_path: Path,
             await driven.sync(WeightVersion(0))
 
 
-@pytest.mark.parametrize("rollover", ["drain", "abort", "keep"])
-def test_a_run(tmp_path: Path, rollover: str) -> None:
+def test_a_run(tmp_path: Path) -> None:
     """Whole and asynchronous: the adapter alone travels, and every token says which version of it wrote it."""
     folder = model_folder(tmp_path)
     options = {
@@ -123,7 +122,7 @@ def test_a_run(tmp_path: Path, rollover: str) -> None:
         "rollout.max_tokens": 48,
         "rollout.max_staleness": 1,
         "train.lr": 1e-2,
-        "weights.rollover": rollover,
+        "weights.rollover": "keep",
         "place.placement": "async",
         "place.device": "cpu",
         "place.threads": 1,
