@@ -60,7 +60,10 @@ class BroadcastPublisher:
 
         An offer that still goes, if only because nobody waits for it any more, ends first: it has the buffer and the group.
         """
+        parted = self._parted  # not if that is heard later: a line that is broken says so at once, a new group would wait
         await self._still()
+        if parted:
+            self._leave()
         loop, ready = asyncio.get_running_loop(), Ready()
         offered: asyncio.Future[Manifest] = loop.create_future()
         base = self._bases.of(self._holds, version, engines)
@@ -83,7 +86,7 @@ class BroadcastPublisher:
         The group is a new one: that an engine left the old one shows only where something is still to be sent.
         """
         await self._still()
-        self._parted = True
+        self._leave()
         offered, self._unchanged = once_more(self._holds), None
         return self._send_to(tuple(engines), offered, Ready([None] * len(self._buckets)))
 
@@ -162,10 +165,9 @@ class BroadcastPublisher:
         copying: asyncio.Future[None] | None = None,
     ) -> Manifest:
         """Begin to send: behind the copy, or all of the buffer when none is made."""
-        if self._group is None or self._group.members != members or self._parted:
+        if self._group is None or self._group.members != members:
             self._leave()
             self._groups += 1
-            self._parted = False
         self._offers += 1
         send = self._device.spans.timed(Activity.SYNC, self._send, "deliver")
         sending = on_thread(send, manifest, members, ready)
@@ -191,7 +193,7 @@ class BroadcastPublisher:
     def _leave(self) -> None:
         if self._group is not None:
             self._group.close()
-        self._group = None
+        self._group, self._parted = None, False
 
 
 def _trailed(each: Iterable[tuple[str, Tensor]], found: Sequence[int]) -> Iterator[tuple[str, Tensor]]:

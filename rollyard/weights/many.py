@@ -38,6 +38,7 @@ class Offers:
         self._last: dict[Publisher, WeightVersion] = {}
         self._manifests: dict[EngineId, Manifest] = {}
         self._offering: tuple[Publisher, ...] = ()
+        self._lost: set[EngineId] = set()  # since the last offer was begun
 
     def serve(self, engine: EngineId, publisher: Publisher) -> None:
         """From now on also this engine."""
@@ -50,6 +51,7 @@ class Offers:
             again: a publisher that offered this very version last offers the same bytes again.
         """
         served = _by(self._publishers, engines)
+        self._lost.clear()
         self._offering = tuple(served)
         repeated = {publisher for publisher in served if again and self._last.get(publisher) == version}
         manifests = await _all(self._one(publisher, version, own, publisher in repeated) for publisher, own in served.items())
@@ -68,10 +70,12 @@ class Offers:
         self._publishers[engine].taken(engine, version)
 
     def lost(self, engine: EngineId) -> None:
+        self._lost.add(engine)
         self._manifests.pop(engine, None)
         self._publishers[engine].lost(engine)
 
     async def _one(self, publisher: Publisher, version: WeightVersion, engines: Sequence[EngineId], again: bool) -> Manifest:
+        engines = [engine for engine in engines if engine not in self._lost] or engines  # lost since they were named
         if again:  # should it fail, it is asked for again: what the trainer has now may be another version
             manifest = await publisher.again(engines)
         else:
