@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 from rollyard import hosts, worker
 from rollyard.config import Config, EngineConfig
@@ -10,7 +11,7 @@ from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
 from rollyard.engine.vllm import arguments as vllm
 from rollyard.errors import ConfigError
-from rollyard.exchange.folder import Job
+from rollyard.exchange.folder import Job, check_place
 from rollyard.journal.folder import check_folder
 from rollyard.model.architecture import Architecture
 from rollyard.place.layout import layout
@@ -21,13 +22,15 @@ from rollyard.weights.shares import check_divides
 
 
 def check(config: Config, architecture: Architecture, reward: RewardFunction | None = None) -> None:
-    """Look at all that the config names. Raises ConfigError; nothing is loaded or written.
+    """Look at all that the config names. Raises ConfigError; nothing is loaded, and nothing stays written.
 
     Args:
         architecture: of the policy.
         reward: a function given directly, instead of `reward.function`.
     """
     check_folder(config)
+    if config.exchange.folder:
+        check_place(Path(config.exchange.folder))
     check_capabilities(config)
     check_options(config)
     layout(worker.roles_of(config, worker.job_of(config)), worker.devices_there(config))
@@ -53,6 +56,7 @@ def check_training(config: Config, architecture: Architecture) -> None:
     if not config.exchange.folder:
         problem = "a training job shares a folder with the job that generates, and none is named"
         raise ConfigError(problem, where="exchange.folder", remedy="give --exchange.folder DIR to both, or use `rollyard run`")
+    check_place(Path(config.exchange.folder))
     layout(worker.roles_of(config, Job.TRAINING), worker.devices_there(config))
     check_window(config, architecture)
 

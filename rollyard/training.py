@@ -26,6 +26,7 @@ from rollyard.errors import ExchangeError
 from rollyard.exchange.agreed import agree, agreed
 from rollyard.exchange.folder import Folder, Job
 from rollyard.exchange.waiting import Waiting
+from rollyard.exchange.whole import check_whole
 from rollyard.learner import TrainerLearner
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
@@ -51,7 +52,7 @@ class Training:
 
     Raises:
         ConfigError: at once, or before the first step, when the config cannot work, or the folder belongs to another one.
-        ExchangeError: while iterating, when the generation job did not leave a batch in time.
+        ExchangeError: while iterating, when the generation job did not leave a batch in time, or what lies there is damaged.
         TrainError, CheckpointError: while iterating. The versions that are there are untouched.
     """
 
@@ -93,10 +94,10 @@ class Training:
             cause = self._cause
         except Exception as error:
             cause = str(error)
-            raise
+            raise  # who called tells it
         finally:
             seat.leave(cause)
-            self._tell(f"training ends at version {folder.newest()}: {cause}")
+        self._tell(f"training ends at version {folder.newest()}: {cause}")
 
     # ---------------------------------------------------------------------------------------------- the start
 
@@ -104,6 +105,8 @@ class Training:
         """Trainers with the newest version that is whole, which is the base policy where there is none."""
         config, device, newest = self._config, DeviceThread(), self._folder.newest()
         built.callback(device.close)
+        if newest is not None:
+            await asyncio.to_thread(check_whole, self._folder.weights(newest))
         model = await self._base_policy(device) if newest is None else self._folder.weights(newest)
         trainers = await self._trainers(model, device, built, resume=newest is not None)
         built.push_async_callback(trainers.trainer.close)
@@ -137,7 +140,7 @@ class Training:
     # --------------------------------------------------------------------------------------------- the circle
 
     async def _learn(self, trainers: Trainers) -> AsyncGenerator[TrainStats]:
-        learner = TrainerLearner(self._config, trainers.trainer, trainers.ranks)
+        learner, keep = TrainerLearner(self._config, trainers.trainer, trainers.ranks), self._config.checkpoint.keep
         while (step := learner.version.step) < self._config.run.steps:
             self._not_stopped("")
             groups = await self._unless_stopped(self._waiting.until(partial(self._left, step), f"batch {step}"))
@@ -145,7 +148,7 @@ class Training:
                 return
             stats = await learner.learn(step, groups)
             await self._write(trainers, stats)
-            await asyncio.to_thread(self._folder.prune, self._config.checkpoint.keep, self._begun, (step,))
+            await asyncio.to_thread(self._folder.prune, keep, self._begun, (step + 1 - keep,))
             self._tell(f"version {stats.step}  loss {stats.loss:.4g}  {stats.tokens:,} tokens  {len(groups)} groups")
             yield stats
         await asyncio.to_thread(self._folder.write_done, step, "all steps are done")

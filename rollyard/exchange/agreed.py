@@ -8,17 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from rollyard.config import Config
 from rollyard.errors import ConfigError
-from rollyard.exchange.files import write_whole
+from rollyard.exchange.files import read_whole, write_whole
 from rollyard.exchange.folder import Folder, Job
 from rollyard.model.architecture import Architecture
 
-FORMAT = 1
+FORMAT = 2
 SAMPLING = ("group_size", "groups_per_step", "max_tokens", "temperature", "top_p", "top_k", "stop", "ignore_eos")
 PROMPTS = ("field", "held_out", "shuffle", "epochs", "chat")
 
 Agreed = dict[str, Any]  # what JSON can hold, by the option that it comes from
+AGREED = TypeAdapter(Agreed)
 
 
 def agreed(config: Config, architecture: Architecture, job: Job) -> Agreed:
@@ -40,7 +43,8 @@ def agreed(config: Config, architecture: Architecture, job: Job) -> Agreed:
 
 
 def agree(folder: Folder, job: Job, own: Agreed) -> None:
-    """Leave `own` for others, unless it is there. Raises ConfigError for the first option in which the folder differs.
+    """Leave `own` for others, unless it is there. Raises ConfigError for the first option in which the folder differs,
+    ExchangeError for a file that is damaged.
 
     Called by who holds the job's seat. Both jobs may do it at the same time: each writes first and then reads the other's.
     """
@@ -56,12 +60,12 @@ def agree(folder: Folder, job: Job, own: Agreed) -> None:
 
 
 def compare(folder: Folder, job: Job, own: Agreed) -> None:
-    """With what either job has left. Raises ConfigError."""
+    """With what either job has left. Raises ConfigError, and ExchangeError for what cannot be read."""
     for other in (job, job.other):
         path = folder.path / "agreed" / f"{other}.json"
         if not path.exists():
             continue
-        theirs: Agreed = json.loads(path.read_text(encoding="utf-8"))
+        theirs = read_whole(path, AGREED)
         names = own.keys() | theirs.keys() if other is job else own.keys() & theirs.keys()
         for name in sorted(names):
             if own.get(name) != theirs.get(name):

@@ -3,57 +3,88 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 import shutil
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from rollyard.errors import ConfigError, ExchangeError
 
 GRACE_S = 1.0  # seconds: somebody who looks whether a seat is taken holds it for a moment
 DRAFT = "."  # what begins with it is not there yet, or not any more
+LEFT = re.compile(r"\.?\.\d+(\.json)?\.(draft|old)(\.draft-\d+)?")  # what a writer that was killed leaves; nothing else is ours
+
+T = TypeVar("T")
+
+
+@contextmanager
+def saying(problem: str) -> Iterator[None]:
+    """An OSError is told as an ExchangeError."""
+    try:
+        yield
+    except OSError as error:
+        raise ExchangeError(f"{problem}: {error.strerror or error}") from error
+
+
+def read_whole(path: Path, kind: TypeAdapter[T]) -> T:
+    """What a JSON file holds. Raises ExchangeError, in one line, for one that is not there, broken, or of another kind."""
+    try:
+        return kind.validate_python(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise ExchangeError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ExchangeError(f"{path} does not hold what belongs there: {where}{': ' * bool(where)}{first['msg']}") from error
+    except (ValueError, RecursionError) as error:
+        raise ExchangeError(f"{path} is damaged: {error}") from error
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file: under another name, to the disk, then renamed. Raises ExchangeError."""
     draft = path.with_name(f"{DRAFT}{path.name}.draft")
-    try:
+    with saying(f"{path} cannot be written"):
         with draft.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
         sync(path.parent)
-    except OSError as error:
-        raise ExchangeError(f"{path} cannot be written: {error}") from error
 
 
 def commit_folder(draft: Path, target: Path) -> None:
     """`draft`, with all that was put into it, becomes `target`. Raises ExchangeError when it cannot, or that is there."""
-    try:
+    with saying(f"{target} cannot be written"):
         for path in (*draft.rglob("*"), draft):
             sync(path)
         draft.rename(target)
         sync(target.parent)
-    except OSError as error:
-        raise ExchangeError(f"{target} cannot be written: {error}") from error
 
 
 def remove_folder(folder: Path) -> None:
-    """At once for readers; what it holds is deleted after that."""
+    """At once for readers; what it holds is deleted after that. Raises ExchangeError."""
     away = folder.with_name(f"{DRAFT}{folder.name}.old")
-    folder.rename(away)
+    with saying(f"{folder} cannot be deleted"):
+        folder.rename(away)
     shutil.rmtree(away, ignore_errors=True)  # what is left goes with the drafts
 
 
 def clear_drafts(folder: Path) -> None:
-    """Delete what a writer that was killed left behind. Only for who may write there."""
-    for left in folder.glob(f"{DRAFT}*"):
-        if left.is_dir():
-            shutil.rmtree(left)
-        else:
-            left.unlink()
+    """Delete what a writer that was killed left behind. Only for who may write there. Raises ExchangeError."""
+    for left in [path for path in folder.iterdir() if LEFT.fullmatch(path.name)]:
+        with saying(f"{left} cannot be deleted"):
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
 
 
 def sync(path: Path) -> None:
@@ -77,21 +108,28 @@ class Seat:
         self._handle: int | None = None
 
     def take(self, job: str) -> None:
-        """Raises ConfigError when somebody else has it.
+        """Raises ConfigError when somebody else has it, ExchangeError when nobody can.
 
         Args:
             job: for the message, such as "generation".
         """
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        with saying(f"{self._path} cannot be held"):
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                self._lock(handle, job)
+            except BaseException:
+                os.close(handle)
+                raise
+            self._handle = handle
+            self._say(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+
+    def _lock(self, handle: int, job: str) -> None:
         until = time.monotonic() + GRACE_S
         while not _locked(handle, fcntl.LOCK_EX):
             if time.monotonic() > until:
-                os.close(handle)
                 problem = f"a {job} job holds it already: {self._said()}"
                 raise ConfigError(problem, where="exchange.folder", remedy="end that one first, or give another folder")
             time.sleep(GRACE_S / 20)
-        self._handle = handle
-        self._say(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
 
     def leave(self, cause: str) -> None:
         """Let others have it, and say why. Harmless when it is not held."""

@@ -7,8 +7,9 @@
     dropped/ID.json          a prompt that left without being trained, and why                      generation
     batches/STEP.json        the groups of the batch that trains version STEP, in order             generation
     offered.json             the version that engines may be reading                                generation
-    weights/VERSION/         a Hugging Face folder; beside it the trainer's state, what was trained
-                             (stats.json), and what the trainer computes with it                    training
+    weights/VERSION/         a Hugging Face folder; beside it the trainer's state, what the trainer
+                             computes with it, and at last what all that is (whole.json)            training
+    stats/VERSION.json       what training it came to; this stays                                   training
     done.json                nothing more will be trained                                           both
 
 What begins with a dot is not whole yet, or being deleted. Everything else is whole, and never changes.
@@ -17,23 +18,40 @@ What begins with a dot is not whole yet, or being deleted. Everything else is wh
 from __future__ import annotations
 
 import json
-import re
+import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
-from rollyard.errors import ExchangeError
-from rollyard.exchange.files import Seat, clear_drafts, commit_folder, remove_folder, write_whole
+from rollyard.errors import ConfigError
+from rollyard.exchange.files import Seat, clear_drafts, commit_folder, read_whole, remove_folder, saying, write_whole
+from rollyard.exchange.whole import is_whole, seal
 from rollyard.types import DropReason, Group, TrainStats
 
-NAME = re.compile(r"\d{6,}")
-STATS = "stats.json"
+AGREED, WHERE = "agreed", "exchange.folder"
+DIGITS = 6  # of a step in a name, at least
 # A record alone would not listen to the config: it goes as a tuple of one.
 GROUP = TypeAdapter(tuple[Group], config=ConfigDict(ser_json_inf_nan="constants"))
 TRAINED = TypeAdapter(tuple[TrainStats], config=ConfigDict(ser_json_inf_nan="constants"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    step: int
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    version: int
+
+
+BATCH, VERSION = TypeAdapter(_Batch), TypeAdapter(_Version)
 
 
 class Job(StrEnum):
@@ -47,7 +65,7 @@ class Job(StrEnum):
         return Job.TRAINING if self is Job.GENERATION else Job.GENERATION
 
 
-WRITES = {Job.GENERATION: ("groups", "dropped", "batches"), Job.TRAINING: ("weights",)}
+WRITES = {Job.GENERATION: ("groups", "dropped", "batches"), Job.TRAINING: ("weights", "stats")}
 
 
 class Folder:
@@ -62,12 +80,11 @@ class Folder:
         self.seats = {job: Seat(path / f"{job}.lock") for job in Job}
 
     def make(self) -> None:
-        """Make the parts of it that are not there."""
-        try:
-            for part in ("agreed", *(part for parts in WRITES.values() for part in parts)):
+        """Make the parts of it that are not there. Raises ConfigError for a folder that is somebody else's."""
+        with saying(f"{self.path} cannot be used"):
+            refuse_foreign(self.path)
+            for part in (AGREED, *(part for parts in WRITES.values() for part in parts)):
                 (self.path / part).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ExchangeError(f"{self.path} cannot be used: {error}") from error
 
     def clear(self, job: Job) -> None:
         """Delete what this job had begun to write when it was killed."""
@@ -80,7 +97,7 @@ class Folder:
         write_whole(self._group(group.id), _packed(GROUP.dump_python((group,), mode="json")))
 
     def group(self, id_: int) -> Group:
-        return GROUP.validate_python(_unpacked(self._group(id_)))[0]
+        return read_whole(self._group(id_), GROUP)[0]
 
     def groups(self) -> set[int]:
         """Ids of the finished groups that are there."""
@@ -102,11 +119,11 @@ class Folder:
     def batch(self, step: int) -> tuple[int, ...] | None:
         """Ids of the groups that train version `step`, in order; None when it was not taken yet."""
         path = self._batch(step)
-        return tuple(_unpacked(path)["groups"]) if path.exists() else None
+        return read_whole(path, BATCH).groups if path.exists() else None
 
     def batches(self) -> dict[int, tuple[int, ...]]:
         """All of them, by the version that each trains."""
-        return {step: tuple(_unpacked(self._batch(step))["groups"]) for step in sorted(self._ids("batches"))}
+        return {step: read_whole(self._batch(step), BATCH).groups for step in sorted(self._ids("batches", DIGITS))}
 
     def write_offered(self, step: int) -> None:
         """From now on engines may read this version, and no other."""
@@ -114,37 +131,40 @@ class Folder:
 
     def offered(self) -> int | None:
         path = self.path / "offered.json"
-        return int(_unpacked(path)["version"]) if path.exists() else None
+        return read_whole(path, VERSION).version if path.exists() else None
 
     # ----------------------------------------------------------------------------------------------- training
 
     def weights(self, step: int) -> Path:
         """Where a version is, once it is whole."""
-        return self.path / "weights" / f"{step:06d}"
+        return self.path / "weights" / f"{step:0{DIGITS}d}"
 
     def draft(self, step: int) -> Path:
         """Where a version is put together."""
-        return self.path / "weights" / f".{step:06d}.draft"
+        return self.path / "weights" / f".{step:0{DIGITS}d}.draft"
 
     def commit_weights(self, step: int, stats: TrainStats | None) -> None:
         """What lies in the draft is the version, and this is what training it came to."""
         if stats is not None:
-            write_whole(self.draft(step) / STATS, _packed(TRAINED.dump_python((stats,), mode="json")))
+            write_whole(self._stats(step), _packed(TRAINED.dump_python((stats,), mode="json")))
+        seal(self.draft(step))
         commit_folder(self.draft(step), self.weights(step))
 
     def stats(self, step: int) -> TrainStats:
         """What training version `step - 1` into `step` came to."""
-        return TRAINED.validate_python(_unpacked(self.weights(step) / STATS))[0]
+        return read_whole(self._stats(step), TRAINED)[0]
 
     def versions(self) -> list[int]:
         """Versions that are whole, oldest first."""
-        return sorted(int(path.name) for path in (self.path / "weights").iterdir() if NAME.fullmatch(path.name))
+        with saying(f"{self.path} cannot be read"):
+            found = [(_number(path.name, DIGITS), path) for path in (self.path / "weights").iterdir()]
+            return sorted(step for step, path in found if step is not None and is_whole(path))
 
     def newest(self) -> int | None:
         return max(self.versions(), default=None)
 
     def prune(self, keep: int, begun: int, trained: Iterable[int] | None = None) -> None:
-        """Delete all but the newest `keep` versions, the one on offer, and groups that the newest has learnt from.
+        """Delete all but the newest `keep` versions, the one on offer, and groups that all those have learnt from.
 
         Args:
             begun: the version that the training job began with stays too: it takes configuration and tokenizer from there.
@@ -154,8 +174,8 @@ class Folder:
         for step in versions[:-keep]:
             if step not in (offered, begun):
                 remove_folder(self.weights(step))
-        for step in (self._ids("batches") if trained is None else trained) if groups else ():
-            if step < versions[-1]:
+        for step in (self._ids("batches", DIGITS) if trained is None else trained) if groups else ():
+            if step < versions[-keep:][0]:  # should a newer one be lost, training goes on from there
                 for id_ in groups.intersection(self.batch(step) or ()):
                     self.remove_group(id_)
 
@@ -168,7 +188,7 @@ class Folder:
     def done(self) -> int | None:
         """The last version there will be; None while that is open."""
         path = self.path / "done.json"
-        return int(_unpacked(path)["version"]) if path.exists() else None
+        return read_whole(path, VERSION).version if path.exists() else None
 
     def go_on(self) -> None:
         """More is to be trained after all."""
@@ -178,18 +198,48 @@ class Folder:
         return self.path / "groups" / f"{id_}.json"
 
     def _batch(self, step: int) -> Path:
-        return self.path / "batches" / f"{step:06d}.json"
+        return self.path / "batches" / f"{step:0{DIGITS}d}.json"
 
-    def _ids(self, part: str) -> Iterator[int]:
-        return (int(path.stem) for path in (self.path / part).glob("[0-9]*.json"))
+    def _stats(self, step: int) -> Path:
+        return self.path / "stats" / f"{step:0{DIGITS}d}.json"
+
+    def _ids(self, part: str, digits: int = 1) -> Iterator[int]:
+        """Of files that have exactly the name that is written here; others are left alone."""
+        with saying(f"{self.path / part} cannot be read"):
+            names = [path.stem for path in (self.path / part).iterdir() if path.suffix == ".json"]
+        return (id_ for id_ in (_number(name, digits) for name in names) if id_ is not None)
+
+
+def check_place(path: Path) -> None:
+    """Raises ConfigError when no exchange can be there: somebody else's folder, or one that cannot be made. Leaves nothing."""
+    try:
+        there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+        if not there.is_dir():
+            raise ConfigError(f"{there} is no folder", where=WHERE, remedy="give another folder")
+        if there != path.absolute():
+            TemporaryDirectory(dir=there).cleanup()
+        elif not os.access(path, os.W_OK | os.X_OK):
+            raise ConfigError(f"{path} cannot be written", where=WHERE, remedy="give a folder that can be written")
+        refuse_foreign(path)
+    except OSError as error:
+        problem = f"{path} cannot be made: {error.strerror or error}"
+        raise ConfigError(problem, where=WHERE, remedy="give a folder that can be written") from error
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises ConfigError for a folder that is not empty, and no exchange's."""
+    if not path.is_dir() or not any(path.iterdir()):
+        return
+    if not (path / AGREED).is_dir():  # of all that is made there the first
+        problem = f"{path} holds something else than an exchange (no {AGREED}/ in it)"
+        raise ConfigError(problem, where=WHERE, remedy="give an empty folder, or one that is not there yet")
+
+
+def _number(name: str, digits: int) -> int | None:
+    """What a name says, if it is written as here."""
+    number = int(name) if name.isascii() and name.isdecimal() else None
+    return number if number is not None and name == f"{number:0{digits}d}" else None
 
 
 def _packed(record: Any) -> bytes:
     return json.dumps(record).encode()  # ASCII: also what is no whole character has a place in it
-
-
-def _unpacked(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ExchangeError(f"{path} cannot be read: {error}") from error

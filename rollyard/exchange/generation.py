@@ -12,6 +12,7 @@ from rollyard.events import Drop, Finish, GroupsRecovered, Instruction, Keep
 from rollyard.exchange.agreed import Agreed, agree
 from rollyard.exchange.folder import Folder, Job
 from rollyard.exchange.waiting import Waiting
+from rollyard.exchange.whole import check_whole
 from rollyard.types import DropReason, Group, TrainStats, WeightVersion
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Generation:
         Args:
             steps: that there will be; more than there were to be before means that the run goes on.
         """
-        step, pending = await self._waiting.until(self._newest, "the first version")
+        step, pending = await self._waiting.until(self._newest, f"version {max(self._batches, default=0)}")
         self._version = WeightVersion(step)
         done = await self._do(self.folder.done)
         if done is not None and step < steps:
@@ -76,10 +77,11 @@ class Generation:
     def _newest(self) -> tuple[int, tuple[Group, ...]] | None:
         """The newest version, and the batch that was left for it; held, so that it is not deleted meanwhile."""
         step = self.folder.newest()
-        if step is None:
+        if step is None or step < max(self._batches, default=0):  # there was one; who lost it trains it again
             return None
         self.folder.write_offered(step)
         try:
+            check_whole(self.folder.weights(step))
             pending = tuple(self.folder.group(id_) for id_ in self._batches.get(step, ()))
         except ExchangeError:
             if self.folder.newest() == step:

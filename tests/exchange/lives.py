@@ -20,7 +20,8 @@ from rollyard.bench.theory import Work
 from rollyard.config import Config, ExchangeConfig, RunConfig
 from rollyard.engine.fake import FakeEngine, Script
 from rollyard.events import Rollover
-from rollyard.exchange import files, folder
+from rollyard.exchange import files, folder, whole
+from rollyard.exchange.agreed import FORMAT
 from rollyard.exchange.generation import Generation
 from rollyard.place.inline import DeviceThread
 from rollyard.prompts.source import Without
@@ -30,7 +31,7 @@ from rollyard.training import Training
 from rollyard.types import Request, TrainBatch, TrainStats, WeightVersion
 
 JOB: ContextVar[str] = ContextVar("JOB")
-AGREED = {"format": 1}
+AGREED = {"format": FORMAT}
 
 
 class Killed(Exception):
@@ -46,6 +47,7 @@ class Reaper:
         self._working = Lock()  # one thing at a time: when a job is dead, nothing of it goes on
         for name in ("write_whole", "commit_folder", "remove_folder"):
             monkeypatch.setattr(folder, name, self._mortal(getattr(files, name), name))
+        monkeypatch.setattr(whole, "write_whole", folder.write_whole)
 
     def tick(self, job: str) -> None:
         if job in self.dead:

@@ -123,6 +123,7 @@ def test_each_killed_once_and_the_same_comes_out(jobs: Callable[[str], Jobs]) ->
     assert [step for step, _, _ in expected] == list(range(1, STEPS + 1))
     missing = set(expected) - set(cut.losses())  # a step that was trained while nobody was there to hear of it
     assert set(cut.losses()) <= set(expected) and len(missing) <= 1
+    assert [cut.shared.stats(step).loss for step, _, _ in expected] == [loss for _, loss, _ in expected], "that stays in stats/"
     for name in ("model.safetensors", "trainer.safetensors"):
         left, right = (load_file(each.shared.weights(STEPS) / name) for each in (cut, whole))
         assert left.keys() == right.keys()

@@ -11,49 +11,18 @@ from safetensors.torch import load_file
 from rollyard.config import Config
 from rollyard.errors import ConfigError, ExchangeError
 from rollyard.exchange import files, folder
+from rollyard.exchange import whole as whole_
 from rollyard.exchange.folder import Folder, Job
 from rollyard.model.folder import WEIGHTS
 from rollyard.train.state import TENSORS
 from rollyard.train.trainer import ReferenceTrainer
 from rollyard.training import Training
-from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout, TrainStats, VersionSpan, WeightVersion
-from tests.small import config
-from tests.tiny import tiny_folder
-
-STEPS = 2
+from rollyard.types import TrainStats
+from tests.exchange.conftest import STEPS
 
 
 class Killed(Exception):
     """The process is no more."""
-
-
-def group(id_: int, version: int) -> Group:
-    span = VersionSpan(WeightVersion(version), WeightVersion(version), 3)
-    done = [Completion(id_, k, (5 + k, 6 + id_, 1), (-2.0, -2.5, -3.0), (span,), FinishReason.STOP, "x") for k in range(2)]
-    return Group(Prompt(id_, id_, (3, 4, 5), "p"), tuple(Rollout(each, Reward(float(each.member))) for each in done))
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Callable[[str], Config]:
-    """A config, and a folder of that name in which a generation job has left two batches."""
-    model = tiny_folder(tmp_path)
-
-    def make(name: str) -> Config:
-        shared = Folder(tmp_path / name)
-        shared.make()
-        for step in range(STEPS):
-            for id_ in (2 * step, 2 * step + 1):
-                shared.write_group(group(id_, step))
-            shared.write_batch(step, (2 * step, 2 * step + 1))
-        changes = {
-            "model.path": str(model),
-            "run.steps": STEPS,
-            "place.placement": "separate",
-            "exchange.folder": str(shared.path),
-        }
-        return config(tmp_path / "run", **changes, train__lr=1e-2, place__threads=1, checkpoint__keep=1)
-
-    return make
 
 
 async def trained(config_: Config) -> list[TrainStats]:
@@ -91,7 +60,7 @@ async def test_killed_wherever_it_writes(made: Callable[[str], Config], monkeypa
 
         monkeypatch.setattr(where, name, called)
 
-    for where, name in ((folder, "write_whole"), (folder, "commit_folder"), (folder, "remove_folder")):
+    for where, name in ((folder, "write_whole"), (whole_, "write_whole"), (folder, "commit_folder"), (folder, "remove_folder")):
         around(where, name)
     for where, name in ((ReferenceTrainer, "_save"), (ReferenceTrainer, "_step"), (Folder, "remove_group")):
         around(where, name)
