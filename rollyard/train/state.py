@@ -70,8 +70,12 @@ class State:
         try:
             step = int(json.loads((folder / PROGRESS).read_text(encoding="utf-8"))["step"])
             found = dict(stored([folder / TENSORS]))
-        except (OSError, ValueError, KeyError, ConfigError) as error:
-            raise TrainError(f"{folder} holds no state of a trainer: {error!r}") from error
+        except ConfigError as error:
+            raise TrainError(f"{folder} holds no state of a trainer: {error.problem}") from error
+        except OSError as error:
+            raise TrainError(f"{folder} holds no state of a trainer: {error}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise TrainError(f"{folder} holds no state of a trainer: {PROGRESS} names no step") from error
         own, parts = self._beside(), self._model.parts
         if {name: tensor.shape for name, tensor in found.items()} != {name: tuple(tensor.shape) for name, tensor in own.items()}:
             raise TrainError(f"the trainer's state in {folder} belongs to another model")

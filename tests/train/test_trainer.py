@@ -373,4 +373,10 @@ async def test_a_state_that_does_not_fit_is_refused(tmp_path):
         await ours.load_state(tmp_path / "saved")
     with pytest.raises(TrainError, match="holds no state"):
         await ours.load_state(tmp_path / "nothing")
+    (tmp_path / "saved" / "trainer.safetensors").write_bytes(b"")
+    with pytest.raises(TrainError, match=r"holds no state of a trainer: .*/trainer\.safetensors cannot be read: [^()]*$"):
+        await ours.load_state(tmp_path / "saved")
+    (tmp_path / "saved" / "trainer.json").write_text("[]")
+    with pytest.raises(TrainError, match=r"holds no state of a trainer: trainer\.json names no step$"):
+        await ours.load_state(tmp_path / "saved")
     assert ours.version == WeightVersion(0)
