@@ -40,6 +40,11 @@ def obstacle() -> str:
     if tried.returncode:
         return f"no network namespace can be made here: {tried.stderr.strip()}"
     _ip("netns", "delete", name)
+    for kind in (("bridge",), ("veth", "peer", "name", "rollyardtry1")):
+        tried = subprocess.run(["ip", "link", "add", "rollyardtry0", "type", *kind], capture_output=True, text=True, timeout=20)
+        if tried.returncode:
+            return f"no {kind[0]} can be made here: {tried.stderr.strip()}"
+        _ip("link", "delete", "rollyardtry0")
     return ""
 
 
