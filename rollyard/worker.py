@@ -289,13 +289,13 @@ def build_publisher(config: Config, policy: Policy, device: Device, scratch: Pat
     """
     from rollyard.weights.in_place import InPlace
     from rollyard.weights.part import PartPublisher
-    from rollyard.weights.source import Source
+    from rollyard.weights.source import OwnSource
 
     if not policy.model.parts.first:
-        return PartPublisher(Source.of(policy.model), device)
+        return PartPublisher(OwnSource.of(policy.model), device)
     if transport_of(config) == "in_place":
         return InPlace(policy.model)
-    return publisher_of(config, Source.of(policy.model), device, policy.folder, scratch)
+    return publisher_of(config, OwnSource.of(policy.model), device, policy.folder, scratch)
 
 
 def publisher_of(config: Config, source: Source, device: Device, origin: Path, scratch: Path) -> Publisher:
@@ -399,10 +399,10 @@ def build_handoff(config: Config, half: EngineId, policy: Policy, trainer: Refer
     from rollyard.weights.handoff import StateHandoff
     from rollyard.weights.receive import BroadcastReceiver
     from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
-    from rollyard.weights.source import Source
+    from rollyard.weights.source import OwnSource
 
     where, limit = policy.model.head_weight.device, config.weights.limit_s
-    state = Source(trainer.state, policy.model.stamp, where)
+    state = OwnSource(trainer.state, policy.model.stamp, where)
     if handoff_of(config) == "broadcast":
         sender: Publisher = BroadcastPublisher(state, device, address_of(config), limit)
         receiver: Receiver = BroadcastReceiver(half, state.infos, where, limit, buffers=1)

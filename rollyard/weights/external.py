@@ -46,8 +46,8 @@ class ExternalSource(Source):
     def __init__(
         self, external: ExternalTrainer, expected: Sequence[TensorInfo], stamp: WeightStamp, where: torch.device
     ) -> None:
-        self._external, self.stamp, self.where = external, stamp, where
-        self.infos = tuple(TensorInfo(name, tuple(shape), dtype) for name, shape, dtype in external.tensors())
+        super().__init__([TensorInfo(name, tuple(shape), dtype) for name, shape, dtype in external.tensors()], stamp, where)
+        self._external = external
         try:
             compare(self.infos, expected)
         except WeightSyncError as error:

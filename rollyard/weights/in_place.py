@@ -13,7 +13,7 @@ from rollyard.model.transformer import CausalLM
 from rollyard.types import Manifest, WeightVersion
 from rollyard.weights.flat import chosen, model_infos, once_more
 from rollyard.weights.layout import compare
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 from rollyard.weights.words import named
 
 
@@ -27,7 +27,7 @@ class InPlace:
     """
 
     def __init__(self, model: CausalLM) -> None:
-        self._model, self._source = model, Source.of(model)
+        self._model, self._source = model, OwnSource.of(model)
         self._offered: tuple[Manifest, int] | None = None
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId] = ()) -> Manifest:

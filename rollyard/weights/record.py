@@ -17,7 +17,7 @@ from rollyard.model.transformer import CausalLM
 from rollyard.types import Manifest, WeightVersion
 from rollyard.weights import probe, wire
 from rollyard.weights.flat import marked
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 
 MANIFEST, PROBE = "manifest.json", "probe.safetensors"
 
@@ -25,7 +25,7 @@ MANIFEST, PROBE = "manifest.json", "probe.safetensors"
 def record(model: CausalLM, version: WeightVersion, folder: Path) -> None:
     """Write them from the parameters as they are in memory; `folder` holds the weights already. Raises CheckpointError."""
     try:
-        source, found = Source.of(model), list[int]()
+        source, found = OwnSource.of(model), list[int]()
         for _ in marked(source.each(version), found):
             pass  # one after the other, for its fingerprint alone
         size = sum(path.stat().st_size for path in weight_files(folder))

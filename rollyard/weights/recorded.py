@@ -23,7 +23,7 @@ from rollyard.weights.checkpoint import CheckpointPublisher
 from rollyard.weights.evidence import NOISE, Evidence, Tables
 from rollyard.weights.flat import once_more
 from rollyard.weights.record import manifest_of, table_of
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 from rollyard.weights.words import named
 
 
@@ -143,4 +143,4 @@ class RecordedWeights:
         apart = probe.apart(probe.table(model), table)
         if not apart <= least_limit(NOISE[str(self._dtype)]):
             raise WeightSyncError(f"{folder} is not what its trainer had: with it logprobs are {apart:.2g} nats off")
-        return Evidence(model, self._device), CheckpointPublisher(Source.of(model), self._device, folder, self._scratch)
+        return Evidence(model, self._device), CheckpointPublisher(OwnSource.of(model), self._device, folder, self._scratch)

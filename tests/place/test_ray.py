@@ -35,7 +35,7 @@ from rollyard.place.ray import Actor, Cluster
 from rollyard.protocols import Channel
 from rollyard.types import Request, RequestId, Sampling, WeightVersion
 from rollyard.weights.checkpoint import CheckpointPublisher
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 from tests.tiny import tiny_folder
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -426,7 +426,7 @@ async def written_by(channel: Channel, config: Config, folder: Path, scratch: Pa
     """What an engine at the other end writes, greedily and not."""
     engine = RemoteEngine("engine-0", channel, CAPABILITIES["embedded"], start_s=START_S, sync_s=20, drain_s=20)
     device = DeviceThread()
-    publisher = CheckpointPublisher(Source.of(load(folder)), device, folder, scratch)
+    publisher = CheckpointPublisher(OwnSource.of(load(folder)), device, folder, scratch)
     try:
         await engine.start()
         await engine.prepare(await publisher.publish(WeightVersion(0), ["engine-0"]))

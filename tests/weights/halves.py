@@ -17,7 +17,7 @@ from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.handoff import StateHandoff
 from rollyard.weights.host import serve_handoff
 from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 from tests.weights.moving import Spoiling
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ class Half:
 
     def __init__(self, name: str, transport: str, state: State, limit_s: float = 20.0) -> None:
         self.state, self.device = state, DeviceThread(lambda: torch.set_num_threads(1))
-        self.source = Source(state.tensors, state.stamp, CPU)
+        self.source = OwnSource(state.tensors, state.stamp, CPU)
         publisher: Publisher
         if transport == "shared_memory":
             publisher = SharedMemoryPublisher(self.source, self.device, slots=1)

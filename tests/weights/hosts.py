@@ -20,7 +20,7 @@ from rollyard.types import Manifest, WeightVersion
 from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.checkpoint import CheckpointPublisher
 from rollyard.weights.shared_memory import SharedMemoryPublisher
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 
 
 def config(**weights: Any) -> Config:
@@ -77,10 +77,10 @@ async def _killed(folder: Path, scratch: Path) -> None:
     model, device, version = load(folder), DeviceThread(), WeightVersion(0)
     engine = await hosts.launch_engine(config(transport="shared_memory"), "e0", folder)
     await engine.start()
-    shared = SharedMemoryPublisher(Source.of(model), device)
+    shared = SharedMemoryPublisher(OwnSource.of(model), device)
     others = [
-        CheckpointPublisher(Source.of(model), device, folder, scratch),
-        BroadcastPublisher(Source.of(model), device, "127.0.0.1", 30.0),
+        CheckpointPublisher(OwnSource.of(model), device, folder, scratch),
+        BroadcastPublisher(OwnSource.of(model), device, "127.0.0.1", 30.0),
     ]
     for publisher in others:
         await publisher.publish(version, ("e0",))

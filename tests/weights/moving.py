@@ -24,7 +24,7 @@ from rollyard.weights.layout import TRAILER, Layout
 from rollyard.weights.receive import BroadcastReceiver
 from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from rollyard.weights.slot import Slot
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 
 WHOLE = ("checkpoint", "shared_memory", "broadcast", "relay")
 SHARE = 0.02  # of the numbers, that change in most steps
@@ -104,11 +104,11 @@ async def sides(kind: str, model: CausalLM, folder: Path, engines: int = 1, limi
     device, delta = DeviceThread(), kind.endswith(" delta")
     publisher: Publisher
     if kind.startswith("checkpoint"):
-        publisher = CheckpointPublisher(Source.of(model), device, folder, folder.parent / "scratch", delta)
+        publisher = CheckpointPublisher(OwnSource.of(model), device, folder, folder.parent / "scratch", delta)
     elif kind.startswith("shared_memory"):
-        publisher = SharedMemoryPublisher(Source.of(model), device, delta=delta)
+        publisher = SharedMemoryPublisher(OwnSource.of(model), device, delta=delta)
     else:
-        publisher = BroadcastPublisher(Source.of(model), device, LOCAL, limit_s, delta)
+        publisher = BroadcastPublisher(OwnSource.of(model), device, LOCAL, limit_s, delta)
     receivers = {f"e{number}": receiver(kind, model, f"e{number}", limit_s) for number in range(engines)}
     try:
         yield Sides(publisher, receivers, device)

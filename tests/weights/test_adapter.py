@@ -25,7 +25,7 @@ from rollyard.weights.evidence import Evidence
 from rollyard.weights.merged import Merged
 from rollyard.weights.prover import Prover
 from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 from tests.compiler import needs_compiler
 from tests.tiny import tiny_folder
 from tests.weights.hosts import Freezing
@@ -62,7 +62,7 @@ async def pair(folder: Path, dtype: torch.dtype = torch.float32, kernels: str = 
     adapter.add(model, LORA, seed=0)
     receiver = Freezing(SharedMemoryReceiver(adapter.infos(own, LORA), CPU))
     made_whole = Merged(receiver, tensors(base), LORA.scaling, own.stamp)
-    publisher = SharedMemoryPublisher(Source.of(model), device)
+    publisher = SharedMemoryPublisher(OwnSource.of(model), device)
     options = EngineConfig.model_validate({"slots": 16, "page_tokens": 4, "kernels": kernels})
     engine = EmbeddedEngine("engine-0", own, Tokenizer(folder), other, made_whole, options, 64, sole=True)
     await engine.start()

@@ -23,7 +23,7 @@ from rollyard.weights.group import Group, Meeting
 from rollyard.weights.kept import Kept
 from rollyard.weights.relay import Board
 from rollyard.weights.slot import Slot
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 from tests.tiny import tiny_folder
 from tests.weights.moving import CPU, LOCAL, receiver, sides, step
 
@@ -42,7 +42,7 @@ async def test_every_side_binds_an_address_of_its_own_machine(tmp_path: Path, mo
     monkeypatch.setattr(meeting.dist, "ProcessGroupGloo", Watched)
     folder = tiny_folder(tmp_path)
     model, device = load(folder), DeviceThread()
-    publisher, engine = BroadcastPublisher(Source.of(model), device, "127.0.0.2", 20.0), receiver("broadcast", model, "e0")
+    publisher, engine = BroadcastPublisher(OwnSource.of(model), device, "127.0.0.2", 20.0), receiver("broadcast", model, "e0")
     manifest = await publisher.publish(WeightVersion(0), ("e0",))
     await asyncio.gather(publisher.deliver(), asyncio.to_thread(engine.prepare, manifest))
     assert sorted(bound) == ["127.0.0.1", "127.0.0.2"]
@@ -74,8 +74,8 @@ def test_a_process_ends_while_a_broadcast_waits_for_an_engine(tmp_path: Path) ->
         "import asyncio, sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
         "from rollyard.model.folder import load; from rollyard.place.inline import DeviceThread\n"
         "from rollyard.types import WeightVersion; from rollyard.weights.broadcast import BroadcastPublisher\n"
-        "from rollyard.weights.source import Source\n"
-        "device, source = DeviceThread(), Source.of(load(Path(sys.argv[1])))\n"
+        "from rollyard.weights.source import OwnSource\n"
+        "device, source = DeviceThread(), OwnSource.of(load(Path(sys.argv[1])))\n"
         "publisher = BroadcastPublisher(source, device, '127.0.0.1', 100.0)\n"
         "async def main():\n"
         "    await publisher.publish(WeightVersion(0), ('e0',))\n"
@@ -90,7 +90,7 @@ def test_a_process_ends_while_a_broadcast_waits_for_an_engine(tmp_path: Path) ->
 @pytest.mark.parametrize("address", ["203.0.113.9", "no.such.machine.invalid"])
 async def test_an_address_that_is_none_of_this_machine(tmp_path: Path, address: str) -> None:
     device = DeviceThread(lambda: torch.set_num_threads(1))
-    publisher = BroadcastPublisher(Source.of(load(tiny_folder(tmp_path))), device, address, 5.0)
+    publisher = BroadcastPublisher(OwnSource.of(load(tiny_folder(tmp_path))), device, address, 5.0)
     with pytest.raises(ConfigError, match=rf"weights\.address: engines cannot meet at {address}"):
         await publisher.publish(WeightVersion(0), ("e0",))
     publisher.close()

@@ -26,7 +26,7 @@ from rollyard.weights.flat import model_infos
 from rollyard.weights.in_place import InPlace
 from rollyard.weights.prover import Prover
 from rollyard.weights.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 from tests.compiler import needs_compiler
 from tests.engine.embedded.serving import collect
 from tests.tiny import tiny_folder
@@ -83,7 +83,7 @@ async def ask(engine: EmbeddedEngine, requests: Sequence[Request]) -> list[Compl
 async def pair(folder: Path, dtype: torch.dtype, kernels: str) -> AsyncIterator[Pair]:
     device, other = DeviceThread(lambda: torch.set_num_threads(1)), DeviceThread(lambda: torch.set_num_threads(1))
     model, own = load(folder, dtype), CausalLM(load(folder).architecture, dtype)
-    publisher, receiver = SharedMemoryPublisher(Source.of(model), device), Freezing(own)
+    publisher, receiver = SharedMemoryPublisher(OwnSource.of(model), device), Freezing(own)
     options = EngineConfig.model_validate({"slots": 16, "page_tokens": 4, "kernels": kernels})
     engine = EmbeddedEngine("engine-0", own, Tokenizer(folder), other, receiver, options, 64, sole=True)
     await engine.start()

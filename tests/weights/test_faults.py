@@ -29,7 +29,7 @@ from rollyard.weights.evidence import Evidence
 from rollyard.weights.group import Meeting
 from rollyard.weights.prover import Prover
 from rollyard.weights.shared_memory import SharedMemoryPublisher
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 from tests.tiny import tiny_folder
 from tests.weights.freezing import freezing
 from tests.weights.hosts import config
@@ -45,7 +45,7 @@ V0 = WeightVersion(0)
 async def test_each_tensor_that_stays_behind_in_another_process_is_caught_and_named(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path, layers=1, tied=False)
     model, device = load(folder), DeviceThread(lambda: torch.set_num_threads(1))
-    publisher = SharedMemoryPublisher(Source.of(model), device)
+    publisher = SharedMemoryPublisher(OwnSource.of(model), device)
     try:
         async with freezing(folder, publisher) as there:
             await there.roll(V0)
@@ -67,7 +67,7 @@ async def test_each_tensor_that_stays_behind_in_another_process_is_caught_and_na
 async def test_the_engine_that_receives_for_a_machine_is_killed(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path, layers=1)
     model, device = load(folder), DeviceThread(lambda: torch.set_num_threads(1))
-    publisher = BroadcastPublisher(Source.of(model), device, "127.0.0.1", 60.0, delta=True)
+    publisher = BroadcastPublisher(OwnSource.of(model), device, "127.0.0.1", 60.0, delta=True)
     children, engines, chosen = [], [], config(transport="broadcast", delta=True)
     for name in ("e0", "e1"):
         order = TypeAdapter(hosts.EngineOrder).dump_json(hosts.EngineOrder(chosen, name, folder))

@@ -19,7 +19,7 @@ from rollyard.train.group import TrainerGroup
 from rollyard.types import Baseline, Manifest, WeightVersion
 from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.ranks import RanksEvidence, RanksPublisher
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 from tests.tiny import tiny_folder
 from tests.train.test_group import APART, STATS, Scripted
 from tests.weights.moving import CPU, LOCAL, receiver
@@ -70,7 +70,7 @@ async def test_ranks_that_lose_each_other_at_the_last_tensor_offer_it_again(tmp_
             return tensor.detach()
 
     model, device, parts, group = load(tiny_folder(tmp_path)), DeviceThread(), Losing(), meeting()
-    first = BroadcastPublisher(Source(lambda: tensors(model), model.stamp, CPU, parts), device, LOCAL, 10.0)
+    first = BroadcastPublisher(OwnSource(lambda: tensors(model), model.stamp, CPU, parts), device, LOCAL, 10.0)
     publisher, engine = RanksPublisher([first, Noting("b")], group.together), receiver("broadcast", model, "e0")
     parts.left = len(tensors(model))
     with pytest.raises(WeightSyncError, match="version 0 was not collected: rank 0: lost the others"):

@@ -40,7 +40,7 @@ from rollyard.weights.checkpoint import CheckpointPublisher, CheckpointReceiver
 from rollyard.weights.flat import model_infos
 from rollyard.weights.in_place import InPlace
 from rollyard.weights.shared_memory import SharedMemoryPublisher
-from rollyard.weights.source import Source
+from rollyard.weights.source import OwnSource
 from tests import compiler
 from tests.engine import openai_double
 from tests.engine.contract.model import WINDOW, model_of
@@ -326,11 +326,11 @@ async def sending(folder: Path, publisher: Callable[[CausalLM, DeviceThread], Pu
 
 
 def _shared_memory(model: CausalLM, device: DeviceThread) -> Publisher:
-    return SharedMemoryPublisher(Source.of(model), device)
+    return SharedMemoryPublisher(OwnSource.of(model), device)
 
 
 def _checkpoints(folder: Path, scratch: Path, model: CausalLM, device: DeviceThread) -> Publisher:
-    return CheckpointPublisher(Source.of(model), device, folder, scratch / f"weights-{os.urandom(4).hex()}")
+    return CheckpointPublisher(OwnSource.of(model), device, folder, scratch / f"weights-{os.urandom(4).hex()}")
 
 
 OTHER = "embedded-native" if compiler.FOUND else "embedded-plain"
