@@ -218,6 +218,17 @@ class Learner(Protocol):
         ...
 
 
+class ValueTrainer(Trainer, Protocol):
+    """A trainer with a value head, which GAE needs."""
+
+    async def values(self, shards: Sequence[TrainBatch]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """What it expects before each trained token: `[shards][samples][trained tokens]`, samples as in `TrainBatch.samples`.
+
+        Nothing is trained. Raises TrainError.
+        """
+        ...
+
+
 class LocalTrainer(Trainer, Protocol):
     """A trainer in this very process: what it needs to go on can be read as tensors, and written."""
 

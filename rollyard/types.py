@@ -150,10 +150,24 @@ class VersionSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer of the policy within an episode.
+
+    Example, a tool's answer 8 9 before the second turn of prompt 3 4: Turn((3, 4), 2, STOP), Turn((3, 4, 5, 6, 8, 9), 1, STOP)
+    of a completion with the tokens 5 6 7.
+    """
+
+    prompt_ids: tuple[int, ...]  # [tokens], all that the policy saw before it
+    tokens: int  # of the completion's tokens, those of earlier turns come first
+    finish: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One finished completion. Spans cover the tokens in order: sum(span.tokens) == len(token_ids).
 
     `text` is for people and rewards: special tokens left out, cut before a stop string.
+    An episode's has the tokens of all its turns, one turn's after the other's, and nothing that came between them.
     """
 
     group: int
@@ -163,6 +177,7 @@ class Completion:
     spans: tuple[VersionSpan, ...]
     finish: FinishReason
     text: str
+    turns: tuple[Turn, ...] = ()  # of an episode; none: all tokens follow the group's prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +234,10 @@ class Sample:
     logprobs: tuple[float, ...]  # [tokens], behaviour logprobs: recorded when the token was sampled
     advantages: tuple[float, ...]  # [tokens]
     spans: tuple[VersionSpan, ...]  # over the sampled tokens
+    part: int = 0  # which row of its rollout: an episode has several where what came before was rewritten between turns
+    others: int = 0  # tokens that are trained on in the other rows of its rollout
+    values: tuple[float, ...] = ()  # [tokens] of a value head before this step, where there is one; 0 where mask is
+    returns: tuple[float, ...] = ()  # [tokens] what the value head learns, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +271,11 @@ class TrainStats:
     logprob_gap_mean: float  # |trainer - engine| per trained token, nats
     logprob_gap_max: float
     kept_set_misses: float  # share of tokens that the trainer's own top_p/top_k set would have left out
+    ratio_p1: float = 1.0  # percentiles of the ratio over trained tokens, by nearest rank
+    ratio_p99: float = 1.0
+    truncated_share: float = 0.0  # of trained tokens, whose importance weight was cut or masked
+    kl: float | None = None  # to the reference policy per trained token, nats; None without a reference
+    value_loss: float | None = None  # None without a value head
 
 
 class TensorInfo(NamedTuple):
