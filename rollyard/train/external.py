@@ -157,7 +157,7 @@ class AdaptedTrainer:
             raise TrainError(f"{self._name} says that step {batch.step} made version {stats.step}, not {batch.step + 1}")
         if stats.tokens != tokens:
             raise TrainError(f"{self._name} says that it trained on {stats.tokens} tokens; the batch has {tokens}")
-        if not all(map(math.isfinite, astuple(stats))):
+        if not all(math.isfinite(number) for number in astuple(stats) if number is not None):
             raise TrainError(f"{self._name} went on with numbers that are none: {stats}")
 
     def _save(self, folder: Path) -> None:
