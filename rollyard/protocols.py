@@ -426,6 +426,14 @@ class Channel(Protocol):
     async def close(self) -> None: ...
 
 
+class Process(Channel, Protocol):
+    """A channel to a process that may be ended at any moment."""
+
+    def kill(self) -> None:
+        """At once, with all that it started. It is to be closed all the same. Killing it twice is harmless."""
+        ...
+
+
 class Launcher(Protocol):
     """Starts hosts: other processes, each with a channel to this one."""
 

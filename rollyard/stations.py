@@ -189,7 +189,9 @@ class Builder:
         config = self._config
         tokenizer = await self._device.run(Tokenizer, self._folder)
         source, held_out = worker.build_prompts(config, tokenizer, done)
-        scorer = open_scorer(config, reward)
+        workers = Children(at_once=True)
+        self._built.push_async_callback(workers.close)
+        scorer = open_scorer(config, reward, workers.launch, self._scratch)
         self._built.push_async_callback(scorer.close)
         await self._host_all()
         if exchange is not None:
