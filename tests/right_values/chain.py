@@ -14,11 +14,16 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from tests.tiny import tiny_folder
 
 NEVER = -1e4  # a logit: its probability is 0 in float32
 WIDTH = 128
+PIECES = ("an", "swer", "</ans", "wer>!", "x", "<eos>", "q")
+EOS = 5
 
 Table = Mapping[int, Mapping[int, float]]
 
@@ -52,3 +57,12 @@ def chain_folder(parent: Path, table: Table, *, vocab: int = WIDTH, ends: Sequen
 def spelt(*tokens: int) -> dict[int, dict[int, float]]:
     """Each token is followed by the next."""
     return {token: {after: 0.0} for token, after in pairwise(tokens)}
+
+
+def save_pieces(folder: Path) -> None:
+    """A tokenizer of PIECES. The model has more ids than it: as those that real models fill their vocabulary with."""
+    fast = FastTokenizer(models.WordLevel({word: index for index, word in enumerate(PIECES)}, unk_token="x"))
+    fast.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    fast.decoder = decoders.Fuse()
+    fast.add_special_tokens(["<eos>"])
+    PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<eos>").save_pretrained(folder)

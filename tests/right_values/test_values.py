@@ -10,9 +10,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rollyard import events as ev
 from rollyard.config import RewardConfig
@@ -26,7 +23,7 @@ from tests.engine.contract.talk import Talk, ask
 from tests.engine.embedded.serving import DECODERS, answers, serving
 from tests.engine.embedded.serving import ask as member_of
 from tests.right_values import learning
-from tests.right_values.chain import chain_folder, spelt
+from tests.right_values.chain import EOS, chain_folder, save_pieces, spelt
 from tests.right_values.fleet import Fleet
 from tests.right_values.hand import Hand
 from tests.right_values.learning import TINY, advantages, completion, judged, trained
@@ -135,14 +132,11 @@ async def test_7_the_end_of_sequence_is_a_set(tmp_path: Path, kernels: str) -> N
     assert step.to_metrics()["completion_truncated_share"] == pytest.approx(1 / 3)
 
 
-PIECES = ("an", "swer", "</ans", "wer>!", "x", "<eos>")
-
-
 @pytest.mark.parametrize("maker", ["embedded-native", "embedded-plain", "sglang", "openai"])
 async def test_8_a_stop_string_over_token_borders(tmp_path: Path, maker: str) -> None:
     """an|swer|</ans|wer>!|x with the stop string </answer>: four ids, four logprobs, and the text before it."""
-    folder = chain_folder(tmp_path, spelt(4, 0, 1, 2, 3, 4), ends=(5,))
-    _save_pieces(folder)
+    folder = chain_folder(tmp_path, spelt(4, 0, 1, 2, 3, 4), ends=(EOS,))
+    save_pieces(folder)
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(MAKERS[maker].open(folder, tmp_path, Options()))
         talk = Talk(served, MAKERS[maker], folder)
@@ -152,16 +146,6 @@ async def test_8_a_stop_string_over_token_borders(tmp_path: Path, maker: str) ->
     assert heard.token_ids == [0, 1, 2, 3] and heard.logprobs == pytest.approx([0.0] * 4, abs=1e-5)
     assert heard.finish is FinishReason.STOP
     assert Tokenizer(folder).completion_text(heard.token_ids, ("</answer>",), heard.finish) == "answer"
-
-
-def _save_pieces(folder: Path) -> None:
-    """A tokenizer of a few pieces, and of as many more as the model has ids."""
-    words = {word: index for index, word in enumerate(PIECES)} | {f"[{index}]": index for index in range(len(PIECES), 128)}
-    fast = FastTokenizer(models.WordLevel(words, unk_token="x"))
-    fast.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    fast.decoder = decoders.Fuse()
-    fast.add_special_tokens(["<eos>"])
-    PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<eos>").save_pretrained(folder)
 
 
 async def test_9_what_the_window_leaves() -> None:
