@@ -40,26 +40,32 @@ class Fleet:
     """A whole loop without weights. `run` trains until the prompts are used up.
 
     Args:
-        many: prompts.
+        asked_for: prompts, or how many.
         engines: how many.
         rules: of the core.
     """
 
     def __init__(
-        self, many: int, engines: int = 1, script: Callable[[Request], Script] = by_seed, window: int = 100, **rules: object
+        self,
+        asked_for: int | Sequence[Prompt],
+        engines: int = 1,
+        script: Callable[[Request], Script] = by_seed,
+        window: int = 100,
+        **rules: object,
     ) -> None:
         policy = dict(group_size=3, groups_per_batch=10, batches=100, sampling=Sampling(40), window=window, min_scored=2) | rules
         self.engines = {f"e{i}": FakeEngine(f"e{i}", slots=4, script=script) for i in range(engines)}
         self.core = RolloutCore(RolloutPolicy(**policy))  # type: ignore[arg-type]
         self._inbox: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         post = self._inbox.put_nowait
-        source = Source(prompts(*range(many)))
+        source = Source(prompts(*range(asked_for)) if isinstance(asked_for, int) else asked_for)
         self._controller = Controller(
             self.engines, source, Judge(), lambda ids, finish: "", post, post, Timeline()  # type: ignore[arg-type]
         )  # fmt: skip
         self.batches: list[tuple[Group, ...]] = []
         self.most_live = 0
         self.asked: Counter[str] = Counter()  # requests by engine
+        self.requests: list[Request] = []
         self.finished = False
         self._versions = count(1)
 
@@ -90,7 +96,9 @@ class Fleet:
         said = self.core.step(message, 0.0)
         taken = [each for each in said if isinstance(each, ev.BatchTaken)]
         self.batches += [each.groups for each in taken]
-        self.asked.update(each.engine for each in said if isinstance(each, ev.Generate))
+        asked = [each for each in said if isinstance(each, ev.Generate)]
+        self.asked.update(each.engine for each in asked)
+        self.requests += [each.request for each in asked]
         self.most_live = max(self.most_live, self.core.live)
         self.finished |= any(isinstance(each, ev.RolloutsFinished) for each in said)
         self._controller.carry_out(each for each in said if isinstance(each, ev.Instruction))

@@ -112,8 +112,8 @@ def _only(sample: Sample) -> float:
     return trained.pop()
 
 
-async def trained(folder: Path, groups: Sequence[Group], ranks: int = 1, **sections: Any) -> TrainStats:
-    """One step of the reference trainer on these groups."""
+async def trained(folder: Path, groups: Sequence[Group], version: int = 0, **sections: Any) -> TrainStats:
+    """One step of the reference trainer, which has this version, on these groups."""
     config = Config.model_validate(sections)
-    policy = ReferenceTrainer(load(folder), Here(), config.train, config.rollout.max_tokens, folder, V0)
-    return await TrainerLearner(config, policy, ranks).learn(0, groups)
+    policy = ReferenceTrainer(load(folder), Here(), config.train, config.rollout.max_tokens, folder, WeightVersion(version))
+    return await TrainerLearner(config, policy, 1).learn(version, groups)
