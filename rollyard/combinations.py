@@ -270,6 +270,9 @@ def _check_advantage(config: Config) -> None:
     if size < 2 and kind not in ("reinforce++", "gae"):
         problem = f"{kind} compares the completions of one prompt, and group_size is {size}"
         raise ConfigError(problem, where="rollout.group_size", remedy="use at least 2, usually 8")
+    if size < 2 and config.rollout.filter == "flat":
+        problem = "the one reward of a group is always equal to itself"
+        raise ConfigError(problem, where="rollout.filter", remedy="use none, or --rollout.group_size 2 or more")
     if config.rollout.min_scored > size:
         problem = f"a group of {size} can never have {config.rollout.min_scored} scored members"
         raise ConfigError(problem, where="rollout.min_scored", remedy=f"use at most {size}")

@@ -89,6 +89,14 @@ class RolloutConfig(Section):
     retries: Natural = Field(2, description="times a failed request is tried again, keeping its tokens")
     min_scored: Count = Field(2, description="scored members a group needs to be trained on")
     give_up_after: Count = Field(100, description="prompts dropped in a row after which the run stops as failed")
+    filter: Literal["none", "flat"] = Field(
+        "none",
+        description="dynamic sampling: a prompt whose completions all have the same reward is dropped (flat), and another is "
+        "asked in its place",
+    )
+    refills: Count = Field(
+        128, description="prompts dropped so for each batch at most; beyond it they are trained on as they are"
+    )
 
 
 class RewardConfig(Section):

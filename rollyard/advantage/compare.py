@@ -13,9 +13,7 @@ from rollyard.advantage.batch import reinforce, reinforce_baseline
 from rollyard.advantage.group import dr_grpo, grpo, rloo
 from rollyard.advantage.token import outcomes
 from rollyard.config import AdvantageConfig
-from rollyard.types import FinishReason, Group, Rollout
-
-OVERLONG = (FinishReason.LENGTH, FinishReason.CONTEXT)  # cut by either limit: the policy had not ended
+from rollyard.types import Group
 
 Rewards = Sequence[Sequence[float]]  # [groups][members with a verdict]
 Kind = Callable[[Rewards, AdvantageConfig], list[list[float]]]
@@ -55,11 +53,6 @@ def compare(groups: Sequence[Group], config: AdvantageConfig) -> list[tuple[floa
     found: list[list[float | None]] = [[None] * len(group.rollouts) for group in groups]
     for id_, values in zip(rewards, KINDS[config.kind](list(rewards.values()), config), strict=True):
         for (at, member), value in zip(places[id_], values, strict=True):
-            if not (config.overlong == "mask" and overlong(groups[at].rollouts[member])):
+            if not (config.overlong == "mask" and groups[at].rollouts[member].completion.finish.truncated):
                 found[at][member] = value
     return [tuple(values) for values in found]
-
-
-def overlong(rollout: Rollout) -> bool:
-    """Was it cut before the policy ended it?"""
-    return rollout.completion.finish in OVERLONG

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollyard.errors import JournalError
-from rollyard.events import EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
-from rollyard.types import Canary, EngineStats, Handed, Sent, WeightVersion
+from rollyard.events import Drop, EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
+from rollyard.types import Canary, DropReason, EngineStats, Handed, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.roofline import Operation
 from rollyard.watch.step import Step, has_verdict
@@ -76,6 +76,19 @@ class TokenLedger:
     dropped: Mapping[str, int] = field(default_factory=dict)  # by reason
     live: int = 0  # when the report was made: 0 when the run has ended
     recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Filtering:
+    """Dynamic sampling: prompts whose verdicts were all equal.
+
+    `dropped` left, `refills` others were asked in their place (fewer where no prompt was left), and `trained` were trained on as
+    they were, as many having been dropped for their batch as `rollout.refills` allows.
+    """
+
+    dropped: int = 0
+    refills: int = 0
+    trained: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +163,7 @@ class Report:
     finished: Finished
     software: Mapping[str, str]
     tokens: TokenLedger = field(default_factory=TokenLedger)
+    filtering: Filtering = field(default_factory=Filtering)
     staleness: Mapping[int, int] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a cluster: where each host was, the last one last
@@ -192,6 +206,7 @@ def read_report(path: Path) -> Report:
             lost=tuple(record.pop("lost")),
             finished=Finished(**record.pop("finished")),
             tokens=TokenLedger(**record.pop("tokens")),
+            filtering=Filtering(**record.pop("filtering")),
             staleness={int(lag): tokens for lag, tokens in record.pop("staleness").items()},
             usage=Usage(
                 tuple(DeviceTime(**device | {"roles": tuple(device["roles"])}) for device in usage["devices"]),
@@ -237,6 +252,7 @@ class ReportBuilder:
         self._versions: list[WeightVersion] = []
         self._lengths: Counter[int] = Counter()
         self._staleness: Counter[int] = Counter()
+        self._masked: set[tuple[int, int]] = set()  # group and member: in a batch that is trained, and not trained on
         self.generation_tokens = 0
 
     def record(self, entry: Event | Instruction) -> None:
@@ -246,6 +262,8 @@ class ReportBuilder:
                 self.generation_tokens += len(entry.segment.token_ids)
         elif type(entry) is Score:
             self._lengths[len(entry.completion.token_ids)] += 1
+        elif type(entry) is Drop:
+            self._left(entry)
         elif type(entry) is Published:
             self._versions.append(entry.version)
         elif type(entry) is EngineDown:
@@ -253,10 +271,21 @@ class ReportBuilder:
         elif type(entry) is Restart:
             self._lost.append(f"{entry.engine} is started again")
 
+    def _left(self, drop: Drop) -> None:
+        """Members of a group that is filtered as a whole leave first, one by one."""
+        if drop.member is None:
+            self._masked = {each for each in self._masked if each[0] != drop.group}
+        elif drop.reason is DropReason.FILTERED:
+            self._masked.add((drop.group, drop.member))
+
     def add_step(self, step: Step) -> None:
         self._rewards.append(step.reward_mean)
         for rollout in (rollout for group in step.groups for rollout in group.rollouts if has_verdict(rollout)):
-            for span in rollout.completion.spans:
+            done = rollout.completion
+            if (done.group, done.member) in self._masked:
+                self._masked.discard((done.group, done.member))
+                continue
+            for span in done.spans:
                 self._staleness[step.step - 1 - span.version.step] += span.tokens
 
     def add_evaluation(self, mean_reward: float | None) -> None:
@@ -309,6 +338,7 @@ class ReportBuilder:
         engines: Iterable[EngineStats],
         finished: Finished,
         tokens: TokenLedger,
+        filtering: Filtering,
         usage: Usage,
     ) -> Report:
         """The report of what was gathered so far. `engines` are the totals of every engine the run had."""
@@ -335,6 +365,7 @@ class ReportBuilder:
             finished=finished,
             software=software(),
             tokens=replace(tokens, recomputed=sum(engine.recomputed_tokens for engine in stats)),
+            filtering=filtering,
             staleness=dict(sorted(self._staleness.items())),
             usage=usage,
             nodes={host: tuple(nodes) for host, nodes in self._nodes.items()},

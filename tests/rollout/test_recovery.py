@@ -90,15 +90,18 @@ class SecondLife(World):
     prompts=st.integers(1, 30),
     overtaking=st.sampled_from(["allow", "never"]),
     rollover=st.sampled_from(list(ev.Rollover)),
-    odds=st.sampled_from([Odds(), Odds(0.05, 0.02, 0.1, 0.05)]),
+    odds=st.sampled_from([Odds(), Odds(0.05, 0.02, 0.1, 0.05), Odds(0.05, 0.02, 0.1, 0.05, coarse=True)]),
+    refills=st.sampled_from([0, 1, 5]),
+    mask=st.booleans(),
     killed_after=st.lists(st.integers(0, 150), min_size=1, max_size=3),
     meanwhile=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_taken_twice(
-    staleness, batch, engines, prompts, overtaking, rollover, odds, killed_after, meanwhile, seed
+    staleness, batch, engines, prompts, overtaking, rollover, odds, refills, mask, killed_after, meanwhile, seed
 ):
-    rules = policy(groups_per_batch=batch, max_staleness=staleness, overtaking=overtaking, batches=8)
+    filtering = dict(filter="flat" if refills else "none", refills=refills, mask_truncated=mask)
+    rules = policy(groups_per_batch=batch, max_staleness=staleness, overtaking=overtaking, batches=8, **filtering)
     world: World = World(rules, prompts, engines, 4, seed, odds, rollover)
     trained: list[int] = []
     dropped: set[int] = set()
