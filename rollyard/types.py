@@ -33,9 +33,7 @@ class DropReason(StrEnum):
     FAILED = "failed"  # retries used up, or fewer scored members than the failure policy asks for
     NO_VERDICT = "no_verdict"  # member only: the judge gave no number
     STALE = "stale"  # would exceed the staleness limit
-    FILTERED = (
-        "filtered"  # all verdicts of the group are equal, and another prompt is asked; of a member: it was cut, and is masked
-    )
+    FILTERED = "filtered"  # all verdicts of the group are equal; of a member alone: a limit cut it, and such are masked
     OVERSAMPLED = "oversampled"
     STOPPED = "stopped"  # the run was stopped while it was live
 
