@@ -271,7 +271,7 @@ def judged(core: RolloutCore, group: int, *values: float | None, step: int = 0) 
 
 
 def filtering(**changes) -> RolloutCore:
-    core = opened(policy(**(dict(group_size=2, groups_per_batch=2, filter="flat", refills=2, give_up_after=2) | changes)))
+    core = opened(policy(**(dict(group_size=2, groups_per_batch=2, filter="flat", refills=2, give_up_after=1) | changes)))
     core.step(ev.EngineUp("e", 99, WeightVersion(0)), 0.0)
     core.step(ev.BatchWanted(), 0.0)
     return core
@@ -330,7 +330,7 @@ def test_all_of_the_last_prompts_are_flat():
 
 
 def test_failures_in_a_row_are_counted_without_what_is_filtered():
-    core = filtering(refills=9)
+    core = filtering(refills=9, give_up_after=2)
     core.step(ev.PromptsOffered(prompts(0, 1), exhausted=False), 0.0)
     out = judged(core, 0, None, None)
     for flat in range(1, 5):
