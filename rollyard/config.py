@@ -15,6 +15,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Words = Annotated[str, Field(min_length=1)]
 
 LEAST_TEMPERATURE = 1e-3  # logits divided by less are no longer exact in float32
 
@@ -69,7 +70,7 @@ class RolloutConfig(Section):
     top_p: Share = Field(1.0, description="keep the likeliest tokens that hold this share of probability")
     top_k: Natural = Field(0, description="keep this many of the likeliest tokens (0: all)")
     ignore_eos: bool = Field(False, description="go on to max_tokens whatever is drawn (to compare speeds)")
-    stop: tuple[str, ...] = Field((), description="texts that end a completion (separate several with commas)")
+    stop: tuple[Words, ...] = Field((), description="texts that end a completion (separate several with commas)")
     max_staleness: Natural = Field(0, description="versions a rollout may lag behind the one it trains (S)")
     max_live_groups: Natural = Field(0, description="cap on prompts under way (0: the staleness rule alone)")
     oversample: Natural = Field(

@@ -1,15 +1,13 @@
-"""The core against a hostile world, and its right values by hand."""
+"""The core against a hostile world, and by hand. Values that must be right: tests/right_values."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard import events as ev
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
-from rollyard.rollout.staleness import most_live
 from rollyard.types import FinishReason, Prompt, RequestId, Reward, Sampling, Segment, WeightVersion
 from tests.rollout.world import Odds, World
 
@@ -130,25 +128,6 @@ def test_each_token_has_its_place():
     assert books.dropped == {"failed": 8, "no_verdict": 5, "stopped": 5}
 
 
-def steps_of(prompts: int, **changes) -> list[int]:
-    world = World(policy(**changes), prompts, engines=2, slots=8, seed=1, odds=Odds(), rollover=ev.Rollover.DRAIN)
-    world.run()
-    return [len(batch) for batch in world.batches]
-
-
-@pytest.mark.parametrize("cap", [0, 15])
-def test_23_prompts_in_batches_of_10(cap):
-    changes = dict(groups_per_batch=10, batches=100, max_staleness=1, max_live_groups=cap)
-    assert steps_of(23, **changes) == [10, 10, 3]
-    core = opened(policy(**changes))
-    assert asked(core.step(ev.BatchWanted(), 0.0)) == 0  # already asked when opened
-    assert core.first == (15 if cap else 20)
-
-
-def test_at_most_one_batch_is_live_without_staleness():
-    assert opened(policy(groups_per_batch=10, batches=100)).first == 10
-
-
 class opened(RolloutCore):
     """A core with generation open; `first` is what it asked for at once."""
 
@@ -165,52 +144,8 @@ def prompts(*ids: int, tokens: int = 2) -> tuple[Prompt, ...]:
     return tuple(Prompt(i, i, tuple(range(1, tokens + 1)), f"p{i}") for i in ids)
 
 
-def test_room_after_a_resume():
-    """Limit 2, batch 4, version 10, nothing live: room for 12; one of them dropped while live: room for one more."""
-    assert most_live(version=10, next_batch=10, last_batch=100, limit=2, groups_per_batch=4) == 12
-    core = opened(policy(max_staleness=2, groups_per_batch=4, batches=100, min_scored=3), version=10)
-    assert core.first == 12
-    core.step(ev.EngineUp("e", 1, WeightVersion(10)), 0.0)
-    assert asked(core.step(ev.PromptsOffered(prompts(*range(40, 52)), exhausted=False), 0.0)) == 0
-    for member in range(3):
-        out = core.step(ev.RequestFailed("e", RequestId(40, member), "broken", retryable=False), 0.0)
-        assert asked(out) == (member == 2)  # its group is live until the last member is gone
-    assert [(o.group, o.reason) for o in out if isinstance(o, ev.Drop) and o.member is None] == [(40, "failed")]
-
-
 def generates(outputs) -> list[ev.Generate]:
     return [output for output in outputs if isinstance(output, ev.Generate)]
-
-
-def test_a_cut_request_continues_with_its_tokens():
-    """[a, b] at v1, cut, [c] at v2 -> versions 1, 1, 2; the continued request asks for max - 2."""
-    core = opened(policy(group_size=1, groups_per_batch=1, max_staleness=1, batches=9, min_scored=1), version=1)
-    core.step(ev.EngineUp("e", 4, WeightVersion(1)), 0.0)
-    first = generates(core.step(ev.PromptsOffered(prompts(7), exhausted=False), 0.0))[0].request
-    v1, v2 = WeightVersion(1), WeightVersion(2)
-    core.step(ev.EngineHeld("e"), 0.0)
-    core.step(ev.SegmentArrived("e", Segment(first.id, (11, 12), (-0.1, -0.2), v1, v1, FinishReason.ABORT)), 0.0)
-    core.step(ev.EngineLoaded("e", v2), 0.0)
-    second = generates(core.step(ev.EngineReleased("e"), 0.0))[0].request
-    assert second.written_ids == (11, 12) and second.seed == first.seed
-    assert (first.sampling.max_tokens, second.sampling.max_tokens) == (5, 3)
-    out = core.step(ev.SegmentArrived("e", Segment(second.id, (13,), (-0.3,), v2, v2, FinishReason.STOP), "abc"), 0.0)
-    completion = next(o for o in out if isinstance(o, ev.Score)).completion
-    assert completion.token_ids == (11, 12, 13) and completion.logprobs == (-0.1, -0.2, -0.3)
-    assert [(s.version.step, s.tokens) for s in completion.spans] == [(1, 2), (2, 1)]
-
-
-def test_window():
-    """Window 32: a prompt of 30 may write 2; of 32 or 40: dropped for context, the sibling unharmed."""
-    core = opened(policy(group_size=1, groups_per_batch=3, sampling=Sampling(8), window=32, min_scored=1))
-    core.step(ev.EngineUp("e", 4, WeightVersion(0)), 0.0)
-    offered = prompts(0, tokens=30) + prompts(1, tokens=32) + prompts(2, tokens=40)
-    out = core.step(ev.PromptsOffered(offered, exhausted=False), 0.0)
-    assert [(g.request.id.group, g.request.sampling.max_tokens) for g in generates(out)] == [(0, 2)]
-    assert [(d.group, d.reason) for d in out if isinstance(d, ev.Drop) and d.member is None] == [(1, "context"), (2, "context")]
-    v0 = WeightVersion(0)
-    done = core.step(ev.SegmentArrived("e", Segment(RequestId(0, 0), (1, 2), (-1.0, -1.0), v0, v0, FinishReason.LENGTH)), 0.0)
-    assert next(o for o in done if isinstance(o, ev.Score)).completion.finish is FinishReason.CONTEXT
 
 
 def test_retries_are_bounded_and_go_elsewhere():

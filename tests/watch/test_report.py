@@ -3,8 +3,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rollyard.errors import JournalError
 from rollyard.events import Drop, FetchPrompts, Published, Score, SegmentArrived
@@ -18,7 +16,6 @@ from rollyard.watch.report import (
     ReportBuilder,
     TokenLedger,
     Usage,
-    percentile,
     read_report,
     slots_busy,
 )
@@ -98,8 +95,9 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "generation_tokens": 4,
         "generation_tokens_per_s": 1.0,
         "reward": {"first": 0.375, "last": 0.375, "curve": [None, 0.375]},
+        "rewards": {"x": {"first": 0.25, "last": 0.25, "curve": [None, 0.25]}},
         "eval": {"first": 0.25, "last": 0.75},
-        "lengths": {"p50": 4, "p95": 8, "max": 8},
+        "lengths": {"mean": 5.0, "p50": 4, "p95": 8, "max": 8, "truncated_share": 0.0},
         "slots_busy": 0.75,
         "decoder": "native",
         "admitted": 6,
@@ -186,20 +184,6 @@ def test_a_write_that_fails_leaves_the_earlier_report(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="partial"):
         whole().write(path)
     assert path.read_text() == "an earlier one"
-
-
-def test_percentiles_by_nearest_rank() -> None:
-    fifteen_to_fifty = {15: 1, 20: 1, 35: 1, 40: 1, 50: 1}
-    assert [percentile(fifteen_to_fifty, p) for p in (5, 30, 40, 50, 95, 100)] == [15, 20, 20, 35, 50, 50]
-    assert percentile({7: 99, 9: 1}, 99) == 7
-    assert percentile({}, 50) is None
-
-
-@given(st.lists(st.integers(0, 20), min_size=1), st.integers(1, 100))
-def test_a_percentile_is_the_smallest_value_with_enough_at_or_below_it(values: list[int], percent: int) -> None:
-    found = percentile({value: values.count(value) for value in values}, percent)
-    enough = [v for v in values if sum(other <= v for other in values) * 100 >= percent * len(values)]
-    assert found == min(enough)
 
 
 def test_busy_slots_are_weighted_by_slots_and_time() -> None:
