@@ -29,3 +29,4 @@ class RolloutPolicy:
     min_scored: int = 2
     give_up_after: int = 100  # prompts dropped in a row
     seed: int = 0
+    turns: int = 0  # of an episode at most; 0: no episodes, one answer to each prompt
