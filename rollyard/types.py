@@ -168,6 +168,27 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Asking:
+    """What an environment asks of the policy.
+
+    Example: Asking((3, 4, 5, 6, 8, 9), max_tokens=16, stop=("</call>",)).
+    """
+
+    prompt_ids: tuple[int, ...]  # [tokens], all that the policy is to see
+    max_tokens: int  # of the answer at most
+    stop: tuple[str, ...] = ()  # texts that end it
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy wrote in one turn. `text` is without special tokens, and cut before a stop string."""
+
+    token_ids: tuple[int, ...]  # [tokens], as they were sampled
+    text: str
+    finish: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One finished completion. Spans cover the tokens in order: sum(span.tokens) == len(token_ids).
 
