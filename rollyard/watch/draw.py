@@ -176,6 +176,7 @@ def table(report: Report) -> RenderableType:
         ("reward", _reward(report.reward.curve, report.eval.first, report.eval.last)),
         ("speed", f"{speed}, slots busy {report.slots_busy:.0%}"),
         *([("decoder", Text(report.decoder))] if report.decoder else []),
+        *([("objective", Text(report.objective))] if report.objective else []),
         ("lengths", spread),
         ("prompts", _counts(report.prompts)),
         ("members", _counts(report.members)),
