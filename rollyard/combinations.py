@@ -16,6 +16,7 @@ from rollyard.config import (
     WarmupConfig,
 )
 from rollyard.errors import ConfigError
+from rollyard.objective import check_objective
 
 
 def check(config: Config) -> None:
@@ -28,6 +29,7 @@ def check(config: Config) -> None:
     _check_place(config)
     _check_engine(config.engine)
     _check_adapter(config)
+    check_objective(config)
     _check_lora(config)
     _check_exchange(config)
 
