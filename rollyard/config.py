@@ -90,18 +90,44 @@ class RolloutConfig(Section):
     retries: Natural = Field(2, description="times a failed request is tried again, keeping its tokens")
     min_scored: Count = Field(2, description="scored members a group needs to be trained on")
     give_up_after: Count = Field(100, description="prompts dropped in a row after which the run stops as failed")
+    filter: Literal["none", "flat"] = Field(
+        "none",
+        description="dynamic sampling: a prompt whose completions all have the same reward is dropped (flat), and another is "
+        "asked in its place",
+    )
+    refills: Count = Field(
+        128, description="prompts dropped so for each batch at most; beyond it they are trained on as they are"
+    )
 
 
 class RewardConfig(Section):
-    function: str = Field("", description="FILE.py:function or package.module:function (empty: the task's own)")
+    function: tuple[str, ...] = Field(
+        (), description="FILE.py:function, package.module:function, or a name such as exact_match (empty: the task's own)"
+    )
+    weights: tuple[float, ...] = Field((), description="of each of them in the sum (empty: 1; 0: only reported)")
     time_limit_s: Positive = Field(10.0, description="seconds one judgement may take; beyond it there is no verdict")
     concurrency: Count = Field(8, description="judgements at a time")
 
 
 class AdvantageConfig(Section):
-    kind: Literal["grpo", "dr_grpo", "rloo"] = Field("grpo", description="how rewards of a group become advantages")
-    std: Literal["sample", "population", "none"] = Field("sample", description="which standard deviation grpo divides by")
+    kind: Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "gae"] = Field(
+        "grpo",
+        description="how rewards become advantages: against the group (grpo, dr_grpo, rloo), against the batch (reinforce++, or "
+        "with the group's mean taken off first), or token by token against a value head (gae)",
+    )
+    std: Literal["sample", "population", "none"] = Field(
+        "sample", description="which standard deviation grpo, reinforce++ and gae divide by"
+    )
     eps: Positive = Field(1e-4, description="added to the standard deviation")
+    gamma: Share = Field(1.0, description="what gae discounts by a token")
+    lam: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="gae's lambda: 1 goes by the outcome alone, less trusts the value head more"
+    )
+    overlong: Literal["keep", "mask"] = Field(
+        "keep",
+        description="completions that were cut by max_tokens or the window: trained on like others, or compared with the others "
+        "and not trained on",
+    )
 
 
 class BatchConfig(Section):

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rollyard.watch.report import Counts, Lengths, Report, RewardCurve, WeightTraffic
+from rollyard.watch.report import Counts, Filtering, Lengths, Report, RewardCurve, WeightTraffic
 from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.timeline import PhaseSeconds
 from rollyard.watch.usage import lags, ledger, tables
@@ -179,6 +179,7 @@ def table(report: Report) -> RenderableType:
         ("prompts", _counts(report.prompts)),
         ("members", _counts(report.members)),
         ("tokens", ledger(report.tokens)),
+        *([("filter", _filtering(report.filtering))] if report.filtering != Filtering() else []),
         *([("stale", lags(report.staleness))] if report.staleness else []),
         ("weights", f"{len(report.versions)} versions, {report.weights.transport}, {report.weights.bytes_copied:,} bytes copied"),
         *_arrival(report.weights),
@@ -235,6 +236,11 @@ def _counts(counts: Counts) -> str:
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.items())
     dropped = sum(counts.dropped.values())
     return f"{counts.admitted} admitted, {counts.trained} trained, {dropped} dropped" + (f" ({reasons})" if reasons else "")
+
+
+def _filtering(found: Filtering) -> str:
+    told = f"{found.dropped} prompts with equal rewards dropped, {found.refills} asked in their place"
+    return told + (f", {found.trained} more trained on: rollout.refills was reached" if found.trained else "")
 
 
 def _phases(phases: PhaseSeconds) -> Table:

@@ -13,8 +13,6 @@ from math import fsum, hypot, isfinite, sqrt
 
 from rollyard.types import FinishReason, Group, Rollout
 
-TRUNCATED = (FinishReason.LENGTH, FinishReason.CONTEXT)
-
 
 def has_verdict(rollout: Rollout) -> bool:
     """A reward that is not finite is none."""
@@ -94,7 +92,7 @@ class LengthCounts:
 
     def add(self, tokens: int, finish: FinishReason) -> None:
         self.tokens[tokens] += 1
-        self.truncated += finish in TRUNCATED
+        self.truncated += finish.truncated
 
     @property
     def completions(self) -> int:

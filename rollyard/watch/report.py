@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollyard.errors import JournalError
-from rollyard.events import EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
-from rollyard.types import Canary, EngineStats, Handed, Sent, WeightVersion
+from rollyard.events import Drop, EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
+from rollyard.types import Canary, DropReason, EngineStats, Handed, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.metrics import LengthCounts, RewardStats, has_verdict, part_names
 from rollyard.watch.roofline import Operation
@@ -95,6 +95,19 @@ class TokenLedger:
 
 
 @dataclass(frozen=True, slots=True)
+class Filtering:
+    """Dynamic sampling: prompts whose verdicts were all equal.
+
+    `dropped` left, `refills` others were asked in their place (fewer where no prompt was left), and `trained` were trained on as
+    they were, as many having been dropped for their batch as `rollout.refills` allows.
+    """
+
+    dropped: int = 0
+    refills: int = 0
+    trained: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What devices did with their time, and what the time was needed for. See `watch.devices` and `watch.roofline`."""
 
@@ -167,6 +180,7 @@ class Report:
     finished: Finished
     software: Mapping[str, str]
     tokens: TokenLedger = field(default_factory=TokenLedger)
+    filtering: Filtering = field(default_factory=Filtering)
     staleness: Mapping[int, int] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a cluster: where each host was, the last one last
@@ -209,6 +223,7 @@ def read_report(path: Path) -> Report:
             lost=tuple(record.pop("lost")),
             finished=Finished(**record.pop("finished")),
             tokens=TokenLedger(**record.pop("tokens")),
+            filtering=Filtering(**record.pop("filtering")),
             staleness={int(lag): tokens for lag, tokens in record.pop("staleness").items()},
             usage=Usage(
                 tuple(DeviceTime(**device | {"roles": tuple(device["roles"])}) for device in usage["devices"]),
@@ -259,6 +274,7 @@ class ReportBuilder:
         self._parts: dict[str, list[float | None]] = {}  # mean of each step, by reward
         self._lengths = LengthCounts(Counter())
         self._staleness: Counter[int] = Counter()
+        self._masked: set[tuple[int, int]] = set()  # group and member: in a batch that is trained, and not trained on
         self.generation_tokens = 0
 
     def record(self, entry: Event | Instruction) -> None:
@@ -268,12 +284,21 @@ class ReportBuilder:
                 self.generation_tokens += len(entry.segment.token_ids)
         elif type(entry) is Score:
             self._lengths.add(len(entry.completion.token_ids), entry.completion.finish)
+        elif type(entry) is Drop:
+            self._left(entry)
         elif type(entry) is Published:
             self._versions.append(entry.version)
         elif type(entry) is EngineDown:
             self._lost.append(entry.cause.partition("\n")[0])
         elif type(entry) is Restart:
             self._lost.append(f"{entry.engine} is started again")
+
+    def _left(self, drop: Drop) -> None:
+        """Members of a group that is filtered as a whole leave first, one by one."""
+        if drop.member is None:
+            self._masked = {each for each in self._masked if each[0] != drop.group}
+        elif drop.reason is DropReason.FILTERED:
+            self._masked.add((drop.group, drop.member))
 
     def add_step(self, step: Step) -> None:
         for name in part_names(step.groups):
@@ -282,7 +307,11 @@ class ReportBuilder:
         for name, curve in self._parts.items():
             curve.append(RewardStats.part(step.groups, name).mean)
         for rollout in (rollout for group in step.groups for rollout in group.rollouts if has_verdict(rollout)):
-            for span in rollout.completion.spans:
+            done = rollout.completion
+            if (done.group, done.member) in self._masked:
+                self._masked.discard((done.group, done.member))
+                continue
+            for span in done.spans:
                 self._staleness[step.step - 1 - span.version.step] += span.tokens
 
     def add_evaluation(self, mean_reward: float | None) -> None:
@@ -335,6 +364,7 @@ class ReportBuilder:
         engines: Iterable[EngineStats],
         finished: Finished,
         tokens: TokenLedger,
+        filtering: Filtering,
         usage: Usage,
     ) -> Report:
         """The report of what was gathered so far. `engines` are the totals of every engine the run had."""
@@ -361,6 +391,7 @@ class ReportBuilder:
             finished=finished,
             software=software(),
             tokens=replace(tokens, recomputed=sum(engine.recomputed_tokens for engine in stats)),
+            filtering=filtering,
             staleness=dict(sorted(self._staleness.items())),
             usage=usage,
             nodes={host: tuple(nodes) for host, nodes in self._nodes.items()},

@@ -35,11 +35,32 @@ def policy(**changes) -> RolloutPolicy:
     moves=st.integers(0, 2),
     rollover=st.sampled_from(list(ev.Rollover)),
     window=st.sampled_from([100, 6, 3]),
-    odds=st.sampled_from([Odds(), Odds(error=0.1), Odds(0.05, 0.02, 0.1, 0.05)]),
+    odds=st.sampled_from(
+        [Odds(), Odds(error=0.1), Odds(0.05, 0.02, 0.1, 0.05), Odds(coarse=True), Odds(0.1, 0, 0.2, coarse=True)]
+    ),
+    refills=st.sampled_from([0, 0, 1, 3, 99]),
+    mask=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_nothing_lost_nothing_stale_nothing_idle(
-    staleness, batch, size, engines, slots, prompts, cap, overtaking, on_stale, spare, order, moves, rollover, window, odds, seed
+    staleness,
+    batch,
+    size,
+    engines,
+    slots,
+    prompts,
+    cap,
+    overtaking,
+    on_stale,
+    spare,
+    order,
+    moves,
+    rollover,
+    window,
+    odds,
+    refills,
+    mask,
+    seed,
 ):
     rules = policy(
         group_size=size,
@@ -53,6 +74,9 @@ def test_nothing_lost_nothing_stale_nothing_idle(
         on_stale=on_stale,
         window=window,
         min_scored=min(2, size),
+        filter="flat" if refills else "none",
+        refills=refills,
+        mask_truncated=mask,
     )
     world = World(rules, prompts, engines, slots, seed, odds, rollover)
     world.run()
@@ -169,3 +193,99 @@ def test_what_a_dropped_group_still_runs_is_cut():
     core.step(ev.PromptsOffered(prompts(0), exhausted=False), 0.0)
     out = core.step(ev.RolloutsCancelled(), 0.0)
     assert {o.requests for o in out if isinstance(o, ev.Abort)} == {(RequestId(0, 0),), (RequestId(0, 1),)}
+
+
+def judged(core: RolloutCore, group: int, *values: float | None, step: int = 0) -> list:
+    """All members of a group write two tokens and have these verdicts; what follows from the last of them."""
+    version, out = WeightVersion(step), []
+    for member, value in enumerate(values):
+        segment = Segment(RequestId(group, member), (1, 2), (-1.0, -1.0), version, version, FinishReason.STOP)
+        core.step(ev.SegmentArrived("e", segment), 0.0)
+        out = core.step(ev.Scored(group, member, Reward(value)), 0.0)
+    return out
+
+
+def filtering(**changes) -> RolloutCore:
+    core = opened(policy(**(dict(group_size=2, groups_per_batch=2, filter="flat", refills=2, give_up_after=1) | changes)))
+    core.step(ev.EngineUp("e", 99, WeightVersion(0)), 0.0)
+    core.step(ev.BatchWanted(), 0.0)
+    return core
+
+
+def dropped(outputs) -> list[tuple[int, str]]:
+    return [(out.group, str(out.reason)) for out in outputs if isinstance(out, ev.Drop) and out.member is None]
+
+
+def taken(outputs) -> list[list[int]]:
+    return [[group.id for group in out.groups] for out in outputs if isinstance(out, ev.BatchTaken)]
+
+
+def test_flat_groups_are_asked_anew_until_the_bound():
+    """Two of them leave, and two more prompts are asked; the third is trained. With staleness 0 nothing more is ever live."""
+    core = filtering()
+    core.step(ev.PromptsOffered(prompts(0, 1), exhausted=False), 0.0)
+    for flat in (0, 1):
+        out = judged(core, flat, 0.5, 0.5)
+        assert dropped(out) == [(flat, "filtered")] and asked(out) == 1 and not [o for o in out if isinstance(o, ev.Keep)]
+        assert not [o for o in out if isinstance(o, ev.RolloutsFailed)], "filtering is no failure"
+        core.step(ev.PromptsOffered(prompts(2 + flat), exhausted=False), 0.0)
+        assert core.live == 2
+    assert (core.counts.refills, core.counts.unfiltered) == (2, 0)
+    assert dropped(judged(core, 2, 1.0, 1.0)) == [] and core.counts.unfiltered == 1
+    assert taken(judged(core, 3, 0.0, 1.0)) == [[2, 3]]
+    # The next batch may have two asked anew again.
+    core.step(ev.BatchTrained(WeightVersion(1)), 0.0)
+    core.step(ev.EngineLoaded("e", WeightVersion(1)), 0.0)
+    core.step(ev.BatchWanted(), 0.0)
+    core.step(ev.PromptsOffered(prompts(4, 5), exhausted=False), 0.0)
+    assert dropped(judged(core, 4, 0.0, 0.0, step=1)) == [(4, "filtered")]
+    tokens = core.counts.tokens
+    assert (core.counts.dropped, tokens.dropped) == ({"filtered": 3}, {"filtered": 12})
+
+
+def test_one_verdict_is_flat_and_none_is_a_failure():
+    core = filtering(min_scored=1)
+    core.step(ev.PromptsOffered(prompts(0, 1), exhausted=False), 0.0)
+    assert dropped(judged(core, 0, 0.5, None)) == [(0, "filtered")]
+    assert dropped(judged(core, 1, None, None)) == [(1, "failed")]
+    assert core.counts.members_dropped == {"no_verdict": 3, "filtered": 1}
+
+
+def test_with_no_prompt_left_a_batch_is_short():
+    core = filtering()
+    core.step(ev.PromptsOffered(prompts(0, 1), exhausted=True), 0.0)
+    assert dropped(judged(core, 0, 0.0, 0.0)) == [(0, "filtered")]
+    assert taken(judged(core, 1, 0.0, 1.0)) == [[1]] and core.counts.refills == 0
+
+
+def test_all_of_the_last_prompts_are_flat():
+    core = filtering()
+    core.step(ev.PromptsOffered(prompts(0), exhausted=True), 0.0)
+    assert [type(o) for o in judged(core, 0, 1.0, 1.0)][-1] is ev.RolloutsFinished
+
+
+def test_failures_in_a_row_are_counted_without_what_is_filtered():
+    core = filtering(refills=9, give_up_after=2)
+    core.step(ev.PromptsOffered(prompts(0, 1), exhausted=False), 0.0)
+    out = judged(core, 0, None, None)
+    for flat in range(1, 5):
+        assert not [o for o in out if isinstance(o, ev.RolloutsFailed)]
+        core.step(ev.PromptsOffered(prompts(flat + 1), exhausted=False), 0.0)
+        out = judged(core, flat, 1.0, 1.0)
+    assert core.counts.dropped == {"failed": 1, "filtered": 4}
+
+
+def test_what_was_cut_is_in_the_record_and_its_tokens_are_not_trained():
+    core = filtering(groups_per_batch=1, filter="none", mask_truncated=True)
+    core.step(ev.PromptsOffered(prompts(0), exhausted=False), 0.0)
+    v0 = WeightVersion(0)
+    for member, finish in enumerate((FinishReason.STOP, FinishReason.LENGTH)):
+        core.step(ev.SegmentArrived("e", Segment(RequestId(0, member), (1,) * 5, (-1.0,) * 5, v0, v0, finish)), 0.0)
+        out = core.step(ev.Scored(0, member, Reward(float(member))), 0.0)
+    (batch,) = [o.groups for o in out if isinstance(o, ev.BatchTaken)]
+    assert batch[0].rewards == (0.0, 1.0)
+    assert [(o.member, o.reason) for o in out if isinstance(o, ev.Drop)] == [(1, "filtered")]
+    core.step(ev.BatchTrained(WeightVersion(1)), 0.0)
+    counts = core.counts
+    assert (counts.trained, counts.members_trained, counts.members_dropped) == (1, 1, {"filtered": 1})
+    assert (counts.tokens.trained, counts.tokens.dropped) == (5, {"filtered": 5})

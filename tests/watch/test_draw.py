@@ -12,6 +12,7 @@ from rollyard.watch.draw import LivePanel, bar, cells, duration, places, shares,
 from rollyard.watch.report import (
     Counts,
     EvalRewards,
+    Filtering,
     Finished,
     Lengths,
     Report,
@@ -70,6 +71,7 @@ REPORT = Report(
     finished=Finished("3 steps done", failed=False),
     software={},
     tokens=TokenLedger(12_000, 11_000, {"failed": 1_000}, 0, 42),
+    filtering=Filtering(4, 3, 2),
     staleness={0: 8_250, 1: 2_750},
     usage=Usage(
         (
@@ -193,6 +195,7 @@ def test_the_report_as_a_table_in_80_columns() -> None:
         "2 verified, 1 undecidable",
         "3 steps done",
         "12,000 generated, 11,000 trained, 1,000 dropped (1,000 failed), 42",
+        "4 prompts with equal rewards dropped, 3 asked in their place, 2",
         "lag 0 75%, lag 1 25%",
     ):
         assert part in text

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from rollyard.errors import JournalError
-from rollyard.events import FetchPrompts, Published, Score, SegmentArrived
-from rollyard.types import EngineStats, RequestId, Segment, Sent, WeightVersion
+from rollyard.events import Drop, FetchPrompts, Published, Score, SegmentArrived
+from rollyard.types import DropReason, EngineStats, RequestId, Segment, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.report import (
     Counts,
+    Filtering,
     Finished,
     Report,
     ReportBuilder,
@@ -37,6 +38,7 @@ def finish(report: ReportBuilder) -> Report:
         engines=[EngineStats(step_s=2.0, busy_slot_s=6.0, slots=4, recomputed_tokens=5, decoder="native")],
         finished=Finished("1 step done", failed=False),
         tokens=TokenLedger(40, 20, {"failed": 20}, 0),
+        filtering=Filtering(4, 3, 2),
         usage=Usage(
             (DeviceTime("e0", ("engine", "trainer"), 100, {"train": 60}, {"generate": 40}, 0.6, {"generate": 0.4}, 3, 2, 1),),
             (PoolTime("engine", 1, 0.6, {"generate": 0.4}, 40),),
@@ -116,6 +118,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "lost": [],
         "finished": {"cause": "1 step done", "failed": False},
         "tokens": {"generated": 40, "trained": 20, "dropped": {"failed": 20}, "live": 0, "recomputed": 5},
+        "filtering": {"dropped": 4, "refills": 3, "trained": 2},
         "staleness": {"0": 13},  # of the last step's 2 + 4 + 6 + 1 tokens with a verdict; the step before had none
         "usage": {
             "devices": [
@@ -188,3 +191,13 @@ def test_busy_slots_are_weighted_by_slots_and_time() -> None:
     large = EngineStats(step_s=3.0, busy_slot_s=3.0, slots=6)  # 3 of 18
     assert slots_busy([small, large]) == 5 / 20
     assert slots_busy([]) == 0.0
+
+
+def test_what_is_masked_is_not_trained_however_old() -> None:
+    """Of two groups with two members of 1 and 2 tokens one is masked; a third group is filtered as a whole."""
+    report = builder()
+    for group_id, member in ((0, 1), (9, 0), (9, 1), (9, None)):
+        report.record(Drop(group_id, member, DropReason.FILTERED, "cut"))
+    report.add_step(replace(STEP, groups=(group(0, (1, 0.5), (2, 1.0)), group(1, (1, 0.0), (2, 1.0)))))
+    report.add_step(replace(STEP, groups=(group(9, (4, 1.0)),)))  # another run's: the name is free again
+    assert finish(report).staleness == {0: 1 + 1 + 2 + 4}
