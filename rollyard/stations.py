@@ -196,6 +196,7 @@ class Builder:
 
         config = self._config
         tokenizer = await self._device.run(Tokenizer, self._folder)
+        tokenizer.check_stop(config.rollout.stop, "rollout.stop")
         source, held_out = worker.build_prompts(config, tokenizer, done)
         scorer = open_scorer(config, reward)
         self._built.push_async_callback(scorer.close)
