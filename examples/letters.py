@@ -1,6 +1,6 @@
-"""A second reward for the sort demo: rollyard run --preset sort --reward exact_match,examples/letters.py:same_letters"""
+"""A second reward for the sort demo: rollyard run --preset sort --reward exact_match,examples/letters.py:in_order"""
 
 
-def same_letters(prompt: str, completion: str, answer: str, **columns: object) -> float:
-    """1 when each letter of the answer is written once and no other, in whatever order, else 0."""
-    return float(sorted(completion) == sorted(answer))
+def in_order(prompt: str, completion: str, **columns: object) -> float:
+    """1 for letters in alphabetical order, none of them twice, whatever the prompt was; else 0."""
+    return float(completion.isalpha() and list(completion) == sorted(set(completion)))
