@@ -84,6 +84,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "wall_s": 10.0,
         "phases": {
             "generate_s": 4.0,
+            "tools_s": 0.0,
             "score_s": 0.5,
             "train_s": 3.0,
             "sync_s": 0.25,
