@@ -15,6 +15,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Words = Annotated[str, Field(min_length=1)]
 
 LEAST_TEMPERATURE = 1e-3  # logits divided by less are no longer exact in float32
 
@@ -69,7 +70,7 @@ class RolloutConfig(Section):
     top_p: Share = Field(1.0, description="keep the likeliest tokens that hold this share of probability")
     top_k: Natural = Field(0, description="keep this many of the likeliest tokens (0: all)")
     ignore_eos: bool = Field(False, description="go on to max_tokens whatever is drawn (to compare speeds)")
-    stop: tuple[str, ...] = Field((), description="texts that end a completion (separate several with commas)")
+    stop: tuple[Words, ...] = Field((), description="texts that end a completion (separate several with commas)")
     max_staleness: Natural = Field(0, description="versions a rollout may lag behind the one it trains (S)")
     max_live_groups: Natural = Field(0, description="cap on prompts under way (0: the staleness rule alone)")
     oversample: Natural = Field(
@@ -89,6 +90,14 @@ class RolloutConfig(Section):
     retries: Natural = Field(2, description="times a failed request is tried again, keeping its tokens")
     min_scored: Count = Field(2, description="scored members a group needs to be trained on")
     give_up_after: Count = Field(100, description="prompts dropped in a row after which the run stops as failed")
+    filter: Literal["none", "flat"] = Field(
+        "none",
+        description="dynamic sampling: a prompt whose completions all have the same reward is dropped (flat), and another is "
+        "asked in its place",
+    )
+    refills: Count = Field(
+        128, description="prompts dropped so for each batch at most; beyond it they are trained on as they are"
+    )
 
 
 class EnvironmentConfig(Section):
@@ -113,9 +122,24 @@ class RewardConfig(Section):
 
 
 class AdvantageConfig(Section):
-    kind: Literal["grpo", "dr_grpo", "rloo"] = Field("grpo", description="how rewards of a group become advantages")
-    std: Literal["sample", "population", "none"] = Field("sample", description="which standard deviation grpo divides by")
+    kind: Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "gae"] = Field(
+        "grpo",
+        description="how rewards become advantages: against the group (grpo, dr_grpo, rloo), against the batch (reinforce++, or "
+        "with the group's mean taken off first), or token by token against a value head (gae)",
+    )
+    std: Literal["sample", "population", "none"] = Field(
+        "sample", description="which standard deviation grpo, reinforce++ and gae divide by"
+    )
     eps: Positive = Field(1e-4, description="added to the standard deviation")
+    gamma: Share = Field(1.0, description="what gae discounts by a token")
+    lam: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="gae's lambda: 1 goes by the outcome alone, less trusts the value head more"
+    )
+    overlong: Literal["keep", "mask"] = Field(
+        "keep",
+        description="completions that were cut by max_tokens or the window: trained on like others, or compared with the others "
+        "and not trained on",
+    )
 
 
 class BatchConfig(Section):

@@ -53,11 +53,11 @@ from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
 from rollyard.stations import Builder, Nodes, Stations
-from rollyard.types import Activity, EngineStats, Group, TrainStats, WeightVersion
+from rollyard.types import Activity, DropReason, EngineStats, Group, TrainStats, WeightVersion
 from rollyard.warmup import base_policy
 from rollyard.watch.accounts import ENGINE
 from rollyard.watch.recorder import Recorder
-from rollyard.watch.report import Counts, Report, TokenLedger
+from rollyard.watch.report import Counts, Filtering, Report, TokenLedger
 from rollyard.watch.step import Step
 from rollyard.watch.timeline import Phase, Timeline
 from rollyard.weights.remote import hand_over
@@ -94,7 +94,7 @@ class Ring:
         self._past: list[EngineStats] = []  # of engines that were lost
         self._episodes: Episodes | None = None
         self._learned: ev.EngineId | None = None  # the half that trained last
-        self._begun = self._finished = self._closing = False
+        self._begun = self._finished = self._closing = self._told = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
             ev.Train: self._train,
             ev.HandOver: self._hand_over,
@@ -216,6 +216,9 @@ class Ring:
             seed=config.run.seed,
             exact=config.place.placement == "swap",
             turns=config.environment.turns if stations.stage is not None else 0,
+            filter=rollout.filter,
+            refills=rollout.refills,
+            mask_truncated=config.advantage.overlong == "mask",
         )
         weights = config.weights
         restarts = config.place.restarts if stations.launch else 0
@@ -246,6 +249,7 @@ class Ring:
             if isinstance(event, ev.BatchTrained) and self._trained is not None:
                 groups, stats = self._trained
                 step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
+                self._tell_of_flat_groups()
                 self._picture()
                 yield step
 
@@ -263,6 +267,17 @@ class Ring:
             if action is not None:
                 self._start(action(instruction))
             self._finished = self._finished or isinstance(instruction, ev.Finish)
+
+    def _tell_of_flat_groups(self) -> None:
+        """Once: dynamic sampling has come to its bound."""
+        if self._counts.unfiltered and not self._told:
+            self._told, bound = True, self._config.rollout.refills
+            warnings.warn(
+                f"{bound} prompts with equal rewards were dropped for one batch, as many as rollout.refills allows: further ones "
+                "are trained on as they are, and the report counts them",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         if self._closing:  # an engine that was ordered as the run ended
@@ -408,6 +423,7 @@ class Ring:
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),
             Counts(counts.members_admitted, counts.members_trained, dict(counts.members_dropped)),
             TokenLedger(counts.tokens.generated, counts.tokens.trained, dict(counts.tokens.dropped), live),
+            Filtering(counts.dropped.get(DropReason.FILTERED, 0), counts.refills, counts.unfiltered),
             [*self._past, *(engine.stats() for engine in self._engines)],
         )
         report.write(self._folder.report)

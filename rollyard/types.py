@@ -20,6 +20,11 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # cut; the tokens so far are kept and the request can continue anywhere
     ERROR = "error"
 
+    @property
+    def truncated(self) -> bool:
+        """Cut by a limit, before the policy ended it."""
+        return self in (FinishReason.LENGTH, FinishReason.CONTEXT)
+
 
 class DropReason(StrEnum):
     """Why a prompt, or one member of its group, left without being trained on."""
@@ -28,7 +33,7 @@ class DropReason(StrEnum):
     FAILED = "failed"  # retries used up, or fewer scored members than the failure policy asks for
     NO_VERDICT = "no_verdict"  # member only: the judge gave no number
     STALE = "stale"  # would exceed the staleness limit
-    FILTERED = "filtered"
+    FILTERED = "filtered"  # all verdicts of the group are equal; of a member alone: a limit cut it, and such are masked
     OVERSAMPLED = "oversampled"
     STOPPED = "stopped"  # the run was stopped while it was live
 

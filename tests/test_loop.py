@@ -20,6 +20,7 @@ from rollyard.journal.reader import JournalReader
 from rollyard.place.child import launch
 from rollyard.watch.report import read_report
 from tests.tiny import tiny_folder
+from tests.watch.page import compare
 
 
 @pytest.fixture
@@ -83,6 +84,8 @@ def test_a_run_and_all_that_it_leaves_behind(make):
     assert read_report(run.folder.report) == run.report
     metrics = [json.loads(line) for line in (run.folder.path / "metrics.jsonl").read_text().splitlines()]
     assert [record["reward_mean"] for record in metrics] == report["reward"]["curve"]
+    undocumented, unwritten = compare({name for record in metrics for name in record})
+    assert (undocumented, unwritten) == ([], ["dropped/REASON"])  # nothing was dropped
     assert tomllib.loads((run.folder.path / "config.toml").read_text())["run"]["steps"] == 3
     assert sorted(path.name for path in (run.folder.path / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
     last = run.folder.checkpoint(3)

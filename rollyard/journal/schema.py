@@ -159,7 +159,7 @@ CREATE TABLE engine_events (
 
 CREATE VIEW rollouts AS
 SELECT c.incarnation, c.group_id, c.member, p.text AS prompt, c.text AS completion, v.value AS reward,
-       CASE WHEN b.trained_at IS NOT NULL AND v.value IS NOT NULL THEN b.step END AS trained_step,
+       CASE WHEN b.trained_at IS NOT NULL AND v.value IS NOT NULL AND dm.reason IS NULL THEN b.step END AS trained_step,
        coalesce(dm.reason, dg.reason) AS dropped, coalesce(dm.cause, dg.cause) AS drop_cause,
        c.finish, c.tokens, c.oldest_version, v.problem, c.finished_at
 FROM completions c

@@ -90,8 +90,9 @@ class StopWatcher:
     """Sees a stop string as soon as it is complete in the text, also over token borders and split characters.
 
     Decodes the last few tokens at every push: tokenizers' own DecodeStream raises on byte-fallback tokenizers when a
-    model writes broken UTF-8, and holds back text that is followed by half a character. Special tokens have no text.
-    A request that continues feeds the tokens it has already written first.
+    model writes broken UTF-8, and holds back text that is followed by half a character. Special tokens have no text, nor
+    have ids that a model has beyond those of its tokenizer. A request that continues first feeds the tokens that it has
+    already written.
     """
 
     __slots__ = ("_mute", "_stop", "_tail", "_tokenizer")
@@ -105,12 +106,16 @@ class StopWatcher:
 
     def feed(self, ids: Iterable[int]) -> None:
         """Tokens that were watched before, in an earlier part of the same completion."""
-        self._tail.extend(token_id for token_id in ids if token_id not in self._mute)
+        self._tail.extend(token_id for token_id in ids if self._speaks(token_id))
 
     def push(self, token_id: int) -> bool:
         """Add one token. True when a stop string is complete: this token is the last that belongs to the completion."""
-        if token_id in self._mute or not self._stop:
+        if not self._stop or not self._speaks(token_id):
             return False
         self._tail.append(token_id)
         text = self._tokenizer.decode(list(self._tail))
         return any(stop in text for stop in self._stop)
+
+    def _speaks(self, token_id: int) -> bool:
+        """Has it a text? One that has none would push what has one out of the tail."""
+        return token_id not in self._mute and self._tokenizer.id_to_token(token_id) is not None

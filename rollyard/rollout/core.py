@@ -159,6 +159,7 @@ class RolloutCore:
     def _admit(self, prompt: Prompt) -> Iterable[Output]:
         policy, group = self._policy, self._group(prompt)
         self._live.add(group)
+        self._departures.admitted()
         yield Admit(prompt)
         if (finished := self._recovery.join(group)) is not None:
             yield from finished

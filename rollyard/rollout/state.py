@@ -116,6 +116,12 @@ class GroupState:
         return sum(member.phase is Phase.SCORED for member in self.members)
 
     @property
+    def flat(self) -> bool:
+        """All verdicts are equal: whatever is compared within the group, nothing is learned from it."""
+        found = {m.reward.value for m in self.members if m.phase is Phase.SCORED and m.reward is not None}
+        return len(found) < 2
+
+    @property
     def tokens(self) -> int:
         """Written by members that may yet be trained."""
         return sum(len(member.token_ids) for member in self.members if member.phase is not Phase.DROPPED)
@@ -167,6 +173,8 @@ class Counts:
     members_dropped: dict[str, int] = field(default_factory=dict)
     retries: int = 0
     late_segments: int = 0  # news of attempts that were given up
+    refills: int = 0  # prompts admitted in place of groups that were filtered
+    unfiltered: int = 0  # groups that would have been filtered, had not as many been for this batch as may be
     tokens: TokenCounts = field(default_factory=TokenCounts)
 
 

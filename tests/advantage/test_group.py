@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollyard.advantage.group import advantages
+from rollyard.advantage.compare import compare
 from rollyard.config import AdvantageConfig
 from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout
 
@@ -21,6 +21,10 @@ def group(*rewards: float | None, id_: int = 0) -> Group:
         Rollout(Completion(id_, k, (5,), (-1.0,), (), FinishReason.STOP, "x"), Reward(reward)) for k, reward in enumerate(rewards)
     )
     return Group(prompt, tuple(rollouts))
+
+
+def advantages(one: Group, config: AdvantageConfig) -> tuple[float | None, ...]:
+    return compare([one], config)[0]
 
 
 TINY = 1e-12  # eps small enough to compare with hand calculations
