@@ -100,6 +100,18 @@ class RolloutConfig(Section):
     )
 
 
+class EnvironmentConfig(Section):
+    """Episodes of several turns instead of one answer to each prompt."""
+
+    name: str = Field(
+        "",
+        description="who plays with the policy: calculator, FILE.py:NAME or package.module:NAME of a class or coroutine function "
+        "(empty: nobody, each prompt is answered once)",
+    )
+    turns: Count = Field(8, description="answers of the policy in an episode at most, of rollout.max_tokens each")
+    limit_s: Positive = Field(30.0, description="seconds it may work between two answers; beyond it there is no verdict")
+
+
 class RewardConfig(Section):
     function: tuple[str, ...] = Field(
         (), description="FILE.py:function, package.module:function, or a name such as exact_match (empty: the task's own)"
@@ -316,6 +328,7 @@ class Config(Section):
     warmup: WarmupConfig = WarmupConfig()
     prompts: PromptsConfig = PromptsConfig()
     rollout: RolloutConfig = RolloutConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     batch: BatchConfig = BatchConfig()

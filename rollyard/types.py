@@ -44,6 +44,7 @@ class Activity(StrEnum):
     TRAIN = "train"
     GENERATE = "generate"  # at least one sequence decodes or prefills
     EVAL = "eval"  # the same for held-out prompts and probes
+    TOOLS = "tools"  # an environment is at work between two answers
     SCORE = "score"
     CHECKPOINT = "checkpoint"
     SYNC = "sync"  # weights are copied, brought near, switched to; a cache is given back or taken again

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
 
+ANSWER = "the-answer-before"  # in its place
+
+
 class Tokenizer:
     """The tokenizer of a Hugging Face folder. Raises ConfigError when the folder has none that is usable."""
 
@@ -51,6 +54,22 @@ class Tokenizer:
         text = str(self._full.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         # The template writes its own special tokens.
         return tuple(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def chat_after(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Ids of what the template puts between an answer and the next one: the end of the first, and these messages.
+
+        The answer itself is not rendered, so nothing that was sampled is tokenized again. Raises ConfigError without a
+        template, or where it shows no answer.
+        """
+        if not self.has_chat_template:
+            raise ConfigError("the tokenizer has no chat template", where=WHERE, remedy="give texts, or an instruct model")
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}, *map(dict, messages)]
+        text = str(self._full.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+        _, found, after = text.rpartition(ANSWER)
+        if not found:
+            problem = "the chat template shows no earlier answer"
+            raise ConfigError(problem, where=WHERE, remedy="render whole conversations with `chat`")
+        return self.encode(after, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids: special tokens left out, spaces as they are."""

@@ -18,6 +18,7 @@ from rollyard.reward.function import (
     exact_match,
     load_reward,
 )
+from rollyard.types import Completion, Prompt, Reward
 
 Given = RewardFunction | Mapping[str, RewardFunction] | Sequence[RewardFunction]
 SHIPPED: Mapping[str, RewardFunction] = {"exact_match": exact_match}
@@ -32,9 +33,26 @@ class Judge:
     weight: float
 
 
-def judges_of(config: Config, given: Given | None) -> tuple[Judge, ...]:
-    """The functions. Raises ConfigError when there is none, or they and their weights do not go together."""
-    found = _given(given) if given is not None else _named(config)
+class Nobody:
+    """In the place of a judge where environments judge their own episodes (protocols.Scorer)."""
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Reward:
+        """No verdict: the environment gave none either."""
+        return Reward(None, problem="the environment gave no verdict, and no reward is configured")
+
+    async def close(self) -> None:
+        pass
+
+
+def judges_of(config: Config, given: Given | None, *, optional: bool = False) -> tuple[Judge, ...]:
+    """The functions. Raises ConfigError when there is none, or they and their weights do not go together.
+
+    Args:
+        optional: there may be none.
+    """
+    found = _given(given) if given is not None else _named(config, optional)
+    if not found and optional and not config.reward.weights:
+        return ()
     weights = config.reward.weights or (1.0,) * len(found)
     if len(weights) != len(found):
         problem = f"{len(weights)} weights for {len(found)} rewards"
@@ -43,19 +61,19 @@ def judges_of(config: Config, given: Given | None) -> tuple[Judge, ...]:
     return tuple(Judge(name, function, weight) for (name, function), weight in zip(found, weights, strict=True))
 
 
-def check_rewards(config: Config, given: Given | None, columns: Set[str]) -> None:
+def check_rewards(config: Config, given: Given | None, columns: Set[str], *, optional: bool = False) -> None:
     """Raises ConfigError when a reward cannot judge prompts with these columns."""
-    for judge in judges_of(config, given):
+    for judge in judges_of(config, given, optional=optional):
         check_columns(judge.function, columns)
 
 
-def open_scorer(config: Config, given: Given | None) -> Scorer:
-    """All judges of a run as one. Raises ConfigError."""
+def open_scorer(config: Config, given: Given | None, *, optional: bool = False) -> Scorer:
+    """All judges of a run as one. Raises ConfigError, also where there is none unless that is `optional`."""
     parts = [
         Part(judge.name, FunctionScorer(judge.function, config.reward, trusted=judge.function is exact_match), judge.weight)
-        for judge in judges_of(config, given)
+        for judge in judges_of(config, given, optional=optional)
     ]
-    return Combined(parts)
+    return Combined(parts) if parts else Nobody()
 
 
 def _given(given: Given) -> list[tuple[str, RewardFunction]]:
@@ -69,11 +87,11 @@ def _given(given: Given) -> list[tuple[str, RewardFunction]]:
     return found
 
 
-def _named(config: Config) -> list[tuple[str, RewardFunction]]:
+def _named(config: Config, optional: bool) -> list[tuple[str, RewardFunction]]:
     names = config.reward.function
     if not names and config.prompts.task:
         names = ("exact_match",)
-    if not names:
+    if not names and not optional:
         raise ConfigError("prompts from a file need a reward", where=WHERE, remedy="give --reward FILE.py:function")
     return [(name.rpartition(":")[2], _load(name)) for name in names]
 
