@@ -9,12 +9,22 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from rollyard.errors import EngineLost, RollyardError, TimeLimitExceeded, WorkerLost, WorkersUsedUp
-from rollyard.protocols import Channel, Process
+from rollyard.protocols import Channel
 
 GROW_S = 0.05  # seconds that a call waits for one of the workers there are before one more is started
 START_S = 120.0  # seconds until a worker answers: it may import a lot
+
+
+class Process(Channel, Protocol):
+    """A channel to a process that may be ended at any moment."""
+
+    def kill(self) -> None:
+        """At once, with all that it started. It is to be closed all the same. Killing it twice is harmless."""
+        ...
+
 
 Launch = Callable[..., Awaitable[Process]]  # of protocols.Launcher
 

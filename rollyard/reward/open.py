@@ -17,6 +17,7 @@ from rollyard.reward.function import WHERE, RewardFunction, Takes, check_columns
 from rollyard.reward.host import Source
 from rollyard.reward.origin import import_name, pickled
 from rollyard.reward.workers import Crew, InWorkers
+from rollyard.types import Completion, Prompt, Reward
 
 Given = RewardFunction | Mapping[str, RewardFunction] | Sequence[RewardFunction]
 
@@ -55,9 +56,26 @@ class Judge:
         return b"" if self.source.load else pickled(self.function, self.name, WHERE)
 
 
-def judges_of(config: Config, given: Given | None) -> tuple[tuple[Judge, float], ...]:
-    """The functions and their weights. Raises ConfigError when there is none, or they do not go together."""
-    judges = _given(given, config) if given is not None else _named(config)
+class Nobody:
+    """In the place of a judge where environments judge their own episodes (protocols.Scorer)."""
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Reward:
+        """No verdict: the environment gave none either."""
+        return Reward(None, problem="the environment gave no verdict, and no reward is configured")
+
+    async def close(self) -> None:
+        pass
+
+
+def judges_of(config: Config, given: Given | None, *, optional: bool = False) -> tuple[tuple[Judge, float], ...]:
+    """The functions and their weights. Raises ConfigError when there is none, or they do not go together.
+
+    Args:
+        optional: there may be none.
+    """
+    judges = _given(given, config) if given is not None else _named(config, optional)
+    if not judges and optional and not config.reward.weights:
+        return ()
     weights = config.reward.weights or (1.0,) * len(judges)
     if len(weights) != len(judges):
         problem = f"{len(weights)} weights for {len(judges)} rewards"
@@ -67,22 +85,23 @@ def judges_of(config: Config, given: Given | None) -> tuple[tuple[Judge, float],
     return found
 
 
-def check_rewards(config: Config, given: Given | None, columns: Set[str]) -> None:
+def check_rewards(config: Config, given: Given | None, columns: Set[str], *, optional: bool = False) -> None:
     """Raises ConfigError when a reward cannot judge prompts with these columns, or cannot be given to a worker process."""
-    for judge, _ in judges_of(config, given):
+    for judge, _ in judges_of(config, given, optional=optional):
         check_columns(judge.function, columns | set(judge.settings))
         if not judge.direct:
             judge.content()
 
 
-def open_scorer(config: Config, given: Given | None, launch: Launch, scratch: Path) -> Scorer:
-    """All judges of a run as one; worker processes begin to start. Raises ConfigError.
+def open_scorer(config: Config, given: Given | None, launch: Launch, scratch: Path, *, optional: bool = False) -> Scorer:
+    """All judges of a run as one; worker processes begin to start. Raises ConfigError, also where there is none.
 
     Args:
         launch: starts a child of this process.
         scratch: the run's folder.
+        optional: there may be none.
     """
-    found, max_tokens = judges_of(config, given), config.rollout.max_tokens
+    found, max_tokens = judges_of(config, given, optional=optional), config.rollout.max_tokens
     away = [judge for judge, _ in found if not judge.direct]
     crew = Crew(config.reward, launch, [(judge.source, judge.content()) for judge in away], scratch)
     parts: list[Part] = []
@@ -94,7 +113,7 @@ def open_scorer(config: Config, given: Given | None, launch: Launch, scratch: Pa
             scorer = workers = InWorkers(judge.name, away.index(judge), takes, judge.settings, crew, max_tokens)
             workers.start()
         parts.append(Part(judge.name, scorer, weight))
-    return Combined(parts)
+    return Combined(parts) if parts else Nobody()
 
 
 def _given(given: Given, config: Config) -> list[Judge]:
@@ -119,11 +138,11 @@ def _shipped(name: str, ours: Shipped, config: Config) -> Judge:
     return Judge(name, ours.function, source, ours.direct, ours.settings(config))
 
 
-def _named(config: Config) -> list[Judge]:
+def _named(config: Config, optional: bool) -> list[Judge]:
     names = config.reward.function
     if not names and config.prompts.task:
         names = ("exact_match",)
-    if not names:
+    if not names and not optional:
         raise ConfigError("prompts from a file need a reward", where=WHERE, remedy="give --reward FILE.py:function")
     return [_load(name, config) for name in names]
 
