@@ -15,7 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from rollyard.config import Config
+from rollyard.config import BUILT_IN, Config
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.environment import node_address
 from rollyard.errors import ConfigError
@@ -29,6 +29,7 @@ from rollyard.place.layout import Host, Roles
 from rollyard.prompts.open import open_prompts
 from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer, Spans, TrainerEvidence
 from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_reward
+from rollyard.reward.gym import reasoning_gym
 from rollyard.types import Prompt, Sampling, TensorInfo, WeightVersion
 from rollyard.watch.timeline import Timeline
 
@@ -218,8 +219,10 @@ def reward_of(config: Config, given: RewardFunction | None) -> RewardFunction:
         return given
     if config.reward.function:
         return load_reward(config.reward.function)
-    if config.prompts.task:
+    if config.prompts.task in BUILT_IN:
         return exact_match
+    if config.prompts.task:
+        return reasoning_gym
     raise ConfigError("prompts from a file need a reward", where="reward.function", remedy="give --reward FILE.py:function")
 
 
