@@ -16,17 +16,17 @@ from rollyard.journal.folder import check_folder
 from rollyard.model.architecture import Architecture
 from rollyard.place.layout import layout
 from rollyard.prompts.open import check_prompts
-from rollyard.reward.function import RewardFunction, check_columns
+from rollyard.reward.open import Given, check_rewards
 from rollyard.train.external import load_adapter
 from rollyard.weights.shares import check_divides
 
 
-def check(config: Config, architecture: Architecture, reward: RewardFunction | None = None) -> None:
+def check(config: Config, architecture: Architecture, reward: Given | None = None) -> None:
     """Look at all that the config names. Raises ConfigError; nothing is loaded, and nothing stays written.
 
     Args:
         architecture: of the policy.
-        reward: a function given directly, instead of `reward.function`.
+        reward: what is given directly, instead of `reward.function`.
     """
     check_folder(config)
     if config.exchange.folder:
@@ -34,8 +34,7 @@ def check(config: Config, architecture: Architecture, reward: RewardFunction | N
     check_capabilities(config)
     check_options(config)
     layout(worker.roles_of(config, worker.job_of(config)), worker.devices_there(config))
-    columns = check_prompts(config)
-    check_columns(worker.reward_of(config, reward), columns)
+    check_rewards(config, reward, check_prompts(config))
     check_window(config, architecture)
     if config.train.adapter:
         load_adapter(config.train.adapter)

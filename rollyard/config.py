@@ -134,7 +134,10 @@ class JudgeConfig(Section):
 
 
 class RewardConfig(Section):
-    function: str = Field("", description="FILE.py:function or package.module:function (empty: the task's own)")
+    function: tuple[str, ...] = Field(
+        (), description="FILE.py:function, package.module:function, or a name such as exact_match (empty: the task's own)"
+    )
+    weights: tuple[float, ...] = Field((), description="of each of them in the sum (empty: 1; 0: only reported)")
     time_limit_s: Positive = Field(10.0, description="seconds one judgement may take; beyond it there is no verdict")
     concurrency: Count = Field(8, description="judgements at a time")
     model: RewardModelConfig = RewardModelConfig()

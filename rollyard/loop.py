@@ -18,7 +18,7 @@ from rollyard.events import EngineId
 from rollyard.journal.folder import RunFolder, folder_of, make_folder
 from rollyard.journal.journal import Journal, RunRecord
 from rollyard.model.architecture import Architecture
-from rollyard.reward.function import RewardFunction
+from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Inbox, Ring, Stopped
 from rollyard.stations import Stations
 from rollyard.warmup import architecture
@@ -36,7 +36,8 @@ class Run:
 
     Args:
         config: what to run.
-        reward: a function `(prompt, completion, **columns) -> float` given directly, instead of `config.reward.function`.
+        reward: a function `(prompt, completion, **columns) -> float` given directly, instead of `config.reward.function`; or
+            several: a sequence of them, or a mapping of names to them.
         view: makes what the terminal shows; nothing by default.
         stations: gives the stations, instead of those that the config names: doubles, for measuring what is around them.
 
@@ -48,7 +49,7 @@ class Run:
     def __init__(
         self,
         config: Config,
-        reward: RewardFunction | None = None,
+        reward: Given | None = None,
         view: Callable[[Header], View] | None = None,
         stations: Callable[[], Stations] | None = None,
     ) -> None:

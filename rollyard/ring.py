@@ -47,7 +47,7 @@ from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
 from rollyard.place.mode import Schedule
 from rollyard.protocols import Engine, Learner
-from rollyard.reward.function import RewardFunction
+from rollyard.reward.open import Given
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
@@ -103,7 +103,7 @@ class Ring:
 
     # ------------------------------------------------------------------------------------------- the start
 
-    async def build(self, reward: RewardFunction | None, stopping: Callable[[], str]) -> None:
+    async def build(self, reward: Given | None, stopping: Callable[[], str]) -> None:
         """Build every station and the conductor. Raises ConfigError for what only loading shows.
 
         Whatever ends it half way, `close` closes what was built.

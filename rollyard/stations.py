@@ -40,7 +40,7 @@ from rollyard.protocols import (
     Trainer,
     TrainerEvidence,
 )
-from rollyard.reward.function import RewardFunction
+from rollyard.reward.open import Given, open_scorer
 from rollyard.rollout.controller import Text
 from rollyard.types import EngineStats, FinishReason, Prompt, WeightVersion
 from rollyard.watch.accounts import ENGINE, TRAINER
@@ -177,9 +177,7 @@ class Builder:
         self._urls = {f"engine-{number}": url for number, url in enumerate(config.engine.url)}
         self._numbers: dict[str, range] = {}  # of GPUs, by host
 
-    async def build(
-        self, reward: RewardFunction | None, exchange: Generation | None = None, done: Set[int] = frozenset()
-    ) -> Stations:
+    async def build(self, reward: Given | None, exchange: Generation | None = None, done: Set[int] = frozenset()) -> Stations:
         """Raises ConfigError for what only loading shows, EngineLost and TrainerLost for a host that does not start.
 
         Args:
@@ -191,7 +189,7 @@ class Builder:
         config = self._config
         tokenizer = await self._device.run(Tokenizer, self._folder)
         source, held_out = worker.build_prompts(config, tokenizer, done)
-        scorer = worker.build_scorer(config, reward)
+        scorer = open_scorer(config, reward)
         self._built.push_async_callback(scorer.close)
         await self._host_all()
         if exchange is not None:

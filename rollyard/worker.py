@@ -15,7 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from rollyard.config import BUILT_IN, Config
+from rollyard.config import Config
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.environment import node_address
 from rollyard.errors import ConfigError
@@ -27,9 +27,7 @@ from rollyard.model.machine import Machine, measure
 from rollyard.place.bundles import Bundle, Nodes
 from rollyard.place.layout import Host, Roles
 from rollyard.prompts.open import open_prompts
-from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Scorer, Spans, TrainerEvidence
-from rollyard.reward.function import FunctionScorer, RewardFunction, exact_match, load_reward
-from rollyard.reward.gym import reasoning_gym
+from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Spans, TrainerEvidence
 from rollyard.types import Prompt, Sampling, TensorInfo, WeightVersion
 from rollyard.watch.timeline import Timeline
 
@@ -211,24 +209,6 @@ def build_trainer(
     from rollyard.train.trainer import ReferenceTrainer
 
     return ReferenceTrainer(policy.model, device, config.train, config.rollout.max_tokens, policy.folder, version, ranks)
-
-
-def reward_of(config: Config, given: RewardFunction | None) -> RewardFunction:
-    """The function given directly, the one that is named, or the task's own. Raises ConfigError when there is none."""
-    if given is not None:
-        return given
-    if config.reward.function:
-        return load_reward(config.reward.function)
-    if config.prompts.task in BUILT_IN:
-        return exact_match
-    if config.prompts.task:
-        return reasoning_gym
-    raise ConfigError("prompts from a file need a reward", where="reward.function", remedy="give --reward FILE.py:function")
-
-
-def build_scorer(config: Config, reward: RewardFunction | None) -> Scorer:
-    function = reward_of(config, reward)
-    return FunctionScorer(function, config.reward, trusted=function is exact_match)
 
 
 def transport_of(config: Config) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
-import reprlib
 from collections.abc import Mapping, Set
 from inspect import Parameter
 from typing import Any
@@ -14,11 +12,11 @@ from rollyard.config import RewardConfig
 from rollyard.errors import ConfigError, TimeLimitExceeded
 from rollyard.functions import POSITIONAL, Function, check_callable, check_takes, load_function
 from rollyard.reward.threads import Outcome, Workers
+from rollyard.reward.verdict import number_of
 from rollyard.types import Completion, Prompt, Reward
 
 RewardFunction = Function
 WHERE = "reward.function"
-LARGEST = 3.4028235e38  # of float32, which is what losses are computed in
 VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
@@ -85,18 +83,8 @@ class FunctionScorer:
         return {name: value for name, value in columns.items() if name in self._accepted}
 
     def _verdict(self, value: Any) -> Reward:
-        if value is None:
-            return Reward(None, problem=f"{self._name} returned None")
-        if inspect.iscoroutine(value):
-            value.close()
-            return Reward(None, problem=f"{self._name} returned a coroutine: declare it with async def")
-        try:
-            number = float(value) if not isinstance(value, (str, bytes, bytearray)) else math.nan
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not abs(number) <= LARGEST:
-            return Reward(None, problem=f"{self._name} returned {reprlib.repr(value)}, which is no finite float32 number")
-        return Reward(number, {self._name: number})
+        number, problem = number_of(value, self._name)
+        return Reward(None, problem=problem) if number is None else Reward(number, {self._name: number})
 
 
 def load_reward(name: str) -> RewardFunction:
