@@ -12,8 +12,11 @@ from rollyard.config import (
     Config,
     EngineConfig,
     ExchangeConfig,
+    JudgeConfig,
     LoraConfig,
     PlaceConfig,
+    RewardConfig,
+    RewardModelConfig,
     RolloutConfig,
     WarmupConfig,
 )
@@ -32,6 +35,27 @@ def check(config: Config) -> None:
     _check_adapter(config)
     _check_lora(config)
     _check_exchange(config)
+    _check_models(config.reward)
+
+
+def _check_models(reward: RewardConfig) -> None:
+    """Models that judge."""
+    model, judge = reward.model, reward.judge
+    if not model.folder and model != RewardModelConfig():
+        problem = "options of a reward model are given, and there is none"
+        raise ConfigError(problem, where="reward.model.folder", remedy="name its folder, or leave them out")
+    if not judge.url and judge != JudgeConfig():
+        problem = "options of a judge are given, and there is none"
+        raise ConfigError(problem, where="reward.judge.url", remedy="give such as http://127.0.0.1:8000/v1, or leave them out")
+    for url in judge.url:
+        if not is_address(url):
+            raise ConfigError(f"{url!r} is no address", where="reward.judge.url", remedy="give such as http://127.0.0.1:8000/v1")
+    if judge.url and not judge.model:
+        problem = "the judge's servers are named, and not the model that they are asked for"
+        raise ConfigError(problem, where="reward.judge.model", remedy="give the name that the server lists under /v1/models")
+    if 0 < judge.temperature < LEAST_TEMPERATURE:
+        problem = f"a temperature of {judge.temperature:g} overflows float32"
+        raise ConfigError(problem, where="reward.judge.temperature", remedy=f"use 0 or at least {LEAST_TEMPERATURE:g}")
 
 
 def _check_prompts(config: Config) -> None:

@@ -23,10 +23,11 @@ from rollyard.events import EngineId
 from rollyard.exchange.folder import Job
 from rollyard.exchange.generation import Generation
 from rollyard.hosts import HostOrder, Launch, attach_engine, launch_engine, launch_host, remote_engine
+from rollyard.judges import build_judges
 from rollyard.model.architecture import Architecture
 from rollyard.place.child import Children
 from rollyard.place.inline import DeviceThread
-from rollyard.place.layout import Host, layout
+from rollyard.place.layout import REWARD_MODEL, Host, layout
 from rollyard.protocols import (
     Channel,
     Engine,
@@ -43,7 +44,7 @@ from rollyard.protocols import (
 from rollyard.reward.open import Given, open_scorer
 from rollyard.rollout.controller import Text
 from rollyard.types import EngineStats, FinishReason, Prompt, WeightVersion
-from rollyard.watch.accounts import ENGINE, TRAINER
+from rollyard.watch.accounts import ENGINE, SCORER, TRAINER
 
 if TYPE_CHECKING:
     from rollyard.place.ray import Cluster
@@ -189,9 +190,9 @@ class Builder:
         config = self._config
         tokenizer = await self._device.run(Tokenizer, self._folder)
         source, held_out = worker.build_prompts(config, tokenizer, done)
-        scorer = open_scorer(config, reward)
-        self._built.push_async_callback(scorer.close)
         await self._host_all()
+        scorer = open_scorer(config, reward, await self._judges())
+        self._built.push_async_callback(scorer.close)
         if exchange is not None:
             self._record(exchange)
         stop = config.rollout.stop
@@ -221,7 +222,7 @@ class Builder:
         hosts = layout(roles, worker.devices_there(config))
         here = worker.trains_here(config, self._job)
         away = [host for host in hosts if not (here and host.rank == 0)]
-        self._launches = await self._launchers(hosts, [host for host in away if host.rank is not None or not config.engine.url])
+        self._launches = await self._launchers(hosts, [host for host in away if host.name not in self._urls])
         self._built.push_async_callback(self._close_engines)
         for host in hosts:
             if host not in away:
@@ -278,6 +279,14 @@ class Builder:
             receiver = cast(Receiver, publisher)  # it is both
             build = partial(worker.build_engine, config, host.engine, policy, device, receiver)
             found.engines[host.engine] = await device.run(build)  # there, since it may compile
+
+    async def _judges(self) -> dict[str, Scorer]:
+        """Models that judge, by their names in reports."""
+        judges = await build_judges(self._config, self._device, self._launches.get(REWARD_MODEL))
+        if judges.remote is not None:
+            self._found.starts.append(judges.remote.start)
+            self._found.spans.append((REWARD_MODEL, SCORER, judges.remote.spans))
+        return judges.scorers
 
     async def _launched(self, host: Host) -> Channel:
         """A process with a trainer."""
