@@ -17,6 +17,7 @@ from rollyard.journal.folder import check_folder
 from rollyard.model.architecture import Architecture
 from rollyard.place.layout import layout
 from rollyard.prompts.open import check_prompts
+from rollyard.protocols import Environment
 from rollyard.reward.classifier import check_folder as check_classifier
 from rollyard.reward.judge import check_template, reader
 from rollyard.reward.open import Given, check_rewards
@@ -24,12 +25,18 @@ from rollyard.train.external import load_adapter
 from rollyard.weights.shares import check_divides
 
 
-def check(config: Config, architecture: Architecture, reward: Given | None = None) -> None:
+def check(
+    config: Config,
+    architecture: Architecture,
+    reward: Given | None = None,
+    environment: Environment | None = None,
+) -> None:
     """Look at all that the config names. Raises ConfigError; nothing is loaded, and nothing stays written.
 
     Args:
         architecture: of the policy.
         reward: what is given directly, instead of `reward.function`.
+        environment: given directly, instead of `environment.name`.
     """
     check_folder(config)
     if config.exchange.folder:
@@ -37,8 +44,8 @@ def check(config: Config, architecture: Architecture, reward: Given | None = Non
     check_capabilities(config)
     check_options(config)
     layout(worker.roles_of(config, worker.job_of(config)), worker.devices_there(config))
-    columns = check_prompts(config)
-    check_rewards(config, reward, columns)
+    plays, columns = worker.environment_of(config, environment) is not None, check_prompts(config)
+    check_rewards(config, reward, columns, optional=plays)
     _check_models(config, columns)
     check_window(config, architecture)
     if config.train.adapter:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from rollyard.config import (
     BUILT_IN,
     LEAST_TEMPERATURE,
+    AdvantageConfig,
     Config,
     EngineConfig,
     ExchangeConfig,
@@ -21,18 +22,20 @@ from rollyard.config import (
     WarmupConfig,
 )
 from rollyard.errors import ConfigError
+from rollyard.objective import check_objective
 
 
 def check(config: Config) -> None:
     """What the options together must satisfy. Raises ConfigError for the first that does not hold."""
     _check_prompts(config)
     _check_rollout(config.rollout)
-    _check_group_size(config)
+    _check_advantage(config)
     _check_warmup(config.warmup)
     _check_staleness(config)
     _check_place(config)
     _check_engine(config.engine)
     _check_adapter(config)
+    check_objective(config)
     _check_lora(config)
     _check_exchange(config)
     _check_models(config.reward)
@@ -300,14 +303,27 @@ def _check_warmup(warmup: WarmupConfig) -> None:
         raise ConfigError(problem, where="warmup.width", remedy=f"use a multiple of {2 * warmup.heads}")
 
 
-def _check_group_size(config: Config) -> None:
+def _check_advantage(config: Config) -> None:
     size, kind = config.rollout.group_size, config.advantage.kind
-    if size < 2:
+    if size < 2 and kind not in ("reinforce++", "gae"):
         problem = f"{kind} compares the completions of one prompt, and group_size is {size}"
         raise ConfigError(problem, where="rollout.group_size", remedy="use at least 2, usually 8")
+    if size < 2 and config.rollout.filter == "flat":
+        problem = "the one reward of a group is always equal to itself"
+        raise ConfigError(problem, where="rollout.filter", remedy="use none, or --rollout.group_size 2 or more")
     if config.rollout.min_scored > size:
         problem = f"a group of {size} can never have {config.rollout.min_scored} scored members"
         raise ConfigError(problem, where="rollout.min_scored", remedy=f"use at most {size}")
+    if config.rollout.filter == "none" and config.rollout.refills != RolloutConfig().refills:
+        problem = "no prompt is asked in place of another"
+        raise ConfigError(problem, where="rollout.refills", remedy="add --rollout.filter flat, or leave it out")
+    usual = AdvantageConfig()
+    if kind != "gae" and (config.advantage.gamma, config.advantage.lam) != (usual.gamma, usual.lam):
+        where = "advantage.gamma" if config.advantage.gamma != usual.gamma else "advantage.lam"
+        raise ConfigError(f"{kind} looks at no token by itself", where=where, remedy="add --advantage.kind gae, or leave it out")
+    if kind == "gae" and config.train.adapter:
+        problem = "gae needs a value head beside the policy, and the trainer of another stack has none"
+        raise ConfigError(problem, where="advantage.kind", remedy="use another, such as reinforce++, or our own trainer")
 
 
 def _check_exchange(config: Config) -> None:

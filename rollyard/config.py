@@ -15,6 +15,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Words = Annotated[str, Field(min_length=1)]
 
 BUILT_IN = ("sort", "reverse", "arithmetic")  # tasks with a base policy of their own
 LEAST_TEMPERATURE = 1e-3  # logits divided by less are no longer exact in float32
@@ -74,7 +75,7 @@ class RolloutConfig(Section):
     top_p: Share = Field(1.0, description="keep the likeliest tokens that hold this share of probability")
     top_k: Natural = Field(0, description="keep this many of the likeliest tokens (0: all)")
     ignore_eos: bool = Field(False, description="go on to max_tokens whatever is drawn (to compare speeds)")
-    stop: tuple[str, ...] = Field((), description="texts that end a completion (separate several with commas)")
+    stop: tuple[Words, ...] = Field((), description="texts that end a completion (separate several with commas)")
     max_staleness: Natural = Field(0, description="versions a rollout may lag behind the one it trains (S)")
     max_live_groups: Natural = Field(0, description="cap on prompts under way (0: the staleness rule alone)")
     oversample: Natural = Field(
@@ -94,6 +95,26 @@ class RolloutConfig(Section):
     retries: Natural = Field(2, description="times a failed request is tried again, keeping its tokens")
     min_scored: Count = Field(2, description="scored members a group needs to be trained on")
     give_up_after: Count = Field(100, description="prompts dropped in a row after which the run stops as failed")
+    filter: Literal["none", "flat"] = Field(
+        "none",
+        description="dynamic sampling: a prompt whose completions all have the same reward is dropped (flat), and another is "
+        "asked in its place",
+    )
+    refills: Count = Field(
+        128, description="prompts dropped so for each batch at most; beyond it they are trained on as they are"
+    )
+
+
+class EnvironmentConfig(Section):
+    """Episodes of several turns instead of one answer to each prompt."""
+
+    name: str = Field(
+        "",
+        description="who plays with the policy: calculator, FILE.py:NAME or package.module:NAME of a class or coroutine function "
+        "(empty: nobody, each prompt is answered once)",
+    )
+    turns: Count = Field(8, description="answers of the policy in an episode at most, of rollout.max_tokens each")
+    limit_s: Positive = Field(30.0, description="seconds it may work between two answers; beyond it there is no verdict")
 
 
 class RewardModelConfig(Section):
@@ -145,9 +166,24 @@ class RewardConfig(Section):
 
 
 class AdvantageConfig(Section):
-    kind: Literal["grpo", "dr_grpo", "rloo"] = Field("grpo", description="how rewards of a group become advantages")
-    std: Literal["sample", "population", "none"] = Field("sample", description="which standard deviation grpo divides by")
+    kind: Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "gae"] = Field(
+        "grpo",
+        description="how rewards become advantages: against the group (grpo, dr_grpo, rloo), against the batch (reinforce++, or "
+        "with the group's mean taken off first), or token by token against a value head (gae)",
+    )
+    std: Literal["sample", "population", "none"] = Field(
+        "sample", description="which standard deviation grpo, reinforce++ and gae divide by"
+    )
     eps: Positive = Field(1e-4, description="added to the standard deviation")
+    gamma: Share = Field(1.0, description="what gae discounts by a token")
+    lam: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="gae's lambda: 1 goes by the outcome alone, less trusts the value head more"
+    )
+    overlong: Literal["keep", "mask"] = Field(
+        "keep",
+        description="completions that were cut by max_tokens or the window: trained on like others, or compared with the others "
+        "and not trained on",
+    )
 
 
 class BatchConfig(Section):
@@ -162,8 +198,31 @@ class TrainConfig(Section):
     eps: Positive = Field(1e-8, description="AdamW's epsilon")
     weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay")
     warmup_steps: Natural = Field(0, description="steps over which the learning rate rises linearly")
-    clip_low: Share = Field(0.2, description="the ratio is clipped below 1 minus this")
-    clip_high: Positive = Field(0.2, description="the ratio is clipped above 1 plus this")
+    loss: Literal["ppo", "gspo", "cispo"] = Field(
+        "ppo", description="clipped ratio of each token; of each row as a whole; or a clipped weight on each token's logprob"
+    )
+    clip_low: Share = Field(0.2, description="the ratio is clipped below 1 minus this (1: never)")
+    clip_high: Positive = Field(0.2, description="the ratio is clipped above 1 plus this (DAPO: more than clip_low)")
+    correction: Literal["auto", "none", "truncate", "mask"] = Field(
+        "auto",
+        description="what tokens weigh whose probability differed when they were sampled: the ratio up to correction_cap, or 0 "
+        "outside correction_floor and correction_cap (auto: truncate where rollouts may be stale or the engine is not our own)",
+    )
+    correction_level: Literal["token", "sequence"] = Field(
+        "token", description="one weight for each token, or the product of a row's for all of them"
+    )
+    correction_cap: Positive = Field(2.0, description="largest importance weight")
+    correction_floor: NonNegative = Field(0.0, description="least importance weight with correction mask (0: none)")
+    minibatches: Count = Field(1, description="optimizer steps on each batch, each on an equal share of its prompts")
+    kl: NonNegative = Field(0.0, description="weight of the KL divergence from the policy that the run began with (0: off)")
+    kl_kind: Literal["k1", "k2", "k3"] = Field(
+        "k3", description="estimator: k1 is taken from the advantages, k2 and k3 are added to the loss"
+    )
+    value_lr: Positive = Field(1e-3, description="learning rate of the value head (with advantage.kind gae)")
+    value_clip: Positive = Field(0.2, description="a value farther than this from what it was before the step is not pushed on")
+    value_body: NonNegative = Field(
+        0.0, description="weight of the value loss in the policy's own gradient (0: only the head learns from it)"
+    )
     max_grad_norm: Positive = Field(1.0, description="gradients are scaled down to this norm")
     shard: bool = Field(False, description="the trainers of place.train share one copy of the policy and its moments (FSDP2)")
     adapter: str = Field("", description="trainer of another stack: FILE.py:function or package.module:function (empty: our own)")
@@ -313,6 +372,7 @@ class Config(Section):
     warmup: WarmupConfig = WarmupConfig()
     prompts: PromptsConfig = PromptsConfig()
     rollout: RolloutConfig = RolloutConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     batch: BatchConfig = BatchConfig()

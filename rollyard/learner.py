@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from rollyard import worker
-from rollyard.advantage.group import advantages
+from rollyard.advantage.compare import compare
+from rollyard.advantage.token import spread
 from rollyard.batch.sample import shards
 from rollyard.config import Config
-from rollyard.protocols import Trainer
+from rollyard.protocols import Trainer, ValueTrainer
 from rollyard.types import Group, TrainBatch, TrainStats, WeightVersion
 
 
@@ -22,7 +24,7 @@ class TrainerLearner:
 
     Args:
         config: how groups are compared and packed.
-        trainer: of the policy.
+        trainer: of the policy; one with a value head, where advantages are made with one.
         ranks: parts of every batch.
         trains: told what is trained on, just before.
         meanwhile: done while the trainer is busy.
@@ -45,8 +47,11 @@ class TrainerLearner:
 
     async def learn(self, step: int, groups: Sequence[Group]) -> TrainStats:
         config = self._config
-        judged = [advantages(group, config.advantage) for group in groups]
+        judged = compare(groups, config.advantage)
         parts = shards(step, groups, judged, config.batch.token_budget, worker.sampling_of(config), self._ranks)
+        if config.advantage.kind == "gae":
+            values = await cast(ValueTrainer, self._trainer).values(parts)
+            parts = await asyncio.to_thread(spread, parts, values, config.advantage)  # 3 us a token, while others generate
         self._trains(parts)
         training = asyncio.ensure_future(self._trainer.train(parts))
         try:

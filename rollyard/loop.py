@@ -18,6 +18,8 @@ from rollyard.events import EngineId
 from rollyard.journal.folder import RunFolder, folder_of, make_folder
 from rollyard.journal.journal import Journal, RunRecord
 from rollyard.model.architecture import Architecture
+from rollyard.objective import told
+from rollyard.protocols import Environment
 from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Inbox, Ring, Stopped
 from rollyard.stations import Stations
@@ -39,6 +41,8 @@ class Run:
         reward: a function `(prompt, completion, **columns) -> float` given directly, instead of `config.reward.function`; or
             several: a sequence of them, or a mapping of names to them.
         view: makes what the terminal shows; nothing by default.
+        environment: plays episodes with the policy, given directly instead of `config.environment.name`: an object with a
+            coroutine `episode(ask, prompt)`, or such a function.
         stations: gives the stations, instead of those that the config names: doubles, for measuring what is around them.
 
     Raises:
@@ -51,15 +55,17 @@ class Run:
         config: Config,
         reward: Given | None = None,
         view: Callable[[Header], View] | None = None,
+        environment: Environment | None = None,
         stations: Callable[[], Stations] | None = None,
     ) -> None:
         settle_environment()
         path = config.model.path
-        check(config, Architecture.from_folder(Path(path)) if path else architecture(config), reward)
+        self._shape = Architecture.from_folder(Path(path)) if path else architecture(config)
+        check(config, self._shape, reward, environment)
         self.config = config
         self.folder: RunFolder = folder_of(config)
         self.report: Report | None = None
-        self._reward, self._given = reward, stations
+        self._reward, self._environment, self._given = reward, environment, stations
         self._make_view = view or (lambda header: QuietView())
         self._inbox: Inbox = asyncio.Queue()
         self._stop_cause = ""
@@ -157,7 +163,7 @@ class Run:
     async def _unless_stopped(self, ring: Ring) -> None:
         """Build, and give it up at once when the run is stopped meanwhile. Raises Stopped then."""
         if self._given is None:
-            building = asyncio.ensure_future(ring.build(self._reward, lambda: self._stop_cause))
+            building = asyncio.ensure_future(ring.build(self._reward, self._environment, lambda: self._stop_cause))
         else:
             building = asyncio.ensure_future(ring.take(self._given()))
         try:
@@ -178,7 +184,12 @@ class Run:
         model = config.model.path or f"base policy of {config.prompts.task}"
         placement, engine = config.place.placement, config.engine.kind
         builder = ReportBuilder(
-            name=config.run.name, model=model, placement=placement, engine=engine, transport=worker.transport_of(config)
+            name=config.run.name,
+            model=model,
+            placement=placement,
+            engine=engine,
+            transport=worker.transport_of(config),
+            objective=told(config, worker.size_of(config, self._shape)),
         )
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size

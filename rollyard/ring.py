@@ -35,6 +35,7 @@ from rollyard import worker
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.environment import cache_folder
+from rollyard.episode.shell import Episodes
 from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded
 from rollyard.evaluate import Evaluator
 from rollyard.exchange.agreed import agreed
@@ -46,17 +47,17 @@ from rollyard.learner import TrainerLearner
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
 from rollyard.place.mode import Schedule
-from rollyard.protocols import Engine, Learner
+from rollyard.protocols import Engine, Environment, Learner
 from rollyard.reward.open import Given
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
 from rollyard.stations import Builder, Nodes, Stations
-from rollyard.types import Activity, EngineStats, Group, TrainStats, WeightVersion
+from rollyard.types import Activity, DropReason, EngineStats, Group, TrainStats, WeightVersion
 from rollyard.warmup import base_policy
 from rollyard.watch.accounts import ENGINE
 from rollyard.watch.recorder import Recorder
-from rollyard.watch.report import Counts, Report, TokenLedger
+from rollyard.watch.report import Counts, Filtering, Report, TokenLedger
 from rollyard.watch.step import Step
 from rollyard.watch.timeline import Phase, Timeline
 from rollyard.weights.remote import hand_over
@@ -91,8 +92,9 @@ class Ring:
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
         self._saved: WeightVersion | None = None
         self._past: list[EngineStats] = []  # of engines that were lost
+        self._episodes: Episodes | None = None
         self._learned: ev.EngineId | None = None  # the half that trained last
-        self._begun = self._finished = self._closing = False
+        self._begun = self._finished = self._closing = self._told = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
             ev.Train: self._train,
             ev.HandOver: self._hand_over,
@@ -103,7 +105,7 @@ class Ring:
 
     # ------------------------------------------------------------------------------------------- the start
 
-    async def build(self, reward: Given | None, stopping: Callable[[], str]) -> None:
+    async def build(self, reward: Given | None, environment: Environment | None, stopping: Callable[[], str]) -> None:
         """Build every station and the conductor. Raises ConfigError for what only loading shows.
 
         Whatever ends it half way, `close` closes what was built.
@@ -120,7 +122,7 @@ class Ring:
         await device.run(worker.set_threads, worker.threads_of(config, shape))
         self._recorder.works(shape, *await device.run(worker.measure_machine, config), worker.adapter_of(config, shape))
         builder = Builder(config, folder, self._folder.path, device, self._built, job)
-        self._stations = await builder.build(reward, self._exchange, done)
+        self._stations = await builder.build(reward, environment, self._exchange, done)
         await self._join()
 
     async def take(self, stations: Stations) -> None:
@@ -137,7 +139,10 @@ class Ring:
         """The shells around the conductor, between it and the stations."""
         config, stations = self._config, self._stations
         sampling, seed = worker.sampling_of(config), config.run.seed
-        self._evaluator = Evaluator(stations.held_out, sampling, stations.window, config.eval.samples, seed)
+        if stations.stage is not None:
+            self._episodes = Episodes(stations.stage, self._inbox.put_nowait, self._inbox.put_nowait, self._timeline)
+            self._built.push_async_callback(self._episodes.close)
+        self._evaluator = Evaluator(stations.held_out, sampling, stations.window, config.eval.samples, seed, stations.stage)
         post, books = self._inbox.put_nowait, self._recorder
         self._learners: dict[ev.EngineId | None, Learner] = {
             half: TrainerLearner(config, trainer, stations.ranks, books.trains, books.flush)
@@ -210,6 +215,10 @@ class Ring:
             give_up_after=rollout.give_up_after,
             seed=config.run.seed,
             exact=config.place.placement == "swap",
+            turns=config.environment.turns if stations.stage is not None else 0,
+            filter=rollout.filter,
+            refills=rollout.refills,
+            mask_truncated=config.advantage.overlong == "mask",
         )
         weights = config.weights
         restarts = config.place.restarts if stations.launch else 0
@@ -240,6 +249,7 @@ class Ring:
             if isinstance(event, ev.BatchTrained) and self._trained is not None:
                 groups, stats = self._trained
                 step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
+                self._tell_of_flat_groups()
                 self._picture()
                 yield step
 
@@ -250,11 +260,24 @@ class Ring:
         instructions = self.conductor.step(event, asyncio.get_running_loop().time())
         self._recorder.record((event, *instructions))
         self._controller.carry_out(instructions)
+        if self._episodes is not None:
+            self._episodes.carry_out(instructions)
         for instruction in instructions:
             action = self._actions.get(type(instruction))
             if action is not None:
                 self._start(action(instruction))
             self._finished = self._finished or isinstance(instruction, ev.Finish)
+
+    def _tell_of_flat_groups(self) -> None:
+        """Once: dynamic sampling has come to its bound."""
+        if self._counts.unfiltered and not self._told:
+            self._told, bound = True, self._config.rollout.refills
+            warnings.warn(
+                f"{bound} prompts with equal rewards were dropped for one batch, as many as rollout.refills allows: further ones "
+                "are trained on as they are, and the report counts them",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         if self._closing:  # an engine that was ordered as the run ended
@@ -400,6 +423,7 @@ class Ring:
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),
             Counts(counts.members_admitted, counts.members_trained, dict(counts.members_dropped)),
             TokenLedger(counts.tokens.generated, counts.tokens.trained, dict(counts.tokens.dropped), live),
+            Filtering(counts.dropped.get(DropReason.FILTERED, 0), counts.refills, counts.unfiltered),
             [*self._past, *(engine.stats() for engine in self._engines)],
         )
         report.write(self._folder.report)

@@ -10,7 +10,7 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rollyard import worker
 from rollyard.config import Config
 from rollyard.environment import only_devices
+from rollyard.episode.stage import Stage
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId
 from rollyard.exchange.folder import Job
@@ -31,6 +32,7 @@ from rollyard.place.layout import REWARD_MODEL, Host, layout
 from rollyard.protocols import (
     Channel,
     Engine,
+    Environment,
     Evidence,
     Handoff,
     PromptSource,
@@ -43,7 +45,7 @@ from rollyard.protocols import (
 )
 from rollyard.reward.open import Given, open_scorer
 from rollyard.rollout.controller import Text
-from rollyard.types import EngineStats, FinishReason, Prompt, WeightVersion
+from rollyard.types import EngineStats, Prompt, WeightVersion
 from rollyard.watch.accounts import ENGINE, SCORER, TRAINER
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class Stations:
     spans: Sequence[tuple[str, str, Spans]] = ()  # name, role and device of whatever the report accounts for
     nodes: Nodes = dict
     exchange: Generation | None = None  # where another job trains
+    stage: Stage | None = None  # where prompts are played as episodes
 
     async def start(self) -> None:
         """Wait until all are ready. Raises EngineError or TrainError for one that cannot be."""
@@ -162,12 +165,20 @@ class Builder:
         device: for the trainer that is in this process.
         built: closes what was built, the last first; also what was built before something failed.
         job: which part of the stations, where two jobs share them.
+        origin: of the model that the run began with, where `folder` is a checkpoint.
     """
 
     def __init__(
-        self, config: Config, folder: Path, scratch: Path, device: DeviceThread, built: AsyncExitStack, job: Job | None = None
+        self,
+        config: Config,
+        folder: Path,
+        scratch: Path,
+        device: DeviceThread,
+        built: AsyncExitStack,
+        job: Job | None = None,
+        origin: Path | None = None,
     ) -> None:
-        self._config, self._folder, self._scratch = config, folder, scratch
+        self._config, self._folder, self._scratch, self._origin = config, folder, scratch, origin
         self._device, self._built, self._job = device, built, job
         self._version = WeightVersion(0)
         self._cluster: Cluster | None = None
@@ -178,10 +189,17 @@ class Builder:
         self._urls = {f"engine-{number}": url for number, url in enumerate(config.engine.url)}
         self._numbers: dict[str, range] = {}  # of GPUs, by host
 
-    async def build(self, reward: Given | None, exchange: Generation | None = None, done: Set[int] = frozenset()) -> Stations:
+    async def build(
+        self,
+        reward: Given | None,
+        environment: Environment | None,
+        exchange: Generation | None = None,
+        done: Set[int] = frozenset(),
+    ) -> Stations:
         """Raises ConfigError for what only loading shows, EngineLost and TrainerLost for a host that does not start.
 
         Args:
+            environment: given directly, instead of `environment.name`.
             exchange: with a job that trains.
             done: ids of prompts that are not to be asked again.
         """
@@ -189,18 +207,15 @@ class Builder:
 
         config = self._config
         tokenizer = await self._device.run(Tokenizer, self._folder)
+        tokenizer.check_stop(config.rollout.stop, "rollout.stop")
         source, held_out = worker.build_prompts(config, tokenizer, done)
+        stage = worker.build_stage(config, environment, tokenizer, Architecture.from_folder(self._folder))
         await self._host_all()
-        scorer = open_scorer(config, reward, await self._judges())
+        scorer = open_scorer(config, reward, await self._judges(), optional=stage is not None)
         self._built.push_async_callback(scorer.close)
         if exchange is not None:
             self._record(exchange)
-        stop = config.rollout.stop
-
-        def text(ids: Sequence[int], finish: FinishReason) -> str:
-            return tokenizer.completion_text(ids, stop, finish)
-
-        return self._joined(source, held_out, scorer, text, exchange)
+        return replace(self._joined(source, held_out, scorer, tokenizer.completion_text, exchange), stage=stage)
 
     async def trainers(self, *, resume: bool) -> Trainers:
         """Of a job that only trains. Raises ConfigError for what only loading shows, TrainerLost for a host that does not start.
@@ -264,7 +279,7 @@ class Builder:
     async def _build_here(self, host: Host) -> None:
         """In this process: the trainer's device is a thread of it."""
         config, device, found = self._config, self._device, self._found
-        policy = await device.run(worker.load_policy, config, self._folder)
+        policy = await device.run(worker.load_policy, config, self._folder, None, self._origin)
         trainer = worker.build_trainer(config, policy, device, self._version)
         if self._resume:
             await trainer.load_state(self._folder)
@@ -290,7 +305,8 @@ class Builder:
 
     async def _launched(self, host: Host) -> Channel:
         """A process with a trainer."""
-        order = HostOrder(self._config, host, self._folder.resolve(), self._scratch.resolve(), self._resume)
+        origin = self._origin and self._origin.resolve()
+        order = HostOrder(self._config, host, self._folder.resolve(), self._scratch.resolve(), self._resume, origin)
         return await launch_host(order, self._launches[host.name])
 
     async def _add_engine(self, name: EngineId) -> None:

@@ -20,6 +20,11 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # cut; the tokens so far are kept and the request can continue anywhere
     ERROR = "error"
 
+    @property
+    def truncated(self) -> bool:
+        """Cut by a limit, before the policy ended it."""
+        return self in (FinishReason.LENGTH, FinishReason.CONTEXT)
+
 
 class DropReason(StrEnum):
     """Why a prompt, or one member of its group, left without being trained on."""
@@ -28,7 +33,7 @@ class DropReason(StrEnum):
     FAILED = "failed"  # retries used up, or fewer scored members than the failure policy asks for
     NO_VERDICT = "no_verdict"  # member only: the judge gave no number
     STALE = "stale"  # would exceed the staleness limit
-    FILTERED = "filtered"
+    FILTERED = "filtered"  # all verdicts of the group are equal; of a member alone: a limit cut it, and such are masked
     OVERSAMPLED = "oversampled"
     STOPPED = "stopped"  # the run was stopped while it was live
 
@@ -39,6 +44,7 @@ class Activity(StrEnum):
     TRAIN = "train"
     GENERATE = "generate"  # at least one sequence decodes or prefills
     EVAL = "eval"  # the same for held-out prompts and probes
+    TOOLS = "tools"  # an environment is at work between two answers
     SCORE = "score"
     CHECKPOINT = "checkpoint"
     SYNC = "sync"  # weights are copied, brought near, switched to; a cache is given back or taken again
@@ -160,6 +166,27 @@ class Turn:
 
     prompt_ids: tuple[int, ...]  # [tokens], all that the policy saw before it
     tokens: int  # of the completion's tokens, those of earlier turns come first
+    finish: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What an environment asks of the policy.
+
+    Example: Asking((3, 4, 5, 6, 8, 9), max_tokens=16, stop=("</call>",)).
+    """
+
+    prompt_ids: tuple[int, ...]  # [tokens], all that the policy is to see
+    max_tokens: int  # of the answer at most
+    stop: tuple[str, ...] = ()  # texts that end it
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy wrote in one turn. `text` is without special tokens, and cut before a stop string."""
+
+    token_ids: tuple[int, ...]  # [tokens], as they were sampled
+    text: str
     finish: FinishReason
 
 

@@ -41,7 +41,9 @@ class Answers:
         faults: int = 0,
         joins: int = 0,
         leaves: int = 0,
+        flat: frozenset[int] = frozenset(),
     ):
+        self.flat = flat  # prompts whose verdicts are all equal
         self.joins, self.leaves = joins, leaves  # engines that will come, and go
         self.leaving: set[str] = set()
         self.gone: set[str] = set()  # they were retired
@@ -242,7 +244,7 @@ class Answers:
                     return [ev.EngineDown(engine, "killed as it started")]
                 return [ev.EngineUp(engine, 3, None)]
             case ev.Score(prompt, completion):
-                value = None if prompt.id in self.broken else float(completion.member)
+                value = None if prompt.id in self.broken else 0.5 if prompt.id in self.flat else float(completion.member)
                 return [ev.Scored(prompt.id, completion.member, Reward(value))]
             case ev.Sleep(engine):
                 assert engine not in self.evaluating
@@ -297,6 +299,7 @@ def conductor(
     retries: int = 0,
     spare: int = 0,
     moves: int = 0,
+    refills: int = 0,
 ) -> Conductor:
     policy = RolloutPolicy(
         group_size=2,
@@ -309,6 +312,8 @@ def conductor(
         oversample=spare,
         order="longest" if moves else "admission",
         moves=moves,
+        filter="flat" if refills else "none",
+        refills=refills,
     )
     schedule = Schedule(steps, engines, evaluate, every, save, prove, restarts)
     return Conductor(policy, schedule, rollover, WeightVersion(0), placement, retries)
@@ -347,16 +352,35 @@ def test_a_run_in_its_order():
     broken=st.frozensets(st.integers(0, 11)),
     spare=st.sampled_from((0, 0, 1, 3)),
     moves=st.integers(0, 1),
+    flat=st.frozensets(st.integers(0, 11)),
+    refills=st.sampled_from((0, 0, 1, 99)),
     seed=st.integers(0, 2**32),
 )
 def test_every_run_ends_with_its_books_in_order(
-    placement, steps, engines, batch, prompts, evaluate, every, save, limit, rollover, prove, broken, spare, moves, seed
+    placement,
+    steps,
+    engines,
+    batch,
+    prompts,
+    evaluate,
+    every,
+    save,
+    limit,
+    rollover,
+    prove,
+    broken,
+    spare,
+    moves,
+    flat,
+    refills,
+    seed,
 ):
     engines = {"swap": 2}.get(placement, engines)
     spare = spare if limit and placement in ("async", "colocated") else 0
     limit = {"async": limit, "swap": 1, "colocated": limit if spare else 0}.get(placement, 0)
-    run = conductor(steps, engines, batch, evaluate, every, save, placement, limit, rollover, prove, spare=spare, moves=moves)
-    world = Answers(run, engines, prompts, seed, broken)
+    rules = dict(spare=spare, moves=moves, refills=refills)
+    run = conductor(steps, engines, batch, evaluate, every, save, placement, limit, rollover, prove, **rules)
+    world = Answers(run, engines, prompts, seed, broken, flat=flat)
     world.run()
     assert sum(isinstance(i, ev.Finish) for i in world.said) == 1 and isinstance(world.said[-1], ev.Finish)
     counts = world.conductor.counts
@@ -365,7 +389,10 @@ def test_every_run_ends_with_its_books_in_order(
     trained = [group for batch_ in world.batches for group in batch_]
     assert sorted(dropped + trained) == sorted(admitted) and len(set(admitted)) == len(admitted)
     assert (counts.admitted, counts.trained, sum(counts.dropped.values())) == (len(admitted), len(trained), len(dropped))
-    whole = len(set(range(prompts)) - broken)
+    filtered = {i.group for i in world.said if isinstance(i, ev.Drop) and i.member is None and i.reason == "filtered"}
+    assert filtered <= flat and len(filtered) <= refills * (world.version + 1) and counts.refills <= len(filtered)
+    assert refills < 99 or not flat & set(trained)
+    whole = len(set(range(prompts)) - broken - filtered)
     assert world.version == min(steps, -(-whole // batch))
     left_over = [i.group for i in world.said if isinstance(i, ev.Drop) and i.member is None and i.reason == "oversampled"]
     assert not left_over or min(left_over) > max(trained), "what is left over at the end is the youngest"

@@ -10,6 +10,7 @@ from rollyard.layers import options, presets, resolve
 
 TASK = {"prompts.task": "sort"}
 SPARE = TASK | {"rollout.max_staleness": 1, "rollout.oversample": 4}
+ALONE = TASK | {"rollout.group_size": 1, "rollout.min_scored": 1}
 APART = {"place.placement": "separate"}
 LORA = TASK | {"weights.what": "lora"}
 SHARDED = {"train.shard": True, "place.train": 2, "place.placement": "separate"}
@@ -38,6 +39,11 @@ def test_prompts_need_not_spare_decoding():
     """A small step needs no second option, and a large one of the two turns the limit off."""
     for values in ({"engine.step_tokens": 100}, {"engine.prefill_tokens": 2**31}):
         resolve(environment={}, overrides=TASK | values)
+
+
+@pytest.mark.parametrize("kind", ["reinforce++", "gae"])
+def test_a_group_of_one_is_compared_with_others(kind):
+    resolve(environment={}, overrides=ALONE | {"advantage.kind": kind})
 
 
 def test_text_values_are_converted():
@@ -78,6 +84,14 @@ def test_text_values_are_converted():
         (LORA | SGLANG, "weights.what", "embedded or vllm that is started by the run"),
         (LORA | SGLANG | {"engine.kind": "vllm"}, "weights.what", "embedded or vllm that is started by the run"),
         (TASK | {"rollout.min_scored": 9}, "rollout.min_scored", "at most 8"),
+        (ALONE, "rollout.group_size", "grpo compares"),
+        (ALONE | {"advantage.kind": "reinforce++_baseline"}, "rollout.group_size", "at least 2"),
+        (ALONE | {"advantage.kind": "gae", "rollout.filter": "flat"}, "rollout.filter", "use none"),
+        (TASK | {"rollout.group_size": 1, "advantage.kind": "gae"}, "rollout.min_scored", "at most 1"),
+        (TASK | {"rollout.refills": 9}, "rollout.refills", "add --rollout.filter flat"),
+        (TASK | {"advantage.lam": 0.9}, "advantage.lam", "add --advantage.kind gae"),
+        (TASK | {"rollout.refills": 0, "rollout.filter": "flat"}, "rollout.refills (command line)", "greater than or equal to 1"),
+        (TASK | APART | {"advantage.kind": "gae", "train.adapter": "a.py:f"}, "advantage.kind", "or our own trainer"),
         (TASK | {"rollout.temperature": 1e-300}, "rollout.temperature", "at least 0.001"),
         (TASK | {"run.seed": 2**70}, "run.seed (command line)", "less than"),
         (TASK | {"rollout.temperature": 0}, "rollout.temperature", "above 0"),

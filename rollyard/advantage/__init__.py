@@ -1,1 +1,1 @@
-"""Station 4: compare. Rewards of a group become advantages."""
+"""Station 4: compare. Rewards become advantages: of a group, of a whole batch, or token by token."""

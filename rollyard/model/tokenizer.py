@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
 
+ANSWER = "the-answer-before"  # in its place
+
+
 class Tokenizer:
     """The tokenizer of a Hugging Face folder. Raises ConfigError when the folder has none that is usable.
 
@@ -37,7 +40,8 @@ class Tokenizer:
             raise ConfigError(f"the tokenizer in {folder} is not a fast one", where=where, remedy="convert it to tokenizer.json")
         self._fast: FastTokenizer = self._full.backend_tokenizer
         added = self._fast.get_added_tokens_decoder()
-        self._mute = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._mute = frozenset(self._special)
 
     @property
     def has_chat_template(self) -> bool:
@@ -79,6 +83,22 @@ class Tokenizer:
         # The template writes its own special tokens.
         return tuple(self._fast.encode(text, add_special_tokens=False).ids)
 
+    def chat_after(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Ids of what the template puts between an answer and the next one: the end of the first, and these messages.
+
+        The answer itself is not rendered, so nothing that was sampled is tokenized again. Raises ConfigError without a
+        template, or where it shows no answer.
+        """
+        if not self.has_chat_template:
+            raise ConfigError("the tokenizer has no chat template", where=WHERE, remedy="give texts, or an instruct model")
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}, *map(dict, messages)]
+        text = str(self._full.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+        _, found, after = text.rpartition(ANSWER)
+        if not found:
+            problem = "the chat template shows no earlier answer"
+            raise ConfigError(problem, where=WHERE, remedy="render whole conversations with `chat`")
+        return self.encode(after, special=False)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids: special tokens left out, spaces as they are."""
         return self._fast.decode(list(ids), skip_special_tokens=True)
@@ -90,6 +110,16 @@ class Tokenizer:
             return text
         return text[: min((at for at in map(text.find, stop) if at >= 0), default=len(text))]
 
+    def check_stop(self, stop: tuple[str, ...], where: str) -> None:
+        """Raises ConfigError for a stop string that no text can hold: special tokens have none."""
+        for text in stop:
+            if found := next((word for word in self._special.values() if word in text), ""):
+                problem = f"the stop string {text!r} has a special token in it, which has no text"
+                remedy = (
+                    f"leave {found} out: where eos_token_id of the model's generation_config.json has it, it ends a completion"
+                )
+                raise ConfigError(problem, where=where, remedy=remedy)
+
     def stream(self, stop: tuple[str, ...]) -> StopWatcher:
         """Watches one completion for stop strings, token by token."""
         return StopWatcher(self._fast, stop, self._mute)
@@ -99,8 +129,9 @@ class StopWatcher:
     """Sees a stop string as soon as it is complete in the text, also over token borders and split characters.
 
     Decodes the last few tokens at every push: tokenizers' own DecodeStream raises on byte-fallback tokenizers when a
-    model writes broken UTF-8, and holds back text that is followed by half a character. Special tokens have no text.
-    A request that continues feeds the tokens it has already written first.
+    model writes broken UTF-8, and holds back text that is followed by half a character. Special tokens have no text, nor
+    have ids that a model has beyond those of its tokenizer. A request that continues first feeds the tokens that it has
+    already written.
     """
 
     __slots__ = ("_mute", "_stop", "_tail", "_tokenizer")
@@ -114,12 +145,16 @@ class StopWatcher:
 
     def feed(self, ids: Iterable[int]) -> None:
         """Tokens that were watched before, in an earlier part of the same completion."""
-        self._tail.extend(token_id for token_id in ids if token_id not in self._mute)
+        self._tail.extend(token_id for token_id in ids if self._speaks(token_id))
 
     def push(self, token_id: int) -> bool:
         """Add one token. True when a stop string is complete: this token is the last that belongs to the completion."""
-        if token_id in self._mute or not self._stop:
+        if not self._stop or not self._speaks(token_id):
             return False
         self._tail.append(token_id)
         text = self._tokenizer.decode(list(self._tail))
         return any(stop in text for stop in self._stop)
+
+    def _speaks(self, token_id: int) -> bool:
+        """Has it a text? One that has none would push what has one out of the tail."""
+        return token_id not in self._mute and self._tokenizer.id_to_token(token_id) is not None

@@ -68,6 +68,7 @@ class Batches:
         live.next_batch += 1
         self.wanted = False
         out.append(BatchTaken(step, tuple(group.record() for group in self.training)))
+        out.extend(self._departures.taken(self.training))
 
     def surplus(self) -> Iterable[Output]:
         """Drop what is left once the last batch was taken."""

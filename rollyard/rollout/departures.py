@@ -12,7 +12,13 @@ from rollyard.types import DropReason, RequestId
 
 
 class Departures:
-    """Drops members and groups, and settles groups whose last member is final."""
+    """Drops members and groups, and settles groups whose last member is final.
+
+    Dynamic sampling: a group whose verdicts are all equal is dropped, which makes room for another prompt. For each batch
+    that happens `refills` times at most, counted from when the batch before was taken; then such groups are trained as they
+    are, so that a batch comes to an end however easy or hard the prompts have become. Source: DAPO,
+    https://arxiv.org/abs/2503.14476, section 3.2. A group of an earlier life was looked at then.
+    """
 
     def __init__(self, policy: RolloutPolicy, live: LiveGroups, counts: Counts, ledger: Ledger) -> None:
         self._policy = policy
@@ -20,6 +26,8 @@ class Departures:
         self._counts = counts
         self._ledger = ledger
         self._in_row = 0
+        self._filtered = 0  # for the batch that is taken next
+        self._owed = 0  # of those, and of earlier ones, whose place nobody has taken
 
     def drop_member(self, group: GroupState, member: Member, reason: DropReason, cause: str) -> Iterable[Output]:
         group.last_cause = cause
@@ -32,13 +40,40 @@ class Departures:
         if group.unfinished:
             return
         if group.scored >= self._policy.min_scored:
-            self._live.ready.add(group.prompt.id)
             self._in_row = 0
+            if self._filters(group):
+                self._filtered += 1
+                self._owed += 1
+                yield from self.drop_group(group, DropReason.FILTERED, "all verdicts are equal")
+                return
+            self._live.ready.add(group.prompt.id)
             yield Keep(group.record(), group.recovered)
             return
         cause = f"{group.scored} of {len(group.members)} members have a verdict, {self._policy.min_scored} are needed"
         cause += f"; {group.last_cause}" if group.last_cause else ""
         yield from self.drop_group(group, DropReason.FAILED, cause)
+
+    def _filters(self, group: GroupState) -> bool:
+        if self._policy.filter == "none" or group.recovered or not group.flat:
+            return False
+        if self._filtered < self._policy.refills:
+            return True
+        self._counts.unfiltered += 1
+        return False
+
+    def admitted(self) -> None:
+        """One more prompt is live."""
+        if self._owed:
+            self._owed -= 1
+            self._counts.refills += 1
+
+    def taken(self, groups: Iterable[GroupState]) -> Iterable[Output]:
+        """A batch is taken. Its members that are not to be trained on leave; the groups' records have them."""
+        self._filtered = 0
+        for group in groups if self._policy.mask_truncated else ():
+            for member in group.members:
+                if member.phase is Phase.SCORED and member.completion and member.completion.finish.truncated:
+                    yield self.leave(member, DropReason.FILTERED, "it was cut by a limit")
 
     def drop_group(self, group: GroupState, reason: DropReason, cause: str) -> Iterable[Output]:
         held = [(m.engine, RequestId(m.group, m.index, m.attempt)) for m in group.members if m.engine is not None]
@@ -52,7 +87,7 @@ class Departures:
         dropped = self._counts.dropped
         dropped[reason] = dropped.get(reason, 0) + 1
         yield Drop(group.prompt.id, None, reason, cause)
-        if reason in (DropReason.STOPPED, DropReason.OVERSAMPLED):
+        if reason in (DropReason.STOPPED, DropReason.OVERSAMPLED, DropReason.FILTERED):
             return
         self._in_row += 1
         if self._in_row == self._policy.give_up_after:

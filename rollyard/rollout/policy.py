@@ -27,5 +27,9 @@ class RolloutPolicy:
     on_stale: Literal["wait", "drop"] = "wait"
     retries: int = 2
     min_scored: int = 2
-    give_up_after: int = 100  # prompts dropped in a row
+    give_up_after: int = 100  # prompts dropped in a row, those that were filtered left out
+    filter: Literal["none", "flat"] = "none"  # groups whose verdicts are all equal: trained, or others asked instead
+    refills: int = 0  # groups filtered for each batch at most
+    mask_truncated: bool = False  # members that a limit cut are in a group's record, and are not trained on
     seed: int = 0
+    turns: int = 0  # of an episode at most; 0: no episodes, one answer to each prompt

@@ -49,6 +49,7 @@ class Recovery:
         step = self._live.next_batch
         self._live.next_batch += 1
         yield BatchTaken(step, event.batch)
+        yield from self._departures.taken(self._batches.training)
 
     def join(self, group: GroupState) -> Iterable[Output] | None:
         """What follows from a live group having been finished before; None when it has to be written (anew)."""

@@ -19,6 +19,7 @@ from rollyard.watch.timeline import Phase, Timeline
 EXPLAINS: Final = {
     Phase.TRAIN: Activity.TRAIN,  # advantages, packing
     Phase.SYNC: Activity.SYNC,
+    Phase.TOOLS: Activity.TOOLS,
     Phase.SCORE: Activity.SCORE,
     Phase.EVAL: Activity.EVAL,
     Phase.CHECKPOINT: Activity.CHECKPOINT,

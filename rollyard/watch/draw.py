@@ -11,13 +11,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rollyard.watch.report import Counts, Report, WeightTraffic
+from rollyard.watch.report import Counts, EvalRewards, Filtering, Lengths, Report, RewardCurve, WeightTraffic
 from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.timeline import PhaseSeconds
 from rollyard.watch.usage import lags, ledger, tables
 
 COLOURS: Final = {
     "generate": "blue",
+    "tools": "bright_blue",
     "score": "cyan",
     "train": "green",
     "sync": "magenta",
@@ -167,19 +168,21 @@ class LivePanel:
 
 def table(report: Report) -> RenderableType:
     """The report for people: what came out, where prompts went, and the phase shares side by side."""
-    lengths = report.lengths
-    spread = "-" if lengths.max is None else f"p50 {lengths.p50}, p95 {lengths.p95}, max {lengths.max} tokens"
     speed = f"{report.generation_tokens:,} tokens, {report.generation_tokens_per_s:,.0f} a second of generation"
     rows: list[tuple[str, RenderableType]] = [
         ("model", Text(f"{report.model}   {report.placement} · {report.engine}")),
         ("steps", f"{report.steps} in {duration(report.wall_s)} ({report.wall_s:.1f} s)"),
         ("reward", _reward(report.reward.curve, report.eval.first, report.eval.last)),
+        *([("", Text(_unscored(report.eval), "bold red"))] if report.eval.unscored else []),
+        *(_by_name(report.rewards) if len(report.rewards) > 1 else []),
         ("speed", f"{speed}, slots busy {report.slots_busy:.0%}"),
         *([("decoder", Text(report.decoder))] if report.decoder else []),
-        ("lengths", spread),
+        *([("objective", Text(report.objective))] if report.objective else []),
+        ("lengths", _lengths(report.lengths)),
         ("prompts", _counts(report.prompts)),
         ("members", _counts(report.members)),
         ("tokens", ledger(report.tokens)),
+        *([("filter", _filtering(report.filtering))] if report.filtering != Filtering() else []),
         *([("stale", lags(report.staleness))] if report.staleness else []),
         ("weights", f"{len(report.versions)} versions, {report.weights.transport}, {report.weights.bytes_copied:,} bytes copied"),
         *_arrival(report.weights),
@@ -189,6 +192,22 @@ def table(report: Report) -> RenderableType:
     ]
     title = Text(f"rollyard · {report.name}", "bold")
     return Panel(Group(_grid(rows), Text(), _phases(report.phases), *tables(report.usage)), title=title, title_align="left")
+
+
+def _unscored(found: EvalRewards) -> str:
+    return f"{found.unscored:,} of {found.samples:,} held-out completions have no verdict, and are in no mean"
+
+
+def _by_name(rewards: Mapping[str, RewardCurve]) -> list[tuple[str, RenderableType]]:
+    """The curve of each reward, before weights."""
+    return [("", _reward(each.curve, None, None).append(f"  {name}")) for name, each in rewards.items()]
+
+
+def _lengths(lengths: Lengths) -> str:
+    if lengths.mean is None:
+        return "-"
+    spread = f"mean {lengths.mean:.1f}, p50 {lengths.p50}, p95 {lengths.p95}, max {lengths.max} tokens"
+    return f"{spread}, {lengths.truncated_share:.1%} truncated"
 
 
 def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:
@@ -224,6 +243,11 @@ def _counts(counts: Counts) -> str:
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.items())
     dropped = sum(counts.dropped.values())
     return f"{counts.admitted} admitted, {counts.trained} trained, {dropped} dropped" + (f" ({reasons})" if reasons else "")
+
+
+def _filtering(found: Filtering) -> str:
+    told = f"{found.dropped} prompts with equal rewards dropped, {found.refills} asked in their place"
+    return told + (f", {found.trained} more trained on: rollout.refills was reached" if found.trained else "")
 
 
 def _phases(phases: PhaseSeconds) -> Table:

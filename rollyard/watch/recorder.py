@@ -13,7 +13,7 @@ from rollyard.model.machine import Machine
 from rollyard.protocols import Sink
 from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.accounts import Accounts
-from rollyard.watch.report import Counts, Finished, Report, ReportBuilder, TokenLedger, Usage
+from rollyard.watch.report import Counts, Filtering, Finished, Report, ReportBuilder, TokenLedger, Usage
 from rollyard.watch.roofline import Work
 from rollyard.watch.snapshot import Snapshot
 from rollyard.watch.step import Step
@@ -155,7 +155,7 @@ class Recorder:
 
     def evaluated(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int) -> None:
         self._evaluations.append(mean_reward)
-        self._builder.add_evaluation(mean_reward)
+        self._builder.add_evaluation(mean_reward, samples, unscored)
         self._journal.record_evaluation(version, mean_reward, samples, unscored)
 
     def picture(self, activity: str, waiting: str, slots_busy: float | None) -> None:
@@ -184,7 +184,9 @@ class Recorder:
             )
         )
 
-    def close(self, prompts: Counts, members: Counts, tokens: TokenLedger, engines: Iterable[EngineStats]) -> Report:
+    def close(
+        self, prompts: Counts, members: Counts, tokens: TokenLedger, filtering: Filtering, engines: Iterable[EngineStats]
+    ) -> Report:
         """The report. Raises JournalError when the last rows cannot be written; the report is complete all the same."""
         finished = Finished(self.finish.cause, self.finish.failed)
         phases, stats = self._timeline.seconds(), tuple(engines)
@@ -195,6 +197,7 @@ class Recorder:
             engines=stats,
             finished=finished,
             tokens=tokens,
+            filtering=filtering,
             usage=self._usage(stats),
         )
         self._view.finish(report)

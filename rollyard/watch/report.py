@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollyard.errors import JournalError
-from rollyard.events import EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
-from rollyard.types import Canary, EngineStats, Handed, Sent, WeightVersion
+from rollyard.events import Drop, EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
+from rollyard.types import Canary, DropReason, EngineStats, Handed, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
+from rollyard.watch.metrics import LengthCounts, RewardStats, has_verdict, part_names
 from rollyard.watch.roofline import Operation
-from rollyard.watch.step import Step, has_verdict
+from rollyard.watch.step import Step
 from rollyard.watch.timeline import PhaseSeconds
 
 SOFTWARE: Final = ("rollyard", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
@@ -34,22 +35,42 @@ class RewardCurve:
     last: float | None
     curve: tuple[float | None, ...]  # [steps]
 
+    @classmethod
+    def of(cls, curve: Sequence[float | None]) -> RewardCurve:
+        known = [reward for reward in curve if reward is not None]
+        return cls(known[0] if known else None, known[-1] if known else None, tuple(curve))
+
 
 @dataclass(frozen=True, slots=True)
 class EvalRewards:
-    """Mean reward on held-out prompts, at the first and the last evaluation. None before there is one."""
+    """Mean reward on held-out prompts, at the first and the last evaluation. None before there is one.
+
+    `unscored` of the `samples` completions of all evaluations have no verdict, and are in no mean.
+    """
 
     first: float | None
     last: float | None
+    samples: int = 0
+    unscored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of a finished completion, over all that finished; percentiles by nearest rank. None when none did."""
+    """Tokens of a finished completion, over all that finished; percentiles by nearest rank. None when none did.
 
+    `truncated_share` of them did not end by themselves: max_tokens or the window ended them.
+    """
+
+    mean: float | None
     p50: int | None
     p95: int | None
     max: int | None
+    truncated_share: float | None
+
+    @classmethod
+    def of(cls, found: LengthCounts) -> Lengths:
+        p50, p95, most = (found.percentile(percent) for percent in (50, 95, 100))
+        return cls(found.mean, p50, p95, most, found.truncated_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +97,19 @@ class TokenLedger:
     dropped: Mapping[str, int] = field(default_factory=dict)  # by reason
     live: int = 0  # when the report was made: 0 when the run has ended
     recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Filtering:
+    """Dynamic sampling: prompts whose verdicts were all equal.
+
+    `dropped` left, `refills` others were asked in their place (fewer where no prompt was left), and `trained` were trained on as
+    they were, as many having been dropped for their batch as `rollout.refills` allows.
+    """
+
+    dropped: int = 0
+    refills: int = 0
+    trained: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +159,7 @@ class Report:
     which an engine held one. `slots_busy` is the mean share of decode slots doing work while engines were stepping,
     `decoder` how the embedded engine computed, and why not faster. `versions` are the weight versions published,
     [step, incarnation] each. `staleness` counts trained tokens by their lag: the version that was trained, less the one that
-    wrote them.
+    wrote them. `reward` is the combined one, `rewards` has the numbers of each by its name, unweighted.
     """
 
     name: str
@@ -138,6 +172,7 @@ class Report:
     generation_tokens: int
     generation_tokens_per_s: float
     reward: RewardCurve
+    rewards: Mapping[str, RewardCurve]
     eval: EvalRewards
     lengths: Lengths
     slots_busy: float
@@ -150,8 +185,10 @@ class Report:
     finished: Finished
     software: Mapping[str, str]
     tokens: TokenLedger = field(default_factory=TokenLedger)
+    filtering: Filtering = field(default_factory=Filtering)
     staleness: Mapping[int, int] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
+    objective: str = ""  # what was learnt from a batch: loss, correction, reference policy
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a cluster: where each host was, the last one last
 
     def to_json(self) -> str:
@@ -179,10 +216,10 @@ def read_report(path: Path) -> Report:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         usage = record.pop("usage")
-        reward = record.pop("reward")
         return Report(
             phases=PhaseSeconds(wall_s=record["wall_s"], generating_s=record.pop("generating_s"), **record.pop("phases")),
-            reward=RewardCurve(reward["first"], reward["last"], tuple(reward["curve"])),
+            reward=_read_curve(record.pop("reward")),
+            rewards={name: _read_curve(curve) for name, curve in record.pop("rewards").items()},
             eval=EvalRewards(**record.pop("eval")),
             lengths=Lengths(**record.pop("lengths")),
             prompts=Counts(*(record.pop(name) for name in ("admitted", "trained", "dropped"))),
@@ -192,6 +229,7 @@ def read_report(path: Path) -> Report:
             lost=tuple(record.pop("lost")),
             finished=Finished(**record.pop("finished")),
             tokens=TokenLedger(**record.pop("tokens")),
+            filtering=Filtering(**record.pop("filtering")),
             staleness={int(lag): tokens for lag, tokens in record.pop("staleness").items()},
             usage=Usage(
                 tuple(DeviceTime(**device | {"roles": tuple(device["roles"])}) for device in usage["devices"]),
@@ -206,6 +244,10 @@ def read_report(path: Path) -> Report:
         raise JournalError(f"{path}: not a report of this version of Rollyard: {error}") from error
 
 
+def _read_curve(record: dict[str, Any]) -> RewardCurve:
+    return RewardCurve(record["first"], record["last"], tuple(record["curve"]))
+
+
 def _read_weights(record: dict[str, Any]) -> WeightTraffic:
     canary = record.pop("canary")
     if canary is not None:
@@ -218,11 +260,11 @@ class ReportBuilder:
     """Gathers the report while the run goes on.
 
     Args:
-        name, model, placement, engine, transport: what the report calls them.
+        name, model, placement, engine, transport, objective: what the report calls them.
     """
 
-    def __init__(self, *, name: str, model: str, placement: str, engine: str, transport: str) -> None:
-        self._names = {"name": name, "model": model, "placement": placement, "engine": engine}
+    def __init__(self, *, name: str, model: str, placement: str, engine: str, transport: str, objective: str = "") -> None:
+        self._names = {"name": name, "model": model, "placement": placement, "engine": engine, "objective": objective}
         self._transport = transport
         self._bytes_copied = 0
         self._canary: Canary | None = None
@@ -234,9 +276,12 @@ class ReportBuilder:
         self._nodes: Mapping[str, Sequence[str]] = {}
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
+        self._samples = self._unscored = 0  # of evaluations
         self._versions: list[WeightVersion] = []
-        self._lengths: Counter[int] = Counter()
+        self._parts: dict[str, list[float | None]] = {}  # mean of each step, by reward
+        self._lengths = LengthCounts(Counter())
         self._staleness: Counter[int] = Counter()
+        self._masked: set[tuple[int, int]] = set()  # group and member: in a batch that is trained, and not trained on
         self.generation_tokens = 0
 
     def record(self, entry: Event | Instruction) -> None:
@@ -245,7 +290,9 @@ class ReportBuilder:
             if entry.segment.request.group >= 0:
                 self.generation_tokens += len(entry.segment.token_ids)
         elif type(entry) is Score:
-            self._lengths[len(entry.completion.token_ids)] += 1
+            self._lengths.add(len(entry.completion.token_ids), entry.completion.finish)
+        elif type(entry) is Drop:
+            self._left(entry)
         elif type(entry) is Published:
             self._versions.append(entry.version)
         elif type(entry) is EngineDown:
@@ -253,14 +300,31 @@ class ReportBuilder:
         elif type(entry) is Restart:
             self._lost.append(f"{entry.engine} is started again")
 
+    def _left(self, drop: Drop) -> None:
+        """Members of a group that is filtered as a whole leave first, one by one."""
+        if drop.member is None:
+            self._masked = {each for each in self._masked if each[0] != drop.group}
+        elif drop.reason is DropReason.FILTERED:
+            self._masked.add((drop.group, drop.member))
+
     def add_step(self, step: Step) -> None:
+        for name in part_names(step.groups):
+            self._parts.setdefault(name, [None] * len(self._rewards))
         self._rewards.append(step.reward_mean)
+        for name, curve in self._parts.items():
+            curve.append(RewardStats.part(step.groups, name).mean)
         for rollout in (rollout for group in step.groups for rollout in group.rollouts if has_verdict(rollout)):
-            for span in rollout.completion.spans:
+            done = rollout.completion
+            if (done.group, done.member) in self._masked:
+                self._masked.discard((done.group, done.member))
+                continue
+            for span in done.spans:
                 self._staleness[step.step - 1 - span.version.step] += span.tokens
 
-    def add_evaluation(self, mean_reward: float | None) -> None:
+    def add_evaluation(self, mean_reward: float | None, samples: int, unscored: int) -> None:
         self._evaluations.append(mean_reward)
+        self._samples += samples
+        self._unscored += unscored
 
     def add_bytes_copied(self, count: int) -> None:
         """Bytes that one weight sync had to copy."""
@@ -295,6 +359,10 @@ class ReportBuilder:
         """By transports."""
         return self._bytes_copied
 
+    def _evaluated(self) -> EvalRewards:
+        first, last = (self._evaluations[at] if self._evaluations else None for at in (0, -1))
+        return EvalRewards(first, last, self._samples, self._unscored)
+
     def _traffic(self, copied: int) -> WeightTraffic:
         unchanged = sum(self._unchanged) / len(self._unchanged) if self._unchanged else None
         probes, handed = dict(self._probes), tuple(self._handed)
@@ -309,12 +377,12 @@ class ReportBuilder:
         engines: Iterable[EngineStats],
         finished: Finished,
         tokens: TokenLedger,
+        filtering: Filtering,
         usage: Usage,
     ) -> Report:
         """The report of what was gathered so far. `engines` are the totals of every engine the run had."""
         stats = tuple(engines)
         copied = self._bytes_copied + sum(engine.copied_bytes for engine in stats)
-        known = [reward for reward in self._rewards if reward is not None]
         return Report(
             **self._names,
             steps=len(self._rewards),
@@ -322,9 +390,10 @@ class ReportBuilder:
             phases=phases,
             generation_tokens=self.generation_tokens,
             generation_tokens_per_s=self.generation_tokens / phases.generating_s if phases.generating_s else 0.0,
-            reward=RewardCurve(known[0] if known else None, known[-1] if known else None, self.rewards),
-            eval=EvalRewards(*(self._evaluations[i] if self._evaluations else None for i in (0, -1))),
-            lengths=Lengths(*(percentile(self._lengths, p) for p in (50, 95, 100))),
+            reward=RewardCurve.of(self._rewards),
+            rewards={name: RewardCurve.of(curve) for name, curve in self._parts.items()},
+            eval=self._evaluated(),
+            lengths=Lengths.of(self._lengths),
             slots_busy=slots_busy(stats),
             decoder=", ".join(dict.fromkeys(engine.decoder for engine in stats if engine.decoder)),
             prompts=prompts,
@@ -335,24 +404,11 @@ class ReportBuilder:
             finished=finished,
             software=software(),
             tokens=replace(tokens, recomputed=sum(engine.recomputed_tokens for engine in stats)),
+            filtering=filtering,
             staleness=dict(sorted(self._staleness.items())),
             usage=usage,
             nodes={host: tuple(nodes) for host, nodes in self._nodes.items()},
         )
-
-
-def percentile(histogram: Mapping[int, int], percent: int) -> int | None:
-    """Nearest rank: the smallest value that at least `percent` of all are not above. None of nothing.
-
-    Args:
-        histogram: how often each value occurs.
-    """
-    rank = -(-percent * sum(histogram.values()) // 100)
-    for value in sorted(histogram):
-        rank -= histogram[value]
-        if rank <= 0:
-            return value
-    return None
 
 
 def slots_busy(engines: Iterable[EngineStats]) -> float:

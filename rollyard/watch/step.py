@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import fsum, isfinite
 
-from rollyard.types import Group, Rollout, TrainStats, WeightVersion
+from rollyard.types import Group, TrainStats, WeightVersion
+from rollyard.watch.metrics import RewardStats, of_lengths, of_rewards
 from rollyard.watch.timeline import PhaseSeconds
-
-
-def has_verdict(rollout: Rollout) -> bool:
-    """A reward that is not finite is none."""
-    return rollout.reward.value is not None and isfinite(rollout.reward.value)
-
-
-def verdicts(group: Group) -> list[float]:
-    """Rewards of the members that have one. One that is not finite is no verdict."""
-    return [value for value in group.rewards if value is not None and isfinite(value)]
-
-
-def mean_reward(groups: Iterable[Group]) -> float | None:
-    """Mean over the members that have a verdict; None when no member has one."""
-    values = [value for group in groups for value in verdicts(group)]
-    return fsum(values) / len(values) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +29,7 @@ class Step:
     @property
     def reward_mean(self) -> float | None:
         """Over the members that have a verdict; None when no member has one."""
-        return mean_reward(self.groups)
+        return RewardStats.whole(self.groups).mean
 
     @property
     def seconds(self) -> float:
@@ -59,20 +43,18 @@ class Step:
 
     @property
     def flat_groups(self) -> int:
-        """Groups whose rewards are all equal: nothing is learned from them."""
-        return sum(len(set(verdicts(group))) <= 1 for group in self.groups)
+        """Groups whose verdicts are all equal: comparing their members teaches nothing."""
+        return RewardStats.whole(self.groups).flat
 
     def to_metrics(self) -> dict[str, object]:
-        """A flat record for sinks. Times in seconds; `train/...` is described in `TrainStats`."""
-        lengths = [len(rollout.completion.token_ids) for group in self.groups for rollout in group.rollouts]
+        """A flat record for sinks. Times in seconds; docs/metrics.md defines each."""
         train = {f"train/{name}": value for name, value in asdict(self.train).items() if name != "step"}
         return {
             "step": self.step,
             "incarnation": self.version.incarnation,
-            "reward_mean": self.reward_mean,
+            **dict(of_rewards(self.groups)),
             "groups": len(self.groups),
-            "flat_groups": self.flat_groups,
-            "completion_tokens_mean": sum(lengths) / len(lengths) if lengths else None,
+            **dict(of_lengths(self.groups)),
             "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s,
             "weights_unchanged": self.unchanged,

@@ -1,15 +1,13 @@
-"""The core against a hostile world, and its right values by hand."""
+"""The core against a hostile world, and by hand. Values that must be right: tests/right_values."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard import events as ev
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
-from rollyard.rollout.staleness import most_live
 from rollyard.types import FinishReason, Prompt, RequestId, Reward, Sampling, Segment, WeightVersion
 from tests.rollout.world import Odds, World
 
@@ -37,11 +35,32 @@ def policy(**changes) -> RolloutPolicy:
     moves=st.integers(0, 2),
     rollover=st.sampled_from(list(ev.Rollover)),
     window=st.sampled_from([100, 6, 3]),
-    odds=st.sampled_from([Odds(), Odds(error=0.1), Odds(0.05, 0.02, 0.1, 0.05)]),
+    odds=st.sampled_from(
+        [Odds(), Odds(error=0.1), Odds(0.05, 0.02, 0.1, 0.05), Odds(coarse=True), Odds(0.1, 0, 0.2, coarse=True)]
+    ),
+    refills=st.sampled_from([0, 0, 1, 3, 99]),
+    mask=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_nothing_lost_nothing_stale_nothing_idle(
-    staleness, batch, size, engines, slots, prompts, cap, overtaking, on_stale, spare, order, moves, rollover, window, odds, seed
+    staleness,
+    batch,
+    size,
+    engines,
+    slots,
+    prompts,
+    cap,
+    overtaking,
+    on_stale,
+    spare,
+    order,
+    moves,
+    rollover,
+    window,
+    odds,
+    refills,
+    mask,
+    seed,
 ):
     rules = policy(
         group_size=size,
@@ -55,6 +74,9 @@ def test_nothing_lost_nothing_stale_nothing_idle(
         on_stale=on_stale,
         window=window,
         min_scored=min(2, size),
+        filter="flat" if refills else "none",
+        refills=refills,
+        mask_truncated=mask,
     )
     world = World(rules, prompts, engines, slots, seed, odds, rollover)
     world.run()
@@ -106,25 +128,6 @@ def test_each_token_has_its_place():
     assert books.dropped == {"failed": 8, "no_verdict": 5, "stopped": 5}
 
 
-def steps_of(prompts: int, **changes) -> list[int]:
-    world = World(policy(**changes), prompts, engines=2, slots=8, seed=1, odds=Odds(), rollover=ev.Rollover.DRAIN)
-    world.run()
-    return [len(batch) for batch in world.batches]
-
-
-@pytest.mark.parametrize("cap", [0, 15])
-def test_23_prompts_in_batches_of_10(cap):
-    changes = dict(groups_per_batch=10, batches=100, max_staleness=1, max_live_groups=cap)
-    assert steps_of(23, **changes) == [10, 10, 3]
-    core = opened(policy(**changes))
-    assert asked(core.step(ev.BatchWanted(), 0.0)) == 0  # already asked when opened
-    assert core.first == (15 if cap else 20)
-
-
-def test_at_most_one_batch_is_live_without_staleness():
-    assert opened(policy(groups_per_batch=10, batches=100)).first == 10
-
-
 class opened(RolloutCore):
     """A core with generation open; `first` is what it asked for at once."""
 
@@ -141,52 +144,8 @@ def prompts(*ids: int, tokens: int = 2) -> tuple[Prompt, ...]:
     return tuple(Prompt(i, i, tuple(range(1, tokens + 1)), f"p{i}") for i in ids)
 
 
-def test_room_after_a_resume():
-    """Limit 2, batch 4, version 10, nothing live: room for 12; one of them dropped while live: room for one more."""
-    assert most_live(version=10, next_batch=10, last_batch=100, limit=2, groups_per_batch=4) == 12
-    core = opened(policy(max_staleness=2, groups_per_batch=4, batches=100, min_scored=3), version=10)
-    assert core.first == 12
-    core.step(ev.EngineUp("e", 1, WeightVersion(10)), 0.0)
-    assert asked(core.step(ev.PromptsOffered(prompts(*range(40, 52)), exhausted=False), 0.0)) == 0
-    for member in range(3):
-        out = core.step(ev.RequestFailed("e", RequestId(40, member), "broken", retryable=False), 0.0)
-        assert asked(out) == (member == 2)  # its group is live until the last member is gone
-    assert [(o.group, o.reason) for o in out if isinstance(o, ev.Drop) and o.member is None] == [(40, "failed")]
-
-
 def generates(outputs) -> list[ev.Generate]:
     return [output for output in outputs if isinstance(output, ev.Generate)]
-
-
-def test_a_cut_request_continues_with_its_tokens():
-    """[a, b] at v1, cut, [c] at v2 -> versions 1, 1, 2; the continued request asks for max - 2."""
-    core = opened(policy(group_size=1, groups_per_batch=1, max_staleness=1, batches=9, min_scored=1), version=1)
-    core.step(ev.EngineUp("e", 4, WeightVersion(1)), 0.0)
-    first = generates(core.step(ev.PromptsOffered(prompts(7), exhausted=False), 0.0))[0].request
-    v1, v2 = WeightVersion(1), WeightVersion(2)
-    core.step(ev.EngineHeld("e"), 0.0)
-    core.step(ev.SegmentArrived("e", Segment(first.id, (11, 12), (-0.1, -0.2), v1, v1, FinishReason.ABORT)), 0.0)
-    core.step(ev.EngineLoaded("e", v2), 0.0)
-    second = generates(core.step(ev.EngineReleased("e"), 0.0))[0].request
-    assert second.written_ids == (11, 12) and second.seed == first.seed
-    assert (first.sampling.max_tokens, second.sampling.max_tokens) == (5, 3)
-    out = core.step(ev.SegmentArrived("e", Segment(second.id, (13,), (-0.3,), v2, v2, FinishReason.STOP), "abc"), 0.0)
-    completion = next(o for o in out if isinstance(o, ev.Score)).completion
-    assert completion.token_ids == (11, 12, 13) and completion.logprobs == (-0.1, -0.2, -0.3)
-    assert [(s.version.step, s.tokens) for s in completion.spans] == [(1, 2), (2, 1)]
-
-
-def test_window():
-    """Window 32: a prompt of 30 may write 2; of 32 or 40: dropped for context, the sibling unharmed."""
-    core = opened(policy(group_size=1, groups_per_batch=3, sampling=Sampling(8), window=32, min_scored=1))
-    core.step(ev.EngineUp("e", 4, WeightVersion(0)), 0.0)
-    offered = prompts(0, tokens=30) + prompts(1, tokens=32) + prompts(2, tokens=40)
-    out = core.step(ev.PromptsOffered(offered, exhausted=False), 0.0)
-    assert [(g.request.id.group, g.request.sampling.max_tokens) for g in generates(out)] == [(0, 2)]
-    assert [(d.group, d.reason) for d in out if isinstance(d, ev.Drop) and d.member is None] == [(1, "context"), (2, "context")]
-    v0 = WeightVersion(0)
-    done = core.step(ev.SegmentArrived("e", Segment(RequestId(0, 0), (1, 2), (-1.0, -1.0), v0, v0, FinishReason.LENGTH)), 0.0)
-    assert next(o for o in done if isinstance(o, ev.Score)).completion.finish is FinishReason.CONTEXT
 
 
 def test_retries_are_bounded_and_go_elsewhere():
@@ -234,3 +193,99 @@ def test_what_a_dropped_group_still_runs_is_cut():
     core.step(ev.PromptsOffered(prompts(0), exhausted=False), 0.0)
     out = core.step(ev.RolloutsCancelled(), 0.0)
     assert {o.requests for o in out if isinstance(o, ev.Abort)} == {(RequestId(0, 0),), (RequestId(0, 1),)}
+
+
+def judged(core: RolloutCore, group: int, *values: float | None, step: int = 0) -> list:
+    """All members of a group write two tokens and have these verdicts; what follows from the last of them."""
+    version, out = WeightVersion(step), []
+    for member, value in enumerate(values):
+        segment = Segment(RequestId(group, member), (1, 2), (-1.0, -1.0), version, version, FinishReason.STOP)
+        core.step(ev.SegmentArrived("e", segment), 0.0)
+        out = core.step(ev.Scored(group, member, Reward(value)), 0.0)
+    return out
+
+
+def filtering(**changes) -> RolloutCore:
+    core = opened(policy(**(dict(group_size=2, groups_per_batch=2, filter="flat", refills=2, give_up_after=1) | changes)))
+    core.step(ev.EngineUp("e", 99, WeightVersion(0)), 0.0)
+    core.step(ev.BatchWanted(), 0.0)
+    return core
+
+
+def dropped(outputs) -> list[tuple[int, str]]:
+    return [(out.group, str(out.reason)) for out in outputs if isinstance(out, ev.Drop) and out.member is None]
+
+
+def taken(outputs) -> list[list[int]]:
+    return [[group.id for group in out.groups] for out in outputs if isinstance(out, ev.BatchTaken)]
+
+
+def test_flat_groups_are_asked_anew_until_the_bound():
+    """Two of them leave, and two more prompts are asked; the third is trained. With staleness 0 nothing more is ever live."""
+    core = filtering()
+    core.step(ev.PromptsOffered(prompts(0, 1), exhausted=False), 0.0)
+    for flat in (0, 1):
+        out = judged(core, flat, 0.5, 0.5)
+        assert dropped(out) == [(flat, "filtered")] and asked(out) == 1 and not [o for o in out if isinstance(o, ev.Keep)]
+        assert not [o for o in out if isinstance(o, ev.RolloutsFailed)], "filtering is no failure"
+        core.step(ev.PromptsOffered(prompts(2 + flat), exhausted=False), 0.0)
+        assert core.live == 2
+    assert (core.counts.refills, core.counts.unfiltered) == (2, 0)
+    assert dropped(judged(core, 2, 1.0, 1.0)) == [] and core.counts.unfiltered == 1
+    assert taken(judged(core, 3, 0.0, 1.0)) == [[2, 3]]
+    # The next batch may have two asked anew again.
+    core.step(ev.BatchTrained(WeightVersion(1)), 0.0)
+    core.step(ev.EngineLoaded("e", WeightVersion(1)), 0.0)
+    core.step(ev.BatchWanted(), 0.0)
+    core.step(ev.PromptsOffered(prompts(4, 5), exhausted=False), 0.0)
+    assert dropped(judged(core, 4, 0.0, 0.0, step=1)) == [(4, "filtered")]
+    tokens = core.counts.tokens
+    assert (core.counts.dropped, tokens.dropped) == ({"filtered": 3}, {"filtered": 12})
+
+
+def test_one_verdict_is_flat_and_none_is_a_failure():
+    core = filtering(min_scored=1)
+    core.step(ev.PromptsOffered(prompts(0, 1), exhausted=False), 0.0)
+    assert dropped(judged(core, 0, 0.5, None)) == [(0, "filtered")]
+    assert dropped(judged(core, 1, None, None)) == [(1, "failed")]
+    assert core.counts.members_dropped == {"no_verdict": 3, "filtered": 1}
+
+
+def test_with_no_prompt_left_a_batch_is_short():
+    core = filtering()
+    core.step(ev.PromptsOffered(prompts(0, 1), exhausted=True), 0.0)
+    assert dropped(judged(core, 0, 0.0, 0.0)) == [(0, "filtered")]
+    assert taken(judged(core, 1, 0.0, 1.0)) == [[1]] and core.counts.refills == 0
+
+
+def test_all_of_the_last_prompts_are_flat():
+    core = filtering()
+    core.step(ev.PromptsOffered(prompts(0), exhausted=True), 0.0)
+    assert [type(o) for o in judged(core, 0, 1.0, 1.0)][-1] is ev.RolloutsFinished
+
+
+def test_failures_in_a_row_are_counted_without_what_is_filtered():
+    core = filtering(refills=9, give_up_after=2)
+    core.step(ev.PromptsOffered(prompts(0, 1), exhausted=False), 0.0)
+    out = judged(core, 0, None, None)
+    for flat in range(1, 5):
+        assert not [o for o in out if isinstance(o, ev.RolloutsFailed)]
+        core.step(ev.PromptsOffered(prompts(flat + 1), exhausted=False), 0.0)
+        out = judged(core, flat, 1.0, 1.0)
+    assert core.counts.dropped == {"failed": 1, "filtered": 4}
+
+
+def test_what_was_cut_is_in_the_record_and_its_tokens_are_not_trained():
+    core = filtering(groups_per_batch=1, filter="none", mask_truncated=True)
+    core.step(ev.PromptsOffered(prompts(0), exhausted=False), 0.0)
+    v0 = WeightVersion(0)
+    for member, finish in enumerate((FinishReason.STOP, FinishReason.LENGTH)):
+        core.step(ev.SegmentArrived("e", Segment(RequestId(0, member), (1,) * 5, (-1.0,) * 5, v0, v0, finish)), 0.0)
+        out = core.step(ev.Scored(0, member, Reward(float(member))), 0.0)
+    (batch,) = [o.groups for o in out if isinstance(o, ev.BatchTaken)]
+    assert batch[0].rewards == (0.0, 1.0)
+    assert [(o.member, o.reason) for o in out if isinstance(o, ev.Drop)] == [(1, "filtered")]
+    core.step(ev.BatchTrained(WeightVersion(1)), 0.0)
+    counts = core.counts
+    assert (counts.trained, counts.members_trained, counts.members_dropped) == (1, 1, {"filtered": 1})
+    assert (counts.tokens.trained, counts.tokens.dropped) == (5, {"filtered": 5})

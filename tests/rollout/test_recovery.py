@@ -18,6 +18,7 @@ from rollyard.types import (
     Reward,
     Rollout,
     Sampling,
+    Segment,
     VersionSpan,
     WeightVersion,
 )
@@ -90,15 +91,18 @@ class SecondLife(World):
     prompts=st.integers(1, 30),
     overtaking=st.sampled_from(["allow", "never"]),
     rollover=st.sampled_from(list(ev.Rollover)),
-    odds=st.sampled_from([Odds(), Odds(0.05, 0.02, 0.1, 0.05)]),
+    odds=st.sampled_from([Odds(), Odds(0.05, 0.02, 0.1, 0.05), Odds(0.05, 0.02, 0.1, 0.05, coarse=True)]),
+    refills=st.sampled_from([0, 1, 5]),
+    mask=st.booleans(),
     killed_after=st.lists(st.integers(0, 150), min_size=1, max_size=3),
     meanwhile=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_taken_twice(
-    staleness, batch, engines, prompts, overtaking, rollover, odds, killed_after, meanwhile, seed
+    staleness, batch, engines, prompts, overtaking, rollover, odds, refills, mask, killed_after, meanwhile, seed
 ):
-    rules = policy(groups_per_batch=batch, max_staleness=staleness, overtaking=overtaking, batches=8)
+    filtering = dict(filter="flat" if refills else "none", refills=refills, mask_truncated=mask)
+    rules = policy(groups_per_batch=batch, max_staleness=staleness, overtaking=overtaking, batches=8, **filtering)
     world: World = World(rules, prompts, engines, 4, seed, odds, rollover)
     trained: list[int] = []
     dropped: set[int] = set()
@@ -136,6 +140,7 @@ def begun(rules: RolloutPolicy, version: int, event: ev.GroupsRecovered) -> tupl
     return core, core.step(event, 0.0)
 
 
+V4 = WeightVersion(4)
 RULES = RolloutPolicy(group_size=3, groups_per_batch=2, batches=9, sampling=Sampling(5), window=100, max_staleness=1)
 
 
@@ -177,3 +182,30 @@ def test_a_batch_that_was_taken_is_trained_first_and_as_it_is():
     assert said(core.step(ev.GenerationOpened(), 0.0), ev.FetchPrompts) == [ev.FetchPrompts(2)]  # up to version 5, less 1 batch
     core.step(ev.BatchTrained(WeightVersion(5)), 0.0)
     assert (core.counts.trained, core.counts.members_trained, core.counts.tokens.trained) == (2, 5, 10)
+
+
+def test_a_flat_group_that_was_kept_in_an_earlier_life_is_not_filtered_in_this_one():
+    """As many as may be had been filtered for its batch. What is written anew is looked at anew."""
+    rules = replace(RULES, filter="flat", refills=9)
+    old = finished(9, 4)
+    flat = replace(old, rollouts=tuple(replace(each, reward=Reward(1.0)) for each in old.rollouts))
+    core, _ = begun(rules, 4, ev.GroupsRecovered((flat,)))
+    core.step(ev.EngineUp("e", 9, WeightVersion(4)), 0.0)
+    core.step(ev.GenerationOpened(), 0.0)
+    out = core.step(ev.PromptsOffered((finished(8, 0).prompt, flat.prompt), exhausted=False), 0.0)
+    assert said(out, ev.Keep) == [ev.Keep(flat, recovered=True)] and core.counts.unfiltered == 0
+    for request in (each.request for each in said(out, ev.Generate)):
+        core.step(ev.SegmentArrived("e", Segment(request.id, (1,), (-1.0,), V4, V4, FinishReason.STOP)), 0.0)
+        out = core.step(ev.Scored(8, request.id.member, Reward(1.0)), 0.0)
+    assert [(each.group, each.reason) for each in said(out, ev.Drop) if each.member is None] == [(8, "filtered")]
+
+
+def test_what_was_cut_is_masked_in_a_batch_of_an_earlier_life_too():
+    old = finished(9, 4)
+    done = replace(old.rollouts[1].completion, finish=FinishReason.LENGTH)
+    batch = replace(old, rollouts=(old.rollouts[0], replace(old.rollouts[1], completion=done), old.rollouts[2]))
+    core, out = begun(replace(RULES, mask_truncated=True), 4, ev.GroupsRecovered((), (batch,)))
+    assert said(out, ev.BatchTaken) == [ev.BatchTaken(4, (batch,))]
+    assert [(each.group, each.member, each.reason) for each in said(out, ev.Drop)] == [(9, 1, "filtered")]
+    core.step(ev.BatchTrained(WeightVersion(5)), 0.0)
+    assert (core.counts.trained, core.counts.members_trained, core.counts.tokens.trained) == (1, 2, 4)

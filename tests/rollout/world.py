@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from rollyard import events as ev
@@ -33,6 +33,7 @@ class Odds:
     death: float = 0.0
     no_verdict: float = 0.0
     wrong_answer: float = 0.0
+    coarse: bool = False  # a verdict is 0 or 1, so that groups are flat now and then
 
 
 class World:
@@ -63,6 +64,7 @@ class World:
         self.moving: set[RequestId] = set()
         self.moves: Counter[tuple[int, int]] = Counter()
         self.generated = self.trained_tokens = 0
+        self.filtered = self.owed = self.refills = self.unfiltered = 0
         self.now = 0.0
 
     # ------------------------------------------------------------------------------------------- messages
@@ -101,8 +103,11 @@ class World:
                 self.on_drop(group, member, reason)
             case ev.BatchTaken(step, groups):
                 self.on_batch(step, [g.id for g in groups], groups)
-            case ev.Keep(group):
+            case ev.Keep(group, recovered):
                 assert group.id in self.live, "only what may be trained is kept"
+                if self.policy.filter == "flat" and self.flat(group.id) and not recovered:
+                    assert self.filtered == self.policy.refills, "there was room for another prompt"
+                    self.unfiltered += 1
                 self.kept[group.id] = group
             case ev.RolloutsFinished():
                 self.finished = True
@@ -118,6 +123,8 @@ class World:
 
     def on_admit(self, prompt: Prompt) -> None:
         assert prompt.id not in self.admitted
+        if self.owed:
+            self.owed, self.refills = self.owed - 1, self.refills + 1
         self.admitted.add(prompt.id)
         self.live.append(prompt.id)
         assert self.due(prompt.id) <= self.version + self.policy.max_staleness, "admitted too early"
@@ -133,11 +140,19 @@ class World:
         attempts = [r for e in self.engines.values() for r in e.running if r[:2] == key and r not in self.abort_wanted]
         assert not attempts, "two attempts at one member"
         assert key not in self.done and key not in self.member_dropped
-        assert list(request.written_ids) == [t for t, _ in self.tokens[key]]
+        assert list(request.written_ids) == self.written(key)
         assert not any(self.due(group) < self.due(key[0]) for group, _ in self.waiting()), "what is due first goes first"
-        room = min(self.policy.sampling.max_tokens, self.policy.window - len(request.prompt_ids))
+        room = min(self.most(request), self.policy.window - len(request.prompt_ids))
         assert request.sampling.max_tokens == room - len(request.written_ids) > 0
         engine.running[request.id] = request
+
+    def written(self, member: tuple[int, int]) -> list[int]:
+        """What it has of the answer under way."""
+        return [token for token, _ in self.tokens[member]]
+
+    def most(self, request: Request) -> int:
+        """Tokens that may be asked for."""
+        return self.policy.sampling.max_tokens
 
     def on_move(self, source: str, request: RequestId, to: str) -> None:
         """Its tokens go on, so it is no attempt that was given up."""
@@ -163,6 +178,17 @@ class World:
         else:
             assert self.training is not None and group in self.training
         assert all((group, k) in self.member_dropped for k in range(self.policy.group_size))
+        if reason == "filtered":
+            self.filtered, self.owed = self.filtered + 1, self.owed + 1
+            assert self.policy.filter == "flat" and self.flat(group) and self.filtered <= self.policy.refills
+            assert sum(self.verdicts(group).values()) >= self.policy.min_scored
+
+    def verdicts(self, group: int) -> Counter[float]:
+        rewards = (self.rewards.get((group, k)) for k in range(self.policy.group_size))
+        return Counter(reward.value for reward in rewards if reward is not None and reward.value is not None)
+
+    def flat(self, group: int) -> bool:
+        return len(self.verdicts(group)) == 1
 
     def on_batch(self, step: int, ids: list[int], groups) -> None:
         size, limit = self.policy.groups_per_batch, self.policy.max_staleness
@@ -190,7 +216,7 @@ class World:
             ]
             versions = held + [v for k in range(self.policy.group_size) for _, v in self.tokens[g, k]]
             assert all(v >= self.due(g) - limit for v in versions if v is not None), "left behind too stale"
-        self.wanted, self.training = False, ids
+        self.wanted, self.training, self.filtered = False, ids, 0
         self.batches.append(tuple(ids))
 
     def check(self) -> None:
@@ -205,6 +231,7 @@ class World:
         assert counts.admitted == len(self.admitted)
         assert counts.admitted == counts.trained + sum(counts.dropped.values()) + len(self.live) + in_training
         assert counts.dropped == dict(Counter(self.dropped.values()))
+        assert (counts.refills, counts.unfiltered) == (self.refills, self.unfiltered)
         if not self.finished:
             self.check_work_conserving()
 
@@ -245,10 +272,15 @@ class World:
             choices.append(self.offer)
         if self.to_score:
             choices.append(self.score)
+        choices.extend(self.more())
         choices.extend([self.write] * 3 if any(e.running for e in self.engines.values() if e.up) else [])
         choices.append(self.trainer)
         choices.append(self.sync_one)
         self.random.choice(choices)()
+
+    def more(self) -> list[Callable[[], None]]:
+        """What else may happen."""
+        return []
 
     def offer(self) -> None:
         count, self.asked = self.asked, 0
@@ -259,10 +291,14 @@ class World:
 
     def score(self) -> None:
         completion = self.to_score.pop(self.random.randrange(len(self.to_score)))
-        bad = self.random.random() < self.odds.no_verdict
-        reward = Reward(None, problem="ValueError: no") if bad else Reward(self.random.random())
+        reward = self.verdict(completion)
         self.rewards[completion.group, completion.member] = reward
         self.send(ev.Scored(completion.group, completion.member, reward))
+
+    def verdict(self, completion: Completion) -> Reward:
+        bad = self.random.random() < self.odds.no_verdict
+        value = float(self.random.randrange(2)) if self.odds.coarse else self.random.random()
+        return Reward(None, problem="ValueError: no") if bad else Reward(value)
 
     def write(self) -> None:
         name = self.random.choice([n for n, e in self.engines.items() if e.up and e.running])
@@ -282,7 +318,7 @@ class World:
             self.write_well(name, request)
 
     def left(self, request: Request) -> int:
-        return request.sampling.max_tokens - (len(self.tokens[request.id[:2]]) - len(request.written_ids))
+        return request.sampling.max_tokens - (len(self.written(request.id[:2])) - len(request.written_ids))
 
     def write_well(self, name: str, request: Request) -> None:
         left = self.left(request)

@@ -1,5 +1,7 @@
 """A step of three prompts, small enough to work out by hand."""
 
+from collections.abc import Mapping
+
 from rollyard.types import (
     Completion,
     FinishReason,
@@ -15,18 +17,23 @@ from rollyard.watch.step import Step
 from rollyard.watch.timeline import PhaseSeconds
 
 V0 = WeightVersion(0)
+NO_PARTS: Mapping[str, float] = {}
 
 
-def rollout(group: int, member: int, tokens: int, value: float | None) -> Rollout:
+def rollout(group: int, member: int, tokens: int, value: float | None, parts: Mapping[str, float] = NO_PARTS) -> Rollout:
     ids, logprobs = (7,) * tokens, (-1.0,) * tokens
     done = Completion(group, member, ids, logprobs, (VersionSpan(V0, V0, tokens),), FinishReason.STOP, "x")
-    return Rollout(done, Reward(value))
+    return Rollout(done, Reward(value, parts))
 
 
 def group(id: int, *members: tuple[int, float | None]) -> Group:
     """Members as (tokens, reward)."""
     rollouts = tuple(rollout(id, index, tokens, value) for index, (tokens, value) in enumerate(members))
-    return Group(Prompt(id, id, (1, 2), "x"), rollouts)
+    return Group(prompt(id), rollouts)
+
+
+def prompt(id: int) -> Prompt:
+    return Prompt(id, id, (1, 2), "x")
 
 
 TRAIN = TrainStats(
@@ -47,8 +54,8 @@ STEP = Step(
     step=1,
     version=WeightVersion(1),
     groups=(
-        group(0, (2, 1.0), (4, 0.0)),
-        group(1, (6, 0.5), (8, None)),
+        Group(prompt(0), (rollout(0, 0, 2, 1.0, {"x": 1.0}), rollout(0, 1, 4, 0.0, {"x": 0.0}))),
+        Group(prompt(1), (rollout(1, 0, 6, 0.5), rollout(1, 1, 8, None, {"x": -0.25}))),
         group(2, (1, 0.0), (9, float("nan"))),
     ),
     train=TRAIN,

@@ -12,6 +12,7 @@ from rollyard.watch.draw import LivePanel, bar, cells, duration, places, shares,
 from rollyard.watch.report import (
     Counts,
     EvalRewards,
+    Filtering,
     Finished,
     Lengths,
     Report,
@@ -50,8 +51,9 @@ REPORT = Report(
     generation_tokens=50_000,
     generation_tokens_per_s=5_000.0,
     reward=RewardCurve(0.25, 0.75, (0.25, 0.5, 0.75)),
-    eval=EvalRewards(0.39, 0.86),
-    lengths=Lengths(7, 16, 24),
+    rewards={"exact": RewardCurve(0.0, 1.0, (0.0, None, 1.0)), "format": RewardCurve(0.0, 0.0, (0.0, 1.0, 0.0))},
+    eval=EvalRewards(0.39, 0.86, 1024, 3),
+    lengths=Lengths(8.5, 7, 16, 24, 0.125),
     slots_busy=0.83,
     decoder="native",
     prompts=Counts(99, 96, {"failed": 3}),
@@ -69,6 +71,7 @@ REPORT = Report(
     finished=Finished("3 steps done", failed=False),
     software={},
     tokens=TokenLedger(12_000, 11_000, {"failed": 1_000}, 0, 42),
+    filtering=Filtering(4, 3, 2),
     staleness={0: 8_250, 1: 2_750},
     usage=Usage(
         (
@@ -179,7 +182,10 @@ def test_the_report_as_a_table_in_80_columns() -> None:
         "3 in 0:20 (20.0 s)",
         "0.750  ▁▅█  held-out 0.390 → 0.860",
         "50,000 tokens, 5,000 a second of generation, slots busy 83%",
-        "p50 7, p95 16, max 24 tokens",
+        "3 of 1,024 held-out completions have no verdict",
+        "1.000  ▁ █  exact",
+        "0.000  ▁█▁  format",
+        "mean 8.5, p50 7, p95 16, max 24 tokens, 12.5% truncated",
         "99 admitted, 96 trained, 3 dropped (3 failed)",
         "792 admitted, 768 trained, 24 dropped (24 failed)",
         "0 versions, in_place, 0 bytes copied",
@@ -190,6 +196,7 @@ def test_the_report_as_a_table_in_80_columns() -> None:
         "2 verified, 1 undecidable",
         "3 steps done",
         "12,000 generated, 11,000 trained, 1,000 dropped (1,000 failed), 42",
+        "4 prompts with equal rewards dropped, 3 asked in their place, 2",
         "lag 0 75%, lag 1 25%",
     ):
         assert part in text
@@ -213,7 +220,7 @@ def test_a_report_of_nothing_can_be_drawn() -> None:
         phases=PhaseSeconds(),
         reward=RewardCurve(None, None, ()),
         eval=EvalRewards(None, None),
-        lengths=Lengths(None, None, None),
+        lengths=Lengths(None, None, None, None, None),
         finished=Finished("[bold]Ctrl-C", failed=True),
     )
     assert any("[bold]Ctrl-C" in line for line in lines(table(empty)))

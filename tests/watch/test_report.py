@@ -3,21 +3,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rollyard.errors import JournalError
-from rollyard.events import FetchPrompts, Published, Score, SegmentArrived
-from rollyard.types import EngineStats, RequestId, Segment, Sent, WeightVersion
+from rollyard.events import Drop, FetchPrompts, Published, Score, SegmentArrived
+from rollyard.types import DropReason, EngineStats, RequestId, Segment, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.report import (
     Counts,
+    Filtering,
     Finished,
     Report,
     ReportBuilder,
     TokenLedger,
     Usage,
-    percentile,
     read_report,
     slots_busy,
 )
@@ -25,7 +23,7 @@ from rollyard.watch.roofline import Operation
 from rollyard.watch.timeline import PhaseSeconds
 from tests.watch.records import STEP, V0, group
 
-PHASES = PhaseSeconds(10.0, 4.0, 0.5, 3.0, 0.25, 1.0, 0.25, 0.75, 0.25, 4.0)
+PHASES = PhaseSeconds(10.0, 4.0, 0.0, 0.5, 3.0, 0.25, 1.0, 0.25, 0.75, 0.25, 4.0)
 
 
 def builder() -> ReportBuilder:
@@ -40,6 +38,7 @@ def finish(report: ReportBuilder) -> Report:
         engines=[EngineStats(step_s=2.0, busy_slot_s=6.0, slots=4, recomputed_tokens=5, decoder="native")],
         finished=Finished("1 step done", failed=False),
         tokens=TokenLedger(40, 20, {"failed": 20}, 0),
+        filtering=Filtering(4, 3, 2),
         usage=Usage(
             (DeviceTime("e0", ("engine", "trainer"), 100, {"train": 60}, {"generate": 40}, 0.6, {"generate": 0.4}, 3, 2, 1),),
             (PoolTime("engine", 1, 0.6, {"generate": 0.4}, 40),),
@@ -58,7 +57,7 @@ def whole() -> Report:
     report.record(SegmentArrived("e", Segment(RequestId(1, 0), (4,), (0.0,), V0, V0)))
     for rollout in STEP.groups[0].rollouts + STEP.groups[1].rollouts:  # 2, 4, 6 and 8 tokens
         report.record(Score(STEP.groups[0].prompt, rollout.completion))
-    report.add_evaluation(0.25)
+    report.add_evaluation(0.25, 4, 1)
     report.add_step(replace(STEP, groups=(group(0, (1, None)),)))
     report.add_step(STEP)
     report.record(Published(WeightVersion(1)))
@@ -68,7 +67,7 @@ def whole() -> Report:
     report.add_sent(Sent(10, 0.5))
     report.add_sent(Sent(10))
     report.add_sent(Sent(10, 1.0))
-    report.add_evaluation(0.75)
+    report.add_evaluation(0.75, 4, 2)
     return finish(report)
 
 
@@ -84,6 +83,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "wall_s": 10.0,
         "phases": {
             "generate_s": 4.0,
+            "tools_s": 0.0,
             "score_s": 0.5,
             "train_s": 3.0,
             "sync_s": 0.25,
@@ -96,8 +96,9 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "generation_tokens": 4,
         "generation_tokens_per_s": 1.0,
         "reward": {"first": 0.375, "last": 0.375, "curve": [None, 0.375]},
-        "eval": {"first": 0.25, "last": 0.75},
-        "lengths": {"p50": 4, "p95": 8, "max": 8},
+        "rewards": {"x": {"first": 0.25, "last": 0.25, "curve": [None, 0.25]}},
+        "eval": {"first": 0.25, "last": 0.75, "samples": 8, "unscored": 3},
+        "lengths": {"mean": 5.0, "p50": 4, "p95": 8, "max": 8, "truncated_share": 0.0},
         "slots_busy": 0.75,
         "decoder": "native",
         "admitted": 6,
@@ -118,6 +119,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "lost": [],
         "finished": {"cause": "1 step done", "failed": False},
         "tokens": {"generated": 40, "trained": 20, "dropped": {"failed": 20}, "live": 0, "recomputed": 5},
+        "filtering": {"dropped": 4, "refills": 3, "trained": 2},
         "staleness": {"0": 13},  # of the last step's 2 + 4 + 6 + 1 tokens with a verdict; the step before had none
         "usage": {
             "devices": [
@@ -149,6 +151,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
             ],
             "balance": 4.0,
         },
+        "objective": "",
         "nodes": {"engine-0": ["10.0.0.2", "10.0.0.4"], "trainer-0": ["10.0.0.3"]},
     }
     assert {"python", "torch", "transformers", "numpy", "rollyard"} <= software.keys()
@@ -185,22 +188,18 @@ def test_a_write_that_fails_leaves_the_earlier_report(tmp_path: Path) -> None:
     assert path.read_text() == "an earlier one"
 
 
-def test_percentiles_by_nearest_rank() -> None:
-    fifteen_to_fifty = {15: 1, 20: 1, 35: 1, 40: 1, 50: 1}
-    assert [percentile(fifteen_to_fifty, p) for p in (5, 30, 40, 50, 95, 100)] == [15, 20, 20, 35, 50, 50]
-    assert percentile({7: 99, 9: 1}, 99) == 7
-    assert percentile({}, 50) is None
-
-
-@given(st.lists(st.integers(0, 20), min_size=1), st.integers(1, 100))
-def test_a_percentile_is_the_smallest_value_with_enough_at_or_below_it(values: list[int], percent: int) -> None:
-    found = percentile({value: values.count(value) for value in values}, percent)
-    enough = [v for v in values if sum(other <= v for other in values) * 100 >= percent * len(values)]
-    assert found == min(enough)
-
-
 def test_busy_slots_are_weighted_by_slots_and_time() -> None:
     small = EngineStats(step_s=1.0, busy_slot_s=2.0, slots=2)  # all of 2 slot-seconds
     large = EngineStats(step_s=3.0, busy_slot_s=3.0, slots=6)  # 3 of 18
     assert slots_busy([small, large]) == 5 / 20
     assert slots_busy([]) == 0.0
+
+
+def test_what_is_masked_is_not_trained_however_old() -> None:
+    """Of two groups with two members of 1 and 2 tokens one is masked; a third group is filtered as a whole."""
+    report = builder()
+    for group_id, member in ((0, 1), (9, 0), (9, 1), (9, None)):
+        report.record(Drop(group_id, member, DropReason.FILTERED, "cut"))
+    report.add_step(replace(STEP, groups=(group(0, (1, 0.5), (2, 1.0)), group(1, (1, 0.0), (2, 1.0)))))
+    report.add_step(replace(STEP, groups=(group(9, (4, 1.0)),)))  # another run's: the name is free again
+    assert finish(report).staleness == {0: 1 + 1 + 2 + 4}

@@ -1,20 +1,21 @@
 from dataclasses import replace
 
-from rollyard.watch.step import mean_reward
+import pytest
+
+from rollyard.watch.metrics import RewardStats
 from rollyard.watch.timeline import PhaseSeconds
 from tests.watch.records import STEP, group
 
 
 def test_the_mean_is_over_members_that_have_a_verdict() -> None:
     assert STEP.reward_mean == (1.0 + 0.0 + 0.5 + 0.0) / 4
-    assert mean_reward([group(0, (1, None), (1, None))]) is None
-    assert mean_reward([]) is None
+    assert RewardStats.whole([group(0, (1, None), (1, None))]) == RewardStats.whole([]) == RewardStats(None, None, 0, 0)
 
 
 def test_a_group_is_flat_when_nothing_can_be_learned_from_it() -> None:
     assert STEP.flat_groups == 2  # the second and the third have one verdict each
     groups = (group(0, (1, 1.0), (1, 1.0)), group(1, (1, 1.0), (1, 0.9)), group(2, (1, None)))
-    assert replace(STEP, groups=groups).flat_groups == 2
+    assert replace(STEP, groups=groups).flat_groups == 1  # the last has no verdict that could be equal to another
 
 
 def test_speed_is_per_second_of_generation() -> None:
@@ -28,9 +29,21 @@ def test_metrics_are_flat() -> None:
         "step": 1,
         "incarnation": 0,
         "reward_mean": 0.375,
-        "groups": 3,
+        "reward_std": pytest.approx(0.414578),  # squares 0.390625 + 0.140625 + 0.015625 + 0.140625 over 4
         "flat_groups": 2,
+        "flat_share": 2 / 3,
+        "unscored": 2,
+        "reward/x/mean": 0.25,  # of 1, 0 and -0.25: it gave a number to a member whose verdict another reward kept back
+        "reward/x/std": pytest.approx(0.540062),  # squares 0.5625 + 0.0625 + 0.25 over 3
+        "reward/x/flat_share": 0.5,
+        "groups": 3,
         "completion_tokens_mean": 5.0,  # (2 + 4 + 6 + 8 + 1 + 9) / 6
+        "completion_tokens_p50": 4,
+        "completion_tokens_p95": 9,
+        "completion_tokens_max": 9,
+        "completion_truncated_share": 0.0,
+        "tokens_per_prompt": 10.0,
+        "prompt_tokens_mean": 2.0,
         "tokens": 50,
         "tokens_per_s": 20.0,
         "weights_unchanged": None,
@@ -47,8 +60,14 @@ def test_metrics_are_flat() -> None:
         "train/logprob_gap_mean": 0.0,
         "train/logprob_gap_max": 0.0,
         "train/kept_set_misses": 0.0,
+        "train/ratio_p1": 1.0,
+        "train/ratio_p99": 1.0,
+        "train/truncated_share": 0.0,
+        "train/kl": None,
+        "train/value_loss": None,
         "seconds": 5.0,
         "phase/generate_s": 2.5,
+        "phase/tools_s": 0.0,
         "phase/score_s": 0.0,
         "phase/train_s": 2.0,
         "phase/sync_s": 0.0,
