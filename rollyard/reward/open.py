@@ -23,6 +23,7 @@ from rollyard.types import Completion, Prompt, Reward
 
 Given = RewardFunction | Mapping[str, RewardFunction] | Sequence[RewardFunction]
 MODEL, JUDGE = "reward_model", "judge"  # names in reports
+NO_MODELS: Mapping[str, Scorer] = {}
 SHIPPED: Mapping[str, RewardFunction] = {"exact_match": exact_match, "reasoning_gym": reasoning_gym}
 
 
@@ -52,7 +53,9 @@ def judges_of(config: Config, given: Given | None, *, optional: bool = False) ->
     Args:
         optional: nobody need judge.
     """
-    found = _given(given) if given is not None else _named(config, optional)
+    found = _given(given) if given is not None else _named(config, optional or bool(models_of(config)))
+    if not found and optional and not config.reward.weights and not models_of(config):
+        return ()
     weights = config.reward.weights or (1.0,) * len(found)
     if len(weights) != len(found):
         problem = f"{len(weights)} weights for {len(found)} rewards"
@@ -74,7 +77,9 @@ def check_rewards(config: Config, given: Given | None, columns: Set[str], *, opt
         check_columns(judge.function, columns)
 
 
-def open_scorer(config: Config, given: Given | None, models: Mapping[str, Scorer], *, optional: bool = False) -> Scorer:
+def open_scorer(
+    config: Config, given: Given | None, models: Mapping[str, Scorer] = NO_MODELS, *, optional: bool = False
+) -> Scorer:
     """All judges of a run as one. Raises ConfigError, also where there is none unless that is `optional`.
 
     Args:
@@ -84,7 +89,7 @@ def open_scorer(config: Config, given: Given | None, models: Mapping[str, Scorer
         Part(judge.name, FunctionScorer(judge.function, config.reward, trusted=judge.function is exact_match), judge.weight)
         for judge in judges_of(config, given, optional=optional)
     ]
-    parts += (Part(name, models[name], weight) for name, weight in models_of(config))
+    parts += [Part(name, models[name], weight) for name, weight in models_of(config)]
     return Combined(parts) if parts else Nobody()
 
 
@@ -103,7 +108,7 @@ def _named(config: Config, optional: bool) -> list[tuple[str, RewardFunction]]:
     names = config.reward.function
     if not names and config.prompts.task:
         names = ("exact_match" if config.prompts.task in BUILT_IN else "reasoning_gym",)
-    if not names and not optional and not models_of(config):
+    if not names and not optional:
         raise ConfigError("prompts from a file need a reward", where=WHERE, remedy="give --reward FILE.py:function")
     return [(name.rpartition(":")[2], _load(name)) for name in names]
 
