@@ -55,7 +55,7 @@ class WarmupConfig(Section):
 class PromptsConfig(Section):
     path: str = Field("", description="JSON Lines file of prompts: a text or a list of chat messages in each line")
     field: str = Field("prompt", description="name of the field that holds the prompt; the others go to the reward by name")
-    task: Literal["", "sort", "reverse", "arithmetic"] = Field("", description="a built-in task instead of a file")
+    task: Literal["", "sort", "reverse", "arithmetic", "calculator"] = Field("", description="a built-in task instead of a file")
     held_out: Natural = Field(0, description="prompts set aside for evaluation and never trained on")
     shuffle: bool = Field(True, description="new order in every epoch, from the run's seed")
     epochs: Natural = Field(0, description="times each prompt is used (0: as often as the steps need)")
