@@ -113,6 +113,7 @@ class Prompt:
     token_ids: tuple[int, ...]  # [tokens]
     text: str
     columns: Mapping[str, object] = field(default_factory=dict)  # handed to the reward by name
+    messages: tuple[Mapping[str, str], ...] = ()  # role and content of each, where the data has a conversation
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,12 @@ def sampling_of(config: Config) -> Sampling:
 
 def threads_of(config: Config, architecture: Architecture) -> int:
     """CPU threads of torch: those asked for, or one for a small model and all cores for a larger one."""
-    return config.place.threads or (1 if architecture.parameters < SMALL else os.cpu_count() or 1)
+    return threads_for(config, architecture.parameters)
+
+
+def threads_for(config: Config, parameters: int) -> int:
+    """The same for a model with so many parameters."""
+    return config.place.threads or (1 if parameters < SMALL else os.cpu_count() or 1)
 
 
 def set_threads(count: int) -> None:
@@ -429,7 +434,8 @@ def roles_of(config: Config, job: Job | None = None) -> Roles:
     place = config.place
     generate = 0 if job is Job.TRAINING else place.generate
     train = 0 if job is Job.GENERATION else place.train
-    return Roles(place.placement, generate, train, config.engine.tensor_parallel_size)
+    judges = int(bool(config.reward.model.folder) and config.reward.model.place == "own" and job is not Job.TRAINING)
+    return Roles(place.placement, generate, train, config.engine.tensor_parallel_size, judges)
 
 
 def devices_there(config: Config) -> int | None:
