@@ -175,6 +175,7 @@ def table(report: Report) -> RenderableType:
         *(_by_name(report.rewards) if len(report.rewards) > 1 else []),
         ("speed", f"{speed}, slots busy {report.slots_busy:.0%}"),
         *([("decoder", Text(report.decoder))] if report.decoder else []),
+        *([("objective", Text(report.objective))] if report.objective else []),
         ("lengths", _lengths(report.lengths)),
         ("prompts", _counts(report.prompts)),
         ("members", _counts(report.members)),

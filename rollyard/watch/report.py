@@ -183,6 +183,7 @@ class Report:
     filtering: Filtering = field(default_factory=Filtering)
     staleness: Mapping[int, int] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
+    objective: str = ""  # what was learnt from a batch: loss, correction, reference policy
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a cluster: where each host was, the last one last
 
     def to_json(self) -> str:
@@ -254,11 +255,11 @@ class ReportBuilder:
     """Gathers the report while the run goes on.
 
     Args:
-        name, model, placement, engine, transport: what the report calls them.
+        name, model, placement, engine, transport, objective: what the report calls them.
     """
 
-    def __init__(self, *, name: str, model: str, placement: str, engine: str, transport: str) -> None:
-        self._names = {"name": name, "model": model, "placement": placement, "engine": engine}
+    def __init__(self, *, name: str, model: str, placement: str, engine: str, transport: str, objective: str = "") -> None:
+        self._names = {"name": name, "model": model, "placement": placement, "engine": engine, "objective": objective}
         self._transport = transport
         self._bytes_copied = 0
         self._canary: Canary | None = None

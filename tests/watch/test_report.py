@@ -150,6 +150,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
             ],
             "balance": 4.0,
         },
+        "objective": "",
         "nodes": {"engine-0": ["10.0.0.2", "10.0.0.4"], "trainer-0": ["10.0.0.3"]},
     }
     assert {"python", "torch", "transformers", "numpy", "rollyard"} <= software.keys()
