@@ -350,8 +350,11 @@ class Move(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class Score(Instruction):
+    """Judge a completion. `verdict`: what an environment said of it already, which is its verdict."""
+
     prompt: Prompt
     completion: Completion
+    verdict: Reward | None = None
 
 
 @dataclass(frozen=True, slots=True)

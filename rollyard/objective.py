@@ -89,7 +89,6 @@ def _check_external(config: Config) -> None:
     for wanted, where, what in (
         (train.minibatches > 1, "train.minibatches", "takes one step on each batch"),
         (train.kl > 0, "train.kl", "keeps no reference policy"),
-        (has_values(config), "advantage.kind", "has no value head"),
     ):
         if wanted:
             raise ConfigError(

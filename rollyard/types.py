@@ -44,6 +44,7 @@ class Activity(StrEnum):
     TRAIN = "train"
     GENERATE = "generate"  # at least one sequence decodes or prefills
     EVAL = "eval"  # the same for held-out prompts and probes
+    TOOLS = "tools"  # an environment is at work between two answers
     SCORE = "score"
     CHECKPOINT = "checkpoint"
     SYNC = "sync"  # weights are copied, brought near, switched to; a cache is given back or taken again
@@ -112,6 +113,7 @@ class Prompt:
     token_ids: tuple[int, ...]  # [tokens]
     text: str
     columns: Mapping[str, object] = field(default_factory=dict)  # handed to the reward by name
+    messages: tuple[Mapping[str, str], ...] = ()  # role and content of each, where the data has a conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,27 @@ class Turn:
 
     prompt_ids: tuple[int, ...]  # [tokens], all that the policy saw before it
     tokens: int  # of the completion's tokens, those of earlier turns come first
+    finish: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What an environment asks of the policy.
+
+    Example: Asking((3, 4, 5, 6, 8, 9), max_tokens=16, stop=("</call>",)).
+    """
+
+    prompt_ids: tuple[int, ...]  # [tokens], all that the policy is to see
+    max_tokens: int  # of the answer at most
+    stop: tuple[str, ...] = ()  # texts that end it
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy wrote in one turn. `text` is without special tokens, and cut before a stop string."""
+
+    token_ids: tuple[int, ...]  # [tokens], as they were sampled
+    text: str
     finish: FinishReason
 
 

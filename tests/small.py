@@ -44,6 +44,7 @@ def learnt(config_: Config) -> tuple[Curve, Report]:
         done = [(group.id, rollout.completion) for group in step.groups for rollout in group.rollouts]
         rollouts = [(group, each.member, each.token_ids, each.spans) for group, each in done]
         curve.append((step.step, rollouts, step.train.loss, step.train.grad_norm))
+        assert step.train.tokens == sum(len(each.token_ids) for _, each in done), "the numbers of a step are of all ranks"
     assert run.report is not None and not run.report.finished.failed
     return curve, run.report
 

@@ -136,7 +136,12 @@ def test_a_reward_that_fails_now_and_then_is_counted_and_never_zero(make):
         return 1.0
 
     run = rollyard.Run(make(prompts__held_out=0), reward=moody)
-    assert [step.reward_mean for step in run] == [1.0, 1.0, 1.0]
+    steps = list(run)
+    assert [step.reward_mean for step in steps] == [1.0, 1.0, 1.0]
+    for step in steps:  # who has no verdict is not trained on
+        members = [each for group in step.groups for each in group.rollouts]
+        assert step.train.tokens == sum(len(each.completion.token_ids) for each in members if each.reward.value is not None)
+        assert step.to_metrics()["tokens_per_prompt"] * 2 == sum(len(each.completion.token_ids) for each in members)
     report = run.report
     assert report is not None and report.members.dropped["no_verdict"] == report.members.admitted // 4
     with JournalReader(run.folder.journal) as journal:
@@ -200,6 +205,12 @@ def test_an_existing_folder_is_refused_and_replaced_only_when_it_is_a_run(make, 
 def test_mistakes_are_told_before_anything_loads(make, changes, told):
     with pytest.raises(ConfigError, match=told):
         rollyard.Run(make(**changes), reward=share_of_a)
+
+
+def test_a_stop_string_that_no_text_can_hold_is_told(make):
+    """The end of sequence has no text, so it would never be found: not silently."""
+    with pytest.raises(ConfigError, match=r"rollout\.stop: the stop string '!<eos>' has a special token in it.*eos_token_id"):
+        list(rollyard.Run(make(rollout__stop=["ok", "!<eos>"]), reward=share_of_a))
 
 
 def test_a_prompts_file_needs_a_reward(make):

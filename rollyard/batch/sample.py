@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from rollyard.batch.balance import split
 from rollyard.batch.pack import pack
-from rollyard.types import Group, Rollout, Sample, Sampling, TrainBatch
+from rollyard.types import Completion, Group, Rollout, Sample, Sampling, TrainBatch, Turn, VersionSpan
 
 
 def build(
@@ -38,24 +39,89 @@ def shards(
         ConfigError: a sample alone is longer than the budget.
     """
     samples = [
-        row(group, rollout, advantage)
+        row
         for group, values in zip(groups, advantages, strict=True)
         for rollout, advantage in zip(group.rollouts, values, strict=True)
         if advantage is not None
+        for row in rows(group, rollout, advantage)
     ]
     return tuple(TrainBatch(step, pack(part, budget), sampling) for part in split(samples, ranks, budget))
 
 
-def row(group: Group, rollout: Rollout, advantage: float) -> Sample:
-    """One rollout as a training row: nothing to learn on the prompt, the advantage on every sampled token."""
+def rows(group: Group, rollout: Rollout, advantage: float) -> list[Sample]:
+    """One rollout as training rows: nothing to learn on the prompt, the advantage on every sampled token.
+
+    An episode is one row as long as each turn's prompt begins with all that came before it; what its environment put between
+    gets mask 0. Where that was rewritten, such as by a chat template that leaves out earlier reasoning, another row begins. So
+    every sampled token is in exactly one row, after the very tokens that it was sampled after.
+
+    Example, the turns (3, 4) -> 5 6, (3, 4, 5, 6, 8, 9) -> 7 and (3, 8) -> 2: 3 4 5 6 8 9 7 with the mask 0011001, and 3 8 2
+    with 001.
+    """
     done = rollout.completion
-    prompt, sampled = len(group.prompt.token_ids), len(done.token_ids)
-    return Sample(
-        group=group.id,
-        member=done.member,
-        token_ids=group.prompt.token_ids + done.token_ids,
-        mask=(False,) * prompt + (True,) * sampled,
-        logprobs=(0.0,) * prompt + done.logprobs,
-        advantages=(0.0,) * prompt + (advantage,) * sampled,
-        spans=done.spans,
-    )
+    found: list[_Row] = []
+    for turn, places in _answers(group, done):
+        seen = found[-1].token_ids if found else []
+        if not found or list(turn.prompt_ids[: len(seen)]) != seen:
+            found.append(_Row())
+        found[-1].extend(turn.prompt_ids, places, done)
+    every, spans = len(done.token_ids), _Spans(done.spans)
+    return [
+        Sample(
+            group=group.id,
+            member=done.member,
+            token_ids=tuple(row.token_ids),
+            mask=tuple(place is not None for place in row.places),
+            logprobs=tuple(0.0 if place is None else done.logprobs[place] for place in row.places),
+            advantages=tuple(0.0 if place is None else advantage for place in row.places),
+            spans=spans.next(row.sampled),
+            part=part,
+            others=every - row.sampled,
+        )
+        for part, row in enumerate(found)
+    ]
+
+
+def _answers(group: Group, done: Completion) -> Iterator[tuple[Turn, range]]:
+    """What was written after which prompt, and where that stands in the completion. Turns without tokens teach nothing."""
+    turns = [turn for turn in done.turns if turn.tokens]
+    first = 0
+    for turn in turns or [Turn(group.prompt.token_ids, len(done.token_ids), done.finish)]:
+        yield turn, range(first, first + turn.tokens)
+        first += turn.tokens
+
+
+@dataclass(slots=True)
+class _Row:
+    """`places`: where each token stands in the completion, None for what the policy did not write."""
+
+    token_ids: list[int] = field(default_factory=list)
+    places: list[int | None] = field(default_factory=list)
+
+    @property
+    def sampled(self) -> int:
+        return sum(place is not None for place in self.places)
+
+    def extend(self, prompt: Sequence[int], places: range, done: Completion) -> None:
+        """`prompt` begins with all that is here."""
+        between = prompt[len(self.token_ids) :]
+        self.token_ids += [*between, *(done.token_ids[place] for place in places)]
+        self.places += [*(None for _ in between), *places]
+
+
+class _Spans:
+    """Gives out what covers the next tokens of a completion."""
+
+    def __init__(self, spans: Sequence[VersionSpan]) -> None:
+        self._left = list(spans)
+
+    def next(self, tokens: int) -> tuple[VersionSpan, ...]:
+        found: list[VersionSpan] = []
+        while tokens:
+            span = self._left.pop(0)
+            taken = min(tokens, span.tokens)
+            found.append(span._replace(tokens=taken))
+            if taken < span.tokens:
+                self._left.insert(0, span._replace(tokens=span.tokens - taken))
+            tokens -= taken
+        return tuple(found)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Final
 
-from rollyard.types import VersionSpan, WeightVersion
+from rollyard.types import FinishReason, Turn, VersionSpan, WeightVersion
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -37,6 +38,34 @@ def pack_spans(spans: Sequence[VersionSpan]) -> str:
 def unpack_spans(text: str) -> tuple[VersionSpan, ...]:
     rows: list[list[int]] = json.loads(text)
     return tuple(VersionSpan(WeightVersion(*row[0:2]), WeightVersion(*row[2:4]), row[4]) for row in rows)
+
+
+def pack_turns(turns: Sequence[Turn], ids: Sequence[int]) -> str:
+    """Of each turn: how many tokens of what was there before its prompt begins with, the others, tokens written, finish.
+
+    Args:
+        ids: `[tokens]` that were sampled, of all turns.
+    """
+    rows: list[list[object]] = []
+    before: tuple[int, ...] = ()
+    written = 0
+    for turn in turns:
+        kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, turn.prompt_ids, strict=False)))
+        rows.append([kept, turn.prompt_ids[kept:], turn.tokens, turn.finish.value])
+        before = (*turn.prompt_ids, *ids[written : written + turn.tokens])
+        written += turn.tokens
+    return json.dumps(rows)
+
+
+def unpack_turns(text: str, ids: Sequence[int]) -> tuple[Turn, ...]:
+    turns: list[Turn] = []
+    before: tuple[int, ...] = ()
+    written = 0
+    for kept, new, tokens, finish in json.loads(text):
+        turns.append(Turn((*before[:kept], *new), tokens, FinishReason(finish)))
+        before = (*turns[-1].prompt_ids, *ids[written : written + tokens])
+        written += tokens
+    return tuple(turns)
 
 
 def pack_json(record: Mapping[str, object]) -> str:

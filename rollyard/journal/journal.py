@@ -34,7 +34,7 @@ from rollyard.events import (
     Scored,
     Train,
 )
-from rollyard.journal.codec import clean, pack_floats, pack_ids, pack_json, pack_spans
+from rollyard.journal.codec import clean, pack_floats, pack_ids, pack_json, pack_spans, pack_turns
 from rollyard.journal.schema import APPLICATION_ID, FORMAT, INSERTS, TABLES
 from rollyard.types import WeightVersion
 
@@ -179,6 +179,7 @@ class Journal:
             pack_ids(done.token_ids),
             pack_floats(done.logprobs),
             pack_spans(done.spans),
+            pack_turns(done.turns, done.token_ids),
             min((span.version.step for span in done.spans), default=None),
             clean(done.text),
             now,

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollyard.errors import JournalError
-from rollyard.journal.codec import unpack_floats, unpack_ids, unpack_spans
+from rollyard.journal.codec import unpack_floats, unpack_ids, unpack_spans, unpack_turns
 from rollyard.journal.journal import check_format, guarded
 from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout, WeightVersion
 
@@ -125,28 +125,24 @@ class JournalReader:
     def group(self, group: int) -> Group:
         """A prompt with its judged completions so far, by member, those that were dropped later included."""
         sql = """
-            SELECT c.member, token_ids, logprobs, spans, finish, text, value, parts, problem
+            SELECT c.member, token_ids, logprobs, spans, turns, finish, text, value, parts, problem
             FROM completions c JOIN verdicts USING (incarnation, group_id, member)
             WHERE incarnation = ? AND group_id = ? ORDER BY member"""
         rollouts = []
-        for member, ids, logprobs, spans, finish, text, value, parts, problem in self._mine(sql, group):
-            tokens = (unpack_ids(ids), unpack_floats(logprobs), unpack_spans(spans))
-            completion = Completion(group, member, *tokens, FinishReason(finish), text)
+        for member, ids, logprobs, spans, turns, finish, text, value, parts, problem in self._mine(sql, group):
+            completion = _completion(group, member, ids, logprobs, spans, turns, finish, text)
             rollouts.append(Rollout(completion, Reward(value, json.loads(parts), problem)))
         return Group(self.prompt(group), tuple(rollouts))
 
     def unjudged(self) -> tuple[Completion, ...]:
         """Finished members that have no verdict yet, in the order they finished."""
         sql = """
-            SELECT group_id, member, token_ids, logprobs, spans, finish, text FROM completions c
+            SELECT group_id, member, token_ids, logprobs, spans, turns, finish, text FROM completions c
             WHERE incarnation = ? AND NOT EXISTS (
                 SELECT 1 FROM verdicts v
                 WHERE v.incarnation = c.incarnation AND v.group_id = c.group_id AND v.member = c.member)
             ORDER BY c.rowid"""
-        return tuple(
-            Completion(group, member, unpack_ids(ids), unpack_floats(logprobs), unpack_spans(spans), FinishReason(finish), text)
-            for group, member, ids, logprobs, spans, finish, text in self._mine(sql)
-        )
+        return tuple(_completion(*row) for row in self._mine(sql))
 
     def batches(self) -> dict[int, tuple[int, ...]]:
         """Group ids of each batch taken, in order, by the step that trains it."""
@@ -208,3 +204,11 @@ class JournalReader:
             EngineEvent(engine, event, None if step is None else WeightVersion(step, life), text, at)
             for engine, event, step, life, text, at in self._mine(sql)
         )
+
+
+def _completion(
+    group: int, member: int, ids: bytes, logprobs: bytes, spans: str, turns: str, finish: str, text: str
+) -> Completion:
+    tokens = unpack_ids(ids)
+    taken = unpack_turns(turns, tokens)
+    return Completion(group, member, tokens, unpack_floats(logprobs), unpack_spans(spans), FinishReason(finish), text, taken)

@@ -1,4 +1,4 @@
-"""The tables of `journal.sqlite`, format 1 (`PRAGMA user_version`).
+"""The tables of `journal.sqlite`, format 2 (`PRAGMA user_version`).
 
 Every row carries the `incarnation` it was written in: 0 for the first life of a run, one more for each resume. An
 incarnation is whole by itself: what a resumed run reuses of an earlier one it records again. Times are unix seconds.
@@ -19,7 +19,9 @@ incarnation is whole by itself: what a resumed run reuses of an earlier one it r
 
 Blobs are little-endian: `token_ids` int32 `[tokens]`, `logprobs` float32 `[tokens]`. `columns`, `parts`, `counters` and
 `config` are JSON objects. `spans` is a JSON list of [version step, version incarnation, oldest key-value step, oldest
-key-value incarnation, tokens], which together cover the completion's tokens in order.
+key-value incarnation, tokens], which together cover the completion's tokens in order. `turns` is empty but for an episode: a
+JSON list of [kept, ids, tokens, finish] for each turn, whose prompt is the first `kept` tokens of the prompt and answer before
+it and then `ids`, and whose answer is the next `tokens` of the completion's.
 
 Views for people: `rollouts` (one row a member: prompt, completion, reward, the step that trained it or why none did) and
 `groups` (one row a prompt: rewards summed up, and its fate). For example the prompts the policy never solves:
@@ -32,7 +34,7 @@ from __future__ import annotations
 from typing import Final
 
 APPLICATION_ID: Final = 0x726C7964  # "rlyd": tells a journal from any other SQLite file
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 TABLES: Final = """
 CREATE TABLE incarnations (
@@ -68,6 +70,7 @@ CREATE TABLE completions (
     token_ids BLOB NOT NULL,
     logprobs BLOB NOT NULL,
     spans TEXT NOT NULL,
+    turns TEXT NOT NULL,
     oldest_version INTEGER,
     text TEXT NOT NULL,
     finished_at REAL NOT NULL,
@@ -184,7 +187,7 @@ GROUP BY p.incarnation, p.group_id;
 # Rows are buffered by table and written in this order: a row comes after those it refers to.
 INSERTS: Final = {
     "prompts": "INSERT INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?)",
-    "completions": "INSERT INTO completions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "completions": "INSERT INTO completions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "verdicts": "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)",
     "drops": "INSERT INTO drops VALUES (?, ?, ?, ?, ?, ?)",
     "batches": "INSERT INTO batches VALUES (?, ?, ?, NULL)",

@@ -4,7 +4,8 @@
 leaves exactly once, trained or dropped with a reason; no token is older than the staleness limit allows; no engine
 generates on weights it did not acknowledge; while a request waits and an engine may take it, it is dispatched.
 
-What happens to members stands here; who gets which engine in `dispatch`, batches in `batches`, drops in `departures`.
+What happens to members stands here; who gets which engine in `dispatch`, batches in `batches`, drops in `departures`,
+episodes in `playing`.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ from rollyard.rollout.dispatch import Dispatch
 from rollyard.rollout.lengths import Lengths
 from rollyard.rollout.live import LiveGroups
 from rollyard.rollout.moving import Moves
+from rollyard.rollout.playing import Playing
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.recovery import Recovery
 from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase, problem_of
+from rollyard.turns import Asked, EpisodeEnded, Tell
 from rollyard.types import DropReason, FinishReason, Prompt, RequestId, Segment
 
 Message = Event | Signal
@@ -75,6 +78,7 @@ class RolloutCore:
         self._moves = Moves(policy, self._live, self._dispatch, self._lengths)
         self._router = self._dispatch.router
         self._departures = Departures(policy, self._live, self.counts, self._ledger)
+        self._playing = Playing(policy, self._live, self._dispatch, self._departures, self._lengths)
         self._batches = Batches(policy, self._live, self._departures, self.counts, self._ledger, self._router.version)
         self._recovery = Recovery(policy, self._live, self._departures, self._batches, self._ledger, self._group)
         self._handlers: dict[type[Message], Callable[..., Iterable[Output]]] = {
@@ -89,6 +93,8 @@ class RolloutCore:
             EngineReleased: lambda signal: self._on_hold(signal.engine, held=False),
             SegmentArrived: self._on_segment,
             RequestFailed: self._on_request_failed,
+            Asked: self._playing.asked,
+            EpisodeEnded: self._playing.ended,
             Scored: self._on_scored,
             BatchWanted: self._on_batch_wanted,
             BatchTrained: self._on_trained,
@@ -161,6 +167,9 @@ class RolloutCore:
         if group.max_tokens < 1:
             cause = f"the prompt has {len(prompt.token_ids)} tokens, the window {policy.window}"
             yield from self._departures.drop_group(group, DropReason.CONTEXT, cause)
+            return
+        if policy.turns:
+            yield from self._playing.begin(group)
             return
         for member in group.members:
             self._dispatch.waiting.add(member)
@@ -259,7 +268,9 @@ class RolloutCore:
             self._dispatch.ended(segment.request)
         yield from self._fail(segment.request, engine, problem, retryable=True)
 
-    def _completed(self, group: GroupState, member: Member, finish: FinishReason, text: str) -> Score:
+    def _completed(self, group: GroupState, member: Member, finish: FinishReason, text: str) -> Score | Tell:
+        if member.asking is not None:
+            return self._playing.answered(member, finish, text)
         if finish is FinishReason.ABORT or (finish is FinishReason.LENGTH and group.clamped):
             finish = FinishReason.CONTEXT if group.clamped else FinishReason.LENGTH
         member.phase, member.engine = Phase.SCORING, None

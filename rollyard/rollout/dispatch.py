@@ -49,7 +49,8 @@ class Dispatch:
         for group, member in self.waiting.in_turn(groups):
             engine = member.target if self.router.may_take(member.target, oldest, newest) else None
             if engine is None:
-                engine = self.router.choose(oldest, newest, len(group.prompt.token_ids), group.home, member.avoid)
+                home = member.home if member.turns else group.home  # which has read how a later turn begins
+                engine = self.router.choose(oldest, newest, len(group.prompt_ids(member)), home, member.avoid)
             if engine is None:
                 return False
             self.waiting.take(member)
@@ -62,17 +63,18 @@ class Dispatch:
         return group.expected
 
     def _generate(self, engine: EngineId, group: GroupState, member: Member) -> Generate:
+        stop = self._policy.sampling.stop + (member.asking.stop if member.asking is not None else ())
         request = Request(
             id=RequestId(member.group, member.index, member.attempt),
-            prompt_ids=group.prompt.token_ids,
-            sampling=replace(self._policy.sampling, max_tokens=group.left(member)),
-            seed=completion_seed(self._policy.seed, member.group, member.index),
-            written_ids=tuple(member.token_ids),
+            prompt_ids=group.prompt_ids(member),
+            sampling=replace(self._policy.sampling, max_tokens=group.left(member), stop=stop),
+            seed=completion_seed(self._policy.seed, member.group, member.index, len(member.turns)),
+            written_ids=tuple(member.token_ids[member.earlier :]),
             priority=member.group,
         )
         tokens = len(request.prompt_ids) + len(request.written_ids)
         member.phase, member.engine, member.target = Phase.RUNNING, engine, None
-        group.home = engine
+        group.home = member.home = engine
         self._attempts[request.id] = (engine, tokens)
         self._held.setdefault(engine, {})[request.id] = None
         self.router.change(engine, requests=1, tokens=tokens)

@@ -14,6 +14,7 @@ from rollyard.rollout.state import GroupState, Member, Phase
 
 FEW = 16  # observations beyond the first of their row; with fewer, half of the variance is taken as the prompts'
 LEAST_VARIANCE = 1e-4
+UNDER_WAY = (Phase.RUNNING, Phase.WAITING, Phase.PLAYING)
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class Lengths:
         whole = 2.0 * written  # far beyond anything expected: as much again
         if tail > 1e-12:
             whole = math.exp(min(mean + variance / 2, 50.0)) * _upper(beyond - spread) / tail
-        return min(whole, group.max_tokens) - written
+        return min(whole - written, group.left(member))
 
     def _of(self, group: GroupState) -> tuple[float, float]:
         """Mean and variance of the log of a member's length."""
@@ -77,7 +78,7 @@ class Lengths:
         seen = self._rows.get(group.prompt.row, Moments())
         mean, variance = self._shrunk(seen.count, seen.mean, between, within)
         spread = math.sqrt(variance)
-        floors = [len(m.token_ids) for m in group.members if m.phase in (Phase.RUNNING, Phase.WAITING) and m.token_ids]
+        floors = [len(m.token_ids) for m in group.members if m.phase in UNDER_WAY and m.token_ids]
         if not floors:
             return mean, variance
         under_way = sum(mean + spread * _excess((math.log(floor) - mean) / spread) for floor in floors)

@@ -70,7 +70,7 @@ class Moves:
 
     @staticmethod
     def _worth_it(group: GroupState, member: Member, left: float) -> bool:
-        return left >= READING * (len(group.prompt.token_ids) + len(member.token_ids))
+        return left >= READING * group.read(member)
 
     def _may(self, target: EngineLoad, group: GroupState) -> bool:
         return self._dispatch.router.may_take(target.id, *self._live.allowed(group.prompt.id))

@@ -32,3 +32,4 @@ class RolloutPolicy:
     refills: int = 0  # groups filtered for each batch at most
     mask_truncated: bool = False  # members that a limit cut are in a group's record, and are not trained on
     seed: int = 0
+    turns: int = 0  # of an episode at most; 0: no episodes, one answer to each prompt

@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from rollyard.events import EngineId, Instruction, Signal
 from rollyard.types import (
+    Asking,
     Completion,
     DropReason,
     FinishReason,
@@ -18,6 +19,7 @@ from rollyard.types import (
     Reward,
     Rollout,
     Segment,
+    Turn,
     VersionSpan,
 )
 
@@ -27,6 +29,7 @@ Output = Instruction | Signal
 class Phase(Enum):
     """Where a member is; the last two are final."""
 
+    PLAYING = auto()  # its environment is at work
     WAITING = auto()
     RUNNING = auto()
     SCORING = auto()
@@ -41,12 +44,17 @@ class Member:
     group: int
     index: int
     phase: Phase = Phase.WAITING
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # of all turns
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)  # of an episode: those that are over
+    asking: Asking | None = None  # of an episode: the turn that is wanted, while WAITING or RUNNING
+    earlier: int = 0  # tokens of the turns that are over
     attempt: int = 0
     failures: int = 0
+    clamped: bool = False  # of an episode: the window leaves the turn less than was asked
     engine: EngineId | None = None  # while RUNNING
+    home: EngineId | None = None  # which took it last
     avoid: EngineId | None = None  # where it failed last
     target: EngineId | None = None  # where it is being moved to
     moves: int = 0
@@ -65,9 +73,8 @@ class Member:
         self.spans.append(span)
 
     def complete(self, finish: FinishReason, text: str) -> Completion:
-        self.completion = Completion(
-            self.group, self.index, tuple(self.token_ids), tuple(self.logprobs), tuple(self.spans), finish, text
-        )
+        tokens = tuple(self.token_ids), tuple(self.logprobs), tuple(self.spans)
+        self.completion = Completion(self.group, self.index, *tokens, finish, text, tuple(self.turns))
         return self.completion
 
 
@@ -120,8 +127,17 @@ class GroupState:
         return sum(len(member.token_ids) for member in self.members if member.phase is not Phase.DROPPED)
 
     def left(self, member: Member) -> int:
-        """Tokens that the member may still write."""
-        return self.max_tokens - len(member.token_ids)
+        """Tokens that the member may still write, in this turn where it plays an episode."""
+        most = self.max_tokens if member.asking is None else member.asking.max_tokens
+        return most - (len(member.token_ids) - member.earlier)
+
+    def read(self, member: Member) -> int:
+        """Tokens that an engine reads before the member's next one, its own of this turn among them."""
+        return len(self.prompt_ids(member)) + len(member.token_ids) - member.earlier
+
+    def prompt_ids(self, member: Member) -> tuple[int, ...]:
+        """What comes before what the member writes, in this turn where it plays an episode."""
+        return self.prompt.token_ids if member.asking is None else member.asking.prompt_ids
 
     def record(self) -> Group:
         """The finished group as the trainer sees it: members that were judged, those without a verdict too."""

@@ -1,5 +1,7 @@
 """A small run, as the conductor would see it: two prompts, two members each."""
 
+from dataclasses import replace
+
 from rollyard.events import (
     Admit,
     BatchTrained,
@@ -26,6 +28,7 @@ from rollyard.types import (
     RequestId,
     Reward,
     Rollout,
+    Turn,
     VersionSpan,
     WeightVersion,
 )
@@ -42,9 +45,19 @@ def completion(group: int, member: int, text: str = "abc") -> Completion:
     return Completion(group, member, (1, 2, 70000), (-0.5, -0.25, -2.0), spans, FinishReason.STOP, text)
 
 
+def episode(group: int, member: int, text: str) -> Completion:
+    """The same tokens in three turns: after a tool's answer, after something else, and one that had no room."""
+    turns = (
+        Turn((3, 1, 2), 1, FinishReason.STOP),
+        Turn((3, 1, 2, 1, 9, 9), 2, FinishReason.LENGTH),
+        Turn((3, 1, 7, 8), 0, FinishReason.CONTEXT),
+    )
+    return replace(completion(group, member, text), turns=turns, finish=FinishReason.CONTEXT)
+
+
 GOOD = Rollout(completion(0, 0), Reward(1.0, {"exact_match": 1.0}))
 POOR = Rollout(completion(0, 1, "acb"), Reward(0.0, {"exact_match": 0.0}))
-MUTE = Rollout(completion(1, 0, "?"), Reward(None, problem="ValueError: no number"))
+MUTE = Rollout(episode(1, 0, "?"), Reward(None, problem="ValueError: no number"))
 
 ENTRIES: tuple[Event | Instruction, ...] = (
     EngineUp("embedded-0", slots=4, version=None),

@@ -12,11 +12,13 @@ from rollyard.journal.codec import (
     pack_ids,
     pack_json,
     pack_spans,
+    pack_turns,
     unpack_floats,
     unpack_ids,
     unpack_spans,
+    unpack_turns,
 )
-from rollyard.types import VersionSpan, WeightVersion
+from rollyard.types import FinishReason, Turn, VersionSpan, WeightVersion
 
 
 def test_token_ids_are_little_endian_int32() -> None:
@@ -35,6 +37,25 @@ def test_spans_are_json_lists_of_five_numbers() -> None:
     spans = (VersionSpan(WeightVersion(3, 1), WeightVersion(2, 1), 16), VersionSpan(WeightVersion(4, 1), WeightVersion(2, 1), 1))
     assert json.loads(pack_spans(spans)) == [[3, 1, 2, 1, 16], [4, 1, 2, 1, 1]]
     assert unpack_spans("[[3, 1, 2, 1, 16], [4, 1, 2, 1, 1]]") == spans
+
+
+def test_turns_say_what_is_new_in_their_prompts() -> None:
+    turns = (
+        Turn((3, 4), 2, FinishReason.STOP),
+        Turn((3, 4, 5, 6, 8), 1, FinishReason.LENGTH),
+        Turn((3, 8), 0, FinishReason.CONTEXT),
+    )
+    text = pack_turns(turns, (5, 6, 7))
+    assert json.loads(text) == [[0, [3, 4], 2, "stop"], [4, [8], 1, "length"], [1, [8], 0, "context"]]
+    assert unpack_turns(text, (5, 6, 7)) == turns
+    assert pack_turns((), (5,)) == "[]" and unpack_turns("[]", (5,)) == ()
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1), st.lists(st.integers(0, 2)), st.sampled_from(FinishReason))))
+def test_turns_come_back(said: list[tuple[list[int], list[int], FinishReason]]) -> None:
+    turns = tuple(Turn(tuple(prompt), len(answer), finish) for prompt, answer, finish in said)
+    ids = tuple(token for _, answer, _ in said for token in answer)
+    assert unpack_turns(pack_turns(turns, ids), ids) == turns
 
 
 def test_columns_keep_what_json_can_say() -> None:

@@ -42,7 +42,7 @@ def written(path: Path) -> Path:
 
 def test_the_file_is_wal_and_says_its_format(written: Path) -> None:
     assert rows(written, "PRAGMA journal_mode") == [("wal",)]
-    assert rows(written, "PRAGMA user_version") == [(1,)]
+    assert rows(written, "PRAGMA user_version") == [(2,)]
     assert rows(written, "PRAGMA foreign_key_check") == []
     assert rows(written, "PRAGMA integrity_check") == [("ok",)]
 
@@ -65,7 +65,7 @@ def test_every_table_holds_what_happened(written: Path) -> None:
     ]
     assert rows(written, "SELECT group_id, member, tokens, oldest_version, finish, text FROM completions") == [
         (0, 0, 3, 0, "stop", "abc"),
-        (1, 0, 3, 0, "stop", "?"),
+        (1, 0, 3, 0, "context", "?"),
         (0, 1, 3, 0, "stop", "acb"),
     ]
     assert rows(written, "SELECT group_id, member, value, problem FROM verdicts") == [
@@ -266,7 +266,7 @@ def test_a_newer_format_is_refused(written: Path) -> None:
     connection = sqlite3.connect(written)
     connection.execute("PRAGMA user_version = 9")
     connection.close()
-    with pytest.raises(JournalError, match="format 9, this version of Rollyard knows format 1"):
+    with pytest.raises(JournalError, match="format 9, this version of Rollyard knows format 2"):
         Journal(written, RUN)
 
 

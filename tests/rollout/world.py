@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from rollyard import events as ev
@@ -140,11 +140,19 @@ class World:
         attempts = [r for e in self.engines.values() for r in e.running if r[:2] == key and r not in self.abort_wanted]
         assert not attempts, "two attempts at one member"
         assert key not in self.done and key not in self.member_dropped
-        assert list(request.written_ids) == [t for t, _ in self.tokens[key]]
+        assert list(request.written_ids) == self.written(key)
         assert not any(self.due(group) < self.due(key[0]) for group, _ in self.waiting()), "what is due first goes first"
-        room = min(self.policy.sampling.max_tokens, self.policy.window - len(request.prompt_ids))
+        room = min(self.most(request), self.policy.window - len(request.prompt_ids))
         assert request.sampling.max_tokens == room - len(request.written_ids) > 0
         engine.running[request.id] = request
+
+    def written(self, member: tuple[int, int]) -> list[int]:
+        """What it has of the answer under way."""
+        return [token for token, _ in self.tokens[member]]
+
+    def most(self, request: Request) -> int:
+        """Tokens that may be asked for."""
+        return self.policy.sampling.max_tokens
 
     def on_move(self, source: str, request: RequestId, to: str) -> None:
         """Its tokens go on, so it is no attempt that was given up."""
@@ -264,10 +272,15 @@ class World:
             choices.append(self.offer)
         if self.to_score:
             choices.append(self.score)
+        choices.extend(self.more())
         choices.extend([self.write] * 3 if any(e.running for e in self.engines.values() if e.up) else [])
         choices.append(self.trainer)
         choices.append(self.sync_one)
         self.random.choice(choices)()
+
+    def more(self) -> list[Callable[[], None]]:
+        """What else may happen."""
+        return []
 
     def offer(self) -> None:
         count, self.asked = self.asked, 0
@@ -278,11 +291,14 @@ class World:
 
     def score(self) -> None:
         completion = self.to_score.pop(self.random.randrange(len(self.to_score)))
-        bad = self.random.random() < self.odds.no_verdict
-        value = float(self.random.randrange(2)) if self.odds.coarse else self.random.random()
-        reward = Reward(None, problem="ValueError: no") if bad else Reward(value)
+        reward = self.verdict(completion)
         self.rewards[completion.group, completion.member] = reward
         self.send(ev.Scored(completion.group, completion.member, reward))
+
+    def verdict(self, completion: Completion) -> Reward:
+        bad = self.random.random() < self.odds.no_verdict
+        value = float(self.random.randrange(2)) if self.odds.coarse else self.random.random()
+        return Reward(None, problem="ValueError: no") if bad else Reward(value)
 
     def write(self) -> None:
         name = self.random.choice([n for n, e in self.engines.items() if e.up and e.running])
@@ -302,7 +318,7 @@ class World:
             self.write_well(name, request)
 
     def left(self, request: Request) -> int:
-        return request.sampling.max_tokens - (len(self.tokens[request.id[:2]]) - len(request.written_ids))
+        return request.sampling.max_tokens - (len(self.written(request.id[:2])) - len(request.written_ids))
 
     def write_well(self, name: str, request: Request) -> None:
         left = self.left(request)

@@ -67,6 +67,7 @@ def test_metrics_are_flat() -> None:
         "train/value_loss": None,
         "seconds": 5.0,
         "phase/generate_s": 2.5,
+        "phase/tools_s": 0.0,
         "phase/score_s": 0.0,
         "phase/train_s": 2.0,
         "phase/sync_s": 0.0,

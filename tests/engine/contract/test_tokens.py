@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.batch.sample import row
+from rollyard.batch.sample import rows
 from rollyard.events import Rollover
 from rollyard.types import Activity, Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Rollout
 from tests.engine.contract.model import ENDS_WITHIN, PROMPTS, WINDOW, Model, text
@@ -65,7 +65,7 @@ async def test_what_is_trained_is_what_was_sampled_the_end_included(talk: Talk, 
     tokens = tuple(heard.token_ids)
     done = Completion(0, 0, tokens, tuple(heard.logprobs), tuple(heard.spans), heard.finish, "")
     group = Group(Prompt(0, 0, prompt, ""), (Rollout(done, Reward(1.0)),))
-    sample = row(group, group.rollouts[0], 0.5)
+    (sample,) = rows(group, group.rollouts[0], 0.5)
     assert sample.token_ids == (*prompt, *tokens)
     assert [token for token, trained in zip(sample.token_ids, sample.mask, strict=True) if trained] == heard.token_ids
     assert sum(span.tokens for span in sample.spans) == sum(sample.mask) == len(tokens)
