@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,17 +17,26 @@ from rollyard.journal.folder import check_folder
 from rollyard.model.architecture import Architecture
 from rollyard.place.layout import layout
 from rollyard.prompts.open import check_prompts
+from rollyard.protocols import Environment
+from rollyard.reward.classifier import check_folder as check_classifier
+from rollyard.reward.judge import check_template, reader
 from rollyard.reward.open import Given, check_rewards
 from rollyard.train.external import load_adapter
 from rollyard.weights.shares import check_divides
 
 
-def check(config: Config, architecture: Architecture, reward: Given | None = None) -> None:
+def check(
+    config: Config,
+    architecture: Architecture,
+    reward: Given | None = None,
+    environment: Environment | None = None,
+) -> None:
     """Look at all that the config names. Raises ConfigError; nothing is loaded, and nothing stays written.
 
     Args:
         architecture: of the policy.
         reward: what is given directly, instead of `reward.function`.
+        environment: given directly, instead of `environment.name`.
     """
     check_folder(config)
     if config.exchange.folder:
@@ -34,7 +44,9 @@ def check(config: Config, architecture: Architecture, reward: Given | None = Non
     check_capabilities(config)
     check_options(config)
     layout(worker.roles_of(config, worker.job_of(config)), worker.devices_there(config))
-    check_rewards(config, reward, check_prompts(config))
+    plays, columns = worker.environment_of(config, environment) is not None, check_prompts(config)
+    check_rewards(config, reward, columns, optional=plays)
+    _check_models(config, columns)
     check_window(config, architecture)
     if config.train.adapter:
         load_adapter(config.train.adapter)
@@ -48,6 +60,20 @@ def check(config: Config, architecture: Architecture, reward: Given | None = Non
     if config.weights.what == "lora" and find_spec("peft") is None:
         problem = "an adapter is trained with PEFT, which is not installed"
         raise ConfigError(problem, where="weights.what", remedy="pip install 'rollyard[lora]', or use full")
+
+
+def _check_models(config: Config, columns: Set[str]) -> None:
+    """Those that judge."""
+    model, judge = config.reward.model, config.reward.judge
+    if model.folder:
+        check_classifier(model)
+        if model.place == "colocated" and not worker.trains_here(config, worker.job_of(config)):
+            problem = "the trainer, whose device the reward model is to share, is in another process"
+            remedy = "use own, or one trainer with runtime inline in this job"
+            raise ConfigError(problem, where="reward.model.place", remedy=remedy)
+    if judge.url:
+        check_template(judge.template, columns)
+        reader(judge.parse)
 
 
 def check_training(config: Config, architecture: Architecture) -> None:

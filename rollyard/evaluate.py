@@ -5,13 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from rollyard.episode.stage import Stage
 from rollyard.events import EngineId
 from rollyard.protocols import Scorer
 from rollyard.rollout.controller import Controller
+from rollyard.rollout.playing import room_for
 from rollyard.rollout.seeds import completion_seed
-from rollyard.types import Completion, Prompt, Request, RequestId, Reward, Sampling
+from rollyard.types import (
+    Asking,
+    Completion,
+    FinishReason,
+    Prompt,
+    Reply,
+    Request,
+    RequestId,
+    Reward,
+    Sampling,
+    Turn,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,7 @@ class Evaluator:
         window: tokens of prompt and completion at most.
         samples: completions of each prompt.
         seed: of the run.
+        stage: where prompts are played as episodes; None: they are answered once.
     """
 
     prompts: tuple[Prompt, ...]
@@ -40,12 +54,16 @@ class Evaluator:
     window: int
     samples: int
     seed: int
+    stage: Stage | None = None
 
     async def run(self, controller: Controller, scorer: Scorer, engines: Sequence[EngineId] = ()) -> Evaluation:
         """Ask the engines that are named, or all. Raises EngineError when none of them is left."""
-        asked = {request.id: prompt for prompt, request in self._requests()}
-        completions = await controller.complete([request for _, request in self._requests()], engines)
-        rewards = await self._judge(scorer, [(asked[_id(done)], done) for done in completions])
+        if self.stage is not None:
+            rewards = await self._play(self.stage, controller, scorer, engines)
+        else:
+            asked = {request.id: prompt for prompt, request in self._requests()}
+            completions = await controller.complete([request for _, request in self._requests()], engines)
+            rewards = await self._judge(scorer, [(asked[_id(done)], done) for done in completions])
         values = [r.value for r in rewards if r.value is not None and math.isfinite(r.value)]
         samples = len(self.prompts) * self.samples
         return Evaluation(math.fsum(values) / len(values) if values else None, samples, samples - len(values))
@@ -62,9 +80,67 @@ class Evaluator:
                 seed = completion_seed(self.seed, group, member)
                 yield prompt, Request(RequestId(group, member), prompt.token_ids, sampling, seed)
 
+    async def _play(self, stage: Stage, controller: Controller, scorer: Scorer, engines: Sequence[EngineId]) -> Sequence[Reward]:
+        """Every prompt as `samples` episodes, all at once."""
+        names = tuple(engines or controller.engines)
+        episodes: list[asyncio.Future[Reward]] = []
+        for position, prompt in enumerate(self.prompts):
+            for member in range(self.samples if len(prompt.token_ids) < self.window else 0):
+                first = len(episodes) % max(len(names), 1)  # each begins with another engine
+                order = (*names[first:], *names[:first])
+                heard = _Heard(self, stage, controller, RequestId(-1 - position, member), order)
+                episodes.append(asyncio.ensure_future(heard.judged(prompt, scorer)))
+        try:
+            return await asyncio.gather(*episodes)
+        finally:
+            for episode in episodes:
+                episode.cancel()
+
     @staticmethod
     async def _judge(scorer: Scorer, finished: Sequence[tuple[Prompt, Completion]]) -> list[Reward]:
         return await asyncio.gather(*(scorer.score(prompt, done) for prompt, done in finished))
+
+
+@dataclass(slots=True)
+class _Heard:
+    """One episode outside the core: what the policy wrote in it."""
+
+    asks: Evaluator
+    stage: Stage
+    controller: Controller
+    id: RequestId
+    engines: Sequence[EngineId]
+    taken: list[Turn] = field(default_factory=list)
+    parts: list[Completion] = field(default_factory=list)
+
+    async def judged(self, prompt: Prompt, scorer: Scorer) -> Reward:
+        played = await self.stage.play(prompt, self.answer)
+        return played.verdict or await scorer.score(prompt, self.completion(played.text))
+
+    async def answer(self, asking: Asking) -> Reply:
+        """As the core has it answered."""
+        asks, turn, (group, member, _) = self.asks, len(self.taken), self.id
+        room = room_for(asking, turn, asks.window, self.stage.turns)
+        if isinstance(room, FinishReason):
+            self.taken.append(Turn(asking.prompt_ids, 0, room))
+            return Reply((), "", room)
+        most, stop = min(room, asking.max_tokens), asks.sampling.stop + asking.stop
+        sampling = replace(asks.sampling, max_tokens=most, stop=stop)
+        seed = completion_seed(asks.seed, group, member, turn)
+        request = Request(RequestId(group, member, turn), asking.prompt_ids, sampling, seed)
+        (done,) = await self.controller.complete([request], self.engines)
+        cut = done.finish is FinishReason.LENGTH and room < asking.max_tokens
+        finish = FinishReason.CONTEXT if cut else done.finish
+        self.taken.append(Turn(asking.prompt_ids, len(done.token_ids), finish))
+        self.parts.append(done)
+        return Reply(done.token_ids, done.text, finish)
+
+    def completion(self, text: str) -> Completion:
+        ids = tuple(token for part in self.parts for token in part.token_ids)
+        logprobs = tuple(logprob for part in self.parts for logprob in part.logprobs)
+        spans = tuple(span for part in self.parts for span in part.spans)
+        finish = self.taken[-1].finish if self.taken else FinishReason.ERROR
+        return Completion(self.id.group, self.id.member, ids, logprobs, spans, finish, text, tuple(self.taken))
 
 
 def _id(completion: Completion) -> RequestId:

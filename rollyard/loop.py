@@ -19,6 +19,7 @@ from rollyard.journal.folder import RunFolder, folder_of, make_folder
 from rollyard.journal.journal import Journal, RunRecord
 from rollyard.model.architecture import Architecture
 from rollyard.objective import told
+from rollyard.protocols import Environment
 from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Inbox, Ring, Stopped
 from rollyard.stations import Stations
@@ -40,6 +41,8 @@ class Run:
         reward: a function `(prompt, completion, **columns) -> float` given directly, instead of `config.reward.function`; or
             several: a sequence of them, or a mapping of names to them.
         view: makes what the terminal shows; nothing by default.
+        environment: plays episodes with the policy, given directly instead of `config.environment.name`: an object with a
+            coroutine `episode(ask, prompt)`, or such a function.
         stations: gives the stations, instead of those that the config names: doubles, for measuring what is around them.
 
     Raises:
@@ -52,16 +55,17 @@ class Run:
         config: Config,
         reward: Given | None = None,
         view: Callable[[Header], View] | None = None,
+        environment: Environment | None = None,
         stations: Callable[[], Stations] | None = None,
     ) -> None:
         settle_environment()
         path = config.model.path
         self._shape = Architecture.from_folder(Path(path)) if path else architecture(config)
-        check(config, self._shape, reward)
+        check(config, self._shape, reward, environment)
         self.config = config
         self.folder: RunFolder = folder_of(config)
         self.report: Report | None = None
-        self._reward, self._given = reward, stations
+        self._reward, self._environment, self._given = reward, environment, stations
         self._make_view = view or (lambda header: QuietView())
         self._inbox: Inbox = asyncio.Queue()
         self._stop_cause = ""
@@ -159,7 +163,7 @@ class Run:
     async def _unless_stopped(self, ring: Ring) -> None:
         """Build, and give it up at once when the run is stopped meanwhile. Raises Stopped then."""
         if self._given is None:
-            building = asyncio.ensure_future(ring.build(self._reward, lambda: self._stop_cause))
+            building = asyncio.ensure_future(ring.build(self._reward, self._environment, lambda: self._stop_cause))
         else:
             building = asyncio.ensure_future(ring.take(self._given()))
         try:

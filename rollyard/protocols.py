@@ -26,6 +26,7 @@ from rollyard.types import (
     Manifest,
     Probed,
     Prompt,
+    Reply,
     Request,
     RequestId,
     Reward,
@@ -158,6 +159,45 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class Ask(Protocol):
+    """The policy, as an environment sees it, and its tokenizer."""
+
+    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Reply:
+        """What the policy writes after `token_ids`; one answer at a time.
+
+        Where they leave no room in the window, or all turns are over, the reply has no tokens and finishes with CONTEXT or
+        LENGTH. Raises ValueError for what cannot be asked.
+
+        Args:
+            token_ids: all that it is to see: the prompt, what it wrote before as it was sampled, what tools said.
+            max_tokens: of the answer (None: `rollout.max_tokens`, which is the most).
+            stop: texts that end it, besides `rollout.stop`.
+        """
+        ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a text within a conversation: no special tokens are added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Ids of a conversation by the chat template, up to where the policy's answer begins."""
+        ...
+
+    def chat_after(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Ids of what the template puts between an answer and the next one: the end of the first, and these messages."""
+        ...
+
+
+class Environment(Protocol):
+    """Plays episodes with the policy: asks it, several times, and acts on what it wrote. docs/episodes.md has examples."""
+
+    async def episode(self, ask: Ask, prompt: Prompt) -> float | Reward | None:
+        """One episode. Its verdict; None: the configured rewards judge what was written. What it raises is no verdict."""
+        ...
 
 
 class Scorer(Protocol):

@@ -35,6 +35,7 @@ from rollyard import worker
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.environment import cache_folder
+from rollyard.episode.shell import Episodes
 from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded
 from rollyard.evaluate import Evaluator
 from rollyard.exchange.agreed import agreed
@@ -46,7 +47,7 @@ from rollyard.learner import TrainerLearner
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
 from rollyard.place.mode import Schedule
-from rollyard.protocols import Engine, Learner
+from rollyard.protocols import Engine, Environment, Learner
 from rollyard.reward.open import Given
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
@@ -91,6 +92,7 @@ class Ring:
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
         self._saved: WeightVersion | None = None
         self._past: list[EngineStats] = []  # of engines that were lost
+        self._episodes: Episodes | None = None
         self._learned: ev.EngineId | None = None  # the half that trained last
         self._begun = self._finished = self._closing = self._told = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
@@ -103,7 +105,7 @@ class Ring:
 
     # ------------------------------------------------------------------------------------------- the start
 
-    async def build(self, reward: Given | None, stopping: Callable[[], str]) -> None:
+    async def build(self, reward: Given | None, environment: Environment | None, stopping: Callable[[], str]) -> None:
         """Build every station and the conductor. Raises ConfigError for what only loading shows.
 
         Whatever ends it half way, `close` closes what was built.
@@ -120,7 +122,7 @@ class Ring:
         await device.run(worker.set_threads, worker.threads_of(config, shape))
         self._recorder.works(shape, *await device.run(worker.measure_machine, config), worker.adapter_of(config, shape))
         builder = Builder(config, folder, self._folder.path, device, self._built, job)
-        self._stations = await builder.build(reward, self._exchange, done)
+        self._stations = await builder.build(reward, environment, self._exchange, done)
         await self._join()
 
     async def take(self, stations: Stations) -> None:
@@ -137,7 +139,10 @@ class Ring:
         """The shells around the conductor, between it and the stations."""
         config, stations = self._config, self._stations
         sampling, seed = worker.sampling_of(config), config.run.seed
-        self._evaluator = Evaluator(stations.held_out, sampling, stations.window, config.eval.samples, seed)
+        if stations.stage is not None:
+            self._episodes = Episodes(stations.stage, self._inbox.put_nowait, self._inbox.put_nowait, self._timeline)
+            self._built.push_async_callback(self._episodes.close)
+        self._evaluator = Evaluator(stations.held_out, sampling, stations.window, config.eval.samples, seed, stations.stage)
         post, books = self._inbox.put_nowait, self._recorder
         self._learners: dict[ev.EngineId | None, Learner] = {
             half: TrainerLearner(config, trainer, stations.ranks, books.trains, books.flush)
@@ -210,6 +215,7 @@ class Ring:
             give_up_after=rollout.give_up_after,
             seed=config.run.seed,
             exact=config.place.placement == "swap",
+            turns=config.environment.turns if stations.stage is not None else 0,
             filter=rollout.filter,
             refills=rollout.refills,
             mask_truncated=config.advantage.overlong == "mask",
@@ -254,6 +260,8 @@ class Ring:
         instructions = self.conductor.step(event, asyncio.get_running_loop().time())
         self._recorder.record((event, *instructions))
         self._controller.carry_out(instructions)
+        if self._episodes is not None:
+            self._episodes.carry_out(instructions)
         for instruction in instructions:
             action = self._actions.get(type(instruction))
             if action is not None:

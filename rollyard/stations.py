@@ -10,7 +10,7 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -18,18 +18,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rollyard import worker
 from rollyard.config import Config
 from rollyard.environment import only_devices
+from rollyard.episode.stage import Stage
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId
 from rollyard.exchange.folder import Job
 from rollyard.exchange.generation import Generation
 from rollyard.hosts import HostOrder, Launch, attach_engine, launch_engine, launch_host, remote_engine
+from rollyard.judges import build_judges
 from rollyard.model.architecture import Architecture
 from rollyard.place.child import Children
 from rollyard.place.inline import DeviceThread
-from rollyard.place.layout import Host, layout
+from rollyard.place.layout import REWARD_MODEL, Host, layout
 from rollyard.protocols import (
     Channel,
     Engine,
+    Environment,
     Evidence,
     Handoff,
     PromptSource,
@@ -42,8 +45,8 @@ from rollyard.protocols import (
 )
 from rollyard.reward.open import Given, open_scorer
 from rollyard.rollout.controller import Text
-from rollyard.types import EngineStats, FinishReason, Prompt, WeightVersion
-from rollyard.watch.accounts import ENGINE, TRAINER
+from rollyard.types import EngineStats, Prompt, WeightVersion
+from rollyard.watch.accounts import ENGINE, SCORER, TRAINER
 
 if TYPE_CHECKING:
     from rollyard.place.ray import Cluster
@@ -77,6 +80,7 @@ class Stations:
     spans: Sequence[tuple[str, str, Spans]] = ()  # name, role and device of whatever the report accounts for
     nodes: Nodes = dict
     exchange: Generation | None = None  # where another job trains
+    stage: Stage | None = None  # where prompts are played as episodes
 
     async def start(self) -> None:
         """Wait until all are ready. Raises EngineError or TrainError for one that cannot be."""
@@ -185,10 +189,17 @@ class Builder:
         self._urls = {f"engine-{number}": url for number, url in enumerate(config.engine.url)}
         self._numbers: dict[str, range] = {}  # of GPUs, by host
 
-    async def build(self, reward: Given | None, exchange: Generation | None = None, done: Set[int] = frozenset()) -> Stations:
+    async def build(
+        self,
+        reward: Given | None,
+        environment: Environment | None,
+        exchange: Generation | None = None,
+        done: Set[int] = frozenset(),
+    ) -> Stations:
         """Raises ConfigError for what only loading shows, EngineLost and TrainerLost for a host that does not start.
 
         Args:
+            environment: given directly, instead of `environment.name`.
             exchange: with a job that trains.
             done: ids of prompts that are not to be asked again.
         """
@@ -198,17 +209,13 @@ class Builder:
         tokenizer = await self._device.run(Tokenizer, self._folder)
         tokenizer.check_stop(config.rollout.stop, "rollout.stop")
         source, held_out = worker.build_prompts(config, tokenizer, done)
-        scorer = open_scorer(config, reward)
-        self._built.push_async_callback(scorer.close)
+        stage = worker.build_stage(config, environment, tokenizer, Architecture.from_folder(self._folder))
         await self._host_all()
+        scorer = open_scorer(config, reward, await self._judges(), optional=stage is not None)
+        self._built.push_async_callback(scorer.close)
         if exchange is not None:
             self._record(exchange)
-        stop = config.rollout.stop
-
-        def text(ids: Sequence[int], finish: FinishReason) -> str:
-            return tokenizer.completion_text(ids, stop, finish)
-
-        return self._joined(source, held_out, scorer, text, exchange)
+        return replace(self._joined(source, held_out, scorer, tokenizer.completion_text, exchange), stage=stage)
 
     async def trainers(self, *, resume: bool) -> Trainers:
         """Of a job that only trains. Raises ConfigError for what only loading shows, TrainerLost for a host that does not start.
@@ -230,7 +237,7 @@ class Builder:
         hosts = layout(roles, worker.devices_there(config))
         here = worker.trains_here(config, self._job)
         away = [host for host in hosts if not (here and host.rank == 0)]
-        self._launches = await self._launchers(hosts, [host for host in away if host.rank is not None or not config.engine.url])
+        self._launches = await self._launchers(hosts, [host for host in away if host.name not in self._urls])
         self._built.push_async_callback(self._close_engines)
         for host in hosts:
             if host not in away:
@@ -287,6 +294,14 @@ class Builder:
             receiver = cast(Receiver, publisher)  # it is both
             build = partial(worker.build_engine, config, host.engine, policy, device, receiver)
             found.engines[host.engine] = await device.run(build)  # there, since it may compile
+
+    async def _judges(self) -> dict[str, Scorer]:
+        """Models that judge, by their names in reports."""
+        judges = await build_judges(self._config, self._device, self._launches.get(REWARD_MODEL))
+        if judges.remote is not None:
+            self._found.starts.append(judges.remote.start)
+            self._found.spans.append((REWARD_MODEL, SCORER, judges.remote.spans))
+        return judges.scorers
 
     async def _launched(self, host: Host) -> Channel:
         """A process with a trainer."""

@@ -44,6 +44,7 @@ class Activity(StrEnum):
     TRAIN = "train"
     GENERATE = "generate"  # at least one sequence decodes or prefills
     EVAL = "eval"  # the same for held-out prompts and probes
+    TOOLS = "tools"  # an environment is at work between two answers
     SCORE = "score"
     CHECKPOINT = "checkpoint"
     SYNC = "sync"  # weights are copied, brought near, switched to; a cache is given back or taken again
@@ -112,6 +113,7 @@ class Prompt:
     token_ids: tuple[int, ...]  # [tokens]
     text: str
     columns: Mapping[str, object] = field(default_factory=dict)  # handed to the reward by name
+    messages: tuple[Mapping[str, str], ...] = ()  # role and content of each, where the data has a conversation
 
 
 @dataclass(frozen=True, slots=True)

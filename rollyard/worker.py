@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 from rollyard.config import Config
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.environment import node_address
+from rollyard.episode.load import check_environment, load_environment
+from rollyard.episode.stage import Stage
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event, Rollover
 from rollyard.exchange.folder import Job
@@ -27,7 +29,17 @@ from rollyard.objective import has_values, options_of
 from rollyard.place.bundles import Bundle, Nodes
 from rollyard.place.layout import Host, Roles
 from rollyard.prompts.open import open_prompts
-from rollyard.protocols import Device, Engine, Evidence, PromptSource, Publisher, Receiver, Spans, TrainerEvidence
+from rollyard.protocols import (
+    Device,
+    Engine,
+    Environment,
+    Evidence,
+    PromptSource,
+    Publisher,
+    Receiver,
+    Spans,
+    TrainerEvidence,
+)
 from rollyard.types import Prompt, Sampling, TensorInfo, WeightVersion
 from rollyard.watch.timeline import Timeline
 
@@ -87,7 +99,12 @@ def sampling_of(config: Config) -> Sampling:
 
 def threads_of(config: Config, architecture: Architecture) -> int:
     """CPU threads of torch: those asked for, or one for a small model and all cores for a larger one."""
-    return config.place.threads or (1 if architecture.parameters < SMALL else os.cpu_count() or 1)
+    return threads_for(config, architecture.parameters)
+
+
+def threads_for(config: Config, parameters: int) -> int:
+    """The same for a model with so many parameters."""
+    return config.place.threads or (1 if parameters < SMALL else os.cpu_count() or 1)
 
 
 def set_threads(count: int) -> None:
@@ -224,6 +241,21 @@ def build_trainer(
         reference=policy.reference,
         values=has_values(config),
     )
+
+
+def environment_of(config: Config, given: Environment | None) -> Environment | None:
+    """The environment given directly, or the one that is named; None where prompts are answered once. Raises ConfigError."""
+    if given is not None:
+        return check_environment(given, type(given).__name__)
+    return load_environment(config.environment.name) if config.environment.name else None
+
+
+def build_stage(config: Config, given: Environment | None, tokenizer: Tokenizer, shape: Architecture) -> Stage | None:
+    """Where episodes are played, if they are."""
+    environment, plays = environment_of(config, given), config.environment
+    if environment is None:
+        return None
+    return Stage(environment, tokenizer, shape.vocab_size, config.rollout.max_tokens, plays.turns, plays.limit_s)
 
 
 def transport_of(config: Config) -> str:
@@ -402,7 +434,8 @@ def roles_of(config: Config, job: Job | None = None) -> Roles:
     place = config.place
     generate = 0 if job is Job.TRAINING else place.generate
     train = 0 if job is Job.GENERATION else place.train
-    return Roles(place.placement, generate, train, config.engine.tensor_parallel_size)
+    judges = int(bool(config.reward.model.folder) and config.reward.model.place == "own" and job is not Job.TRAINING)
+    return Roles(place.placement, generate, train, config.engine.tensor_parallel_size, judges)
 
 
 def devices_there(config: Config) -> int | None:

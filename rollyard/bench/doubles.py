@@ -207,7 +207,7 @@ def stations(placement: str, work: Work, meter: Meter) -> Stations:
         source=Endless(),
         held_out=(),
         scorer=Immediate(),
-        text=lambda ids, finish: "",
+        text=lambda ids, stop, finish: "",
         window=WINDOW,
         size=int(WEIGHT_BYTES * PARAMETERS),
         engines={engine.id: engine for engine in meter.engines},

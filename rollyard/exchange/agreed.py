@@ -18,7 +18,7 @@ from rollyard.model.architecture import Architecture
 
 FORMAT = 2
 SAMPLING = ("group_size", "groups_per_step", "max_tokens", "temperature", "top_p", "top_k", "stop", "ignore_eos")
-PROMPTS = ("field", "held_out", "shuffle", "epochs", "chat")
+PROMPTS = ("field", "held_out", "shuffle", "epochs", "chat", "options", "system")
 
 Agreed = dict[str, Any]  # what JSON can hold, by the option that it comes from
 AGREED = TypeAdapter(Agreed)

@@ -30,10 +30,10 @@ from rollyard.events import (
     SegmentArrived,
 )
 from rollyard.protocols import Engine, PromptSource, Scorer
-from rollyard.types import Activity, Completion, FinishReason, Request, RequestId, Segment, VersionSpan
+from rollyard.types import Activity, Completion, FinishReason, Request, RequestId, Reward, Segment, VersionSpan
 from rollyard.watch.timeline import Phase, Timeline
 
-Text = Callable[[Sequence[int], FinishReason], str]
+Text = Callable[[Sequence[int], tuple[str, ...], FinishReason], str]
 
 
 class Controller:
@@ -43,7 +43,7 @@ class Controller:
         engines: by id.
         source: where prompts come from.
         scorer: who judges.
-        text: a completion's token ids and finish reason -> its text.
+        text: token ids of an answer, the texts that might end it, and its finish reason -> its text.
         post: takes the events.
         broke: takes the exception that broke a task; the run cannot go on.
         timeline: generation and scoring are opened and closed on it.
@@ -66,11 +66,16 @@ class Controller:
         self._post = post
         self._broke = broke
         self._timeline = timeline
-        self._written: dict[EngineId, dict[RequestId, list[int]]] = {}
+        self._written: dict[EngineId, dict[RequestId, _Written]] = {}
         self._private: dict[RequestId, _Private] = {}
         self._lost: set[EngineId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: dict[EngineId, asyncio.Task[None]] = {}
+
+    @property
+    def engines(self) -> Sequence[EngineId]:
+        """Those that there are."""
+        return tuple(self._engines)
 
     def listen(self) -> None:
         """Start hearing what the engines write."""
@@ -99,6 +104,8 @@ class Controller:
                     with self._timeline.spans.doing(Activity.PROMPTS):
                         prompts, exhausted = self._source.take(count)
                     self._post(PromptsOffered(prompts, exhausted))
+                case Score(_, done, Reward() as verdict):
+                    self._post(Scored(done.group, done.member, verdict))
                 case Score():
                     self._start(self._score(instruction))
                 case Abort(engine, ids):
@@ -136,7 +143,8 @@ class Controller:
         if not engines:
             raise EngineLost("no engine is left")
         for request, name in zip(requests, itertools.cycle(engines), strict=False):
-            self._private[request.id] = _Private(name, asyncio.get_running_loop().create_future())
+            done = asyncio.get_running_loop().create_future()
+            self._private[request.id] = _Private(name, request.sampling.stop, done)
             asked[name].append(request)
         waiting = [self._private[request.id].done for request in requests]
         try:
@@ -172,7 +180,7 @@ class Controller:
             return
         for request in requests:
             self._timeline.open(Phase.GENERATE)
-            self._written[engine][request.id] = list(request.written_ids)
+            self._written[engine][request.id] = _Written(request.sampling.stop, list(request.written_ids))
 
     async def _abort(self, engine: Engine, requests: Sequence[RequestId]) -> None:
         """An engine that is lost has nothing left to cut."""
@@ -218,13 +226,13 @@ class Controller:
         written = self._written[engine].get(segment.request)
         if written is None:
             return ""
-        written.extend(segment.token_ids)
+        written.token_ids.extend(segment.token_ids)
         if segment.finish is None:
             return ""
         del self._written[engine][segment.request]
         self._timeline.close(Phase.GENERATE)
         cut = segment.finish in (FinishReason.ABORT, FinishReason.ERROR)
-        return "" if cut else self._text(written, segment.finish)
+        return "" if cut else self._text(written.token_ids, written.stop, segment.finish)
 
     # --------------------------------------------------------------------------------------------- scoring
 
@@ -248,10 +256,19 @@ class Controller:
 
 
 @dataclass(slots=True)
+class _Written:
+    """What an engine wrote of a request so far."""
+
+    stop: tuple[str, ...]
+    token_ids: list[int]
+
+
+@dataclass(slots=True)
 class _Private:
     """A request outside the core, on its way."""
 
     engine: EngineId
+    stop: tuple[str, ...]
     done: asyncio.Future[Completion | EngineLost]
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -265,6 +282,5 @@ class _Private:
     def completion(self, last: Segment, text: Text) -> Completion:
         ids = tuple(self.token_ids)
         finish = last.finish or FinishReason.LENGTH
-        return Completion(
-            last.request.group, last.request.member, ids, tuple(self.logprobs), tuple(self.spans), finish, text(ids, finish)
-        )
+        said, group, member = text(ids, self.stop, finish), last.request.group, last.request.member
+        return Completion(group, member, ids, tuple(self.logprobs), tuple(self.spans), finish, said)

@@ -20,6 +20,20 @@ from rollyard.turns import Asked, EpisodeEnded, Play, Tell
 from rollyard.types import Asking, DropReason, FinishReason, Reply, RequestId, Reward, Turn
 
 
+def room_for(asking: Asking, taken: int, window: int, turns: int) -> int | FinishReason:
+    """Tokens that the window leaves for one more turn; or why it is answered with none.
+
+    Args:
+        taken: turns before it.
+        window: tokens of prompt and answer at most.
+        turns: of an episode at most.
+    """
+    room = window - len(asking.prompt_ids)
+    if room < 1:
+        return FinishReason.CONTEXT
+    return FinishReason.LENGTH if taken >= turns else room
+
+
 class Playing:
     """Begins episodes, queues their turns, and completes their members."""
 
@@ -40,20 +54,15 @@ class Playing:
         group, member = self._find(event.group, event.member)
         if group is None or member is None or member.phase is not Phase.PLAYING:
             return
-        asking, most = event.asking, self._policy.turns
-        room = self._policy.window - len(asking.prompt_ids)
-        if len(member.turns) > most:
-            problem = f"the environment asked again after it was told that {most} turns are over"
-            yield self._completed(group, member, Reward(None, problem=problem), "")
-        elif room < 1:
-            yield self._told(member, asking, FinishReason.CONTEXT, "")
-        elif len(member.turns) == most:
-            yield self._told(member, asking, FinishReason.LENGTH, "")
-        else:
-            member.clamped = room < asking.max_tokens
-            member.asking = replace(asking, max_tokens=min(asking.max_tokens, room))
-            member.phase = Phase.WAITING
-            self._dispatch.waiting.add(member)
+        asking = event.asking
+        room = room_for(asking, len(member.turns), self._policy.window, self._policy.turns)
+        if isinstance(room, FinishReason):
+            yield self._told(member, asking, room, "")
+            return
+        member.clamped = room < asking.max_tokens
+        member.asking = replace(asking, max_tokens=min(asking.max_tokens, room))
+        member.phase = Phase.WAITING
+        self._dispatch.waiting.add(member)
 
     def answered(self, member: Member, finish: FinishReason, text: str) -> Tell:
         """The policy has written its turn."""

@@ -19,6 +19,7 @@ from rollyard.watch.timeline import Phase, Timeline
 EXPLAINS: Final = {
     Phase.TRAIN: Activity.TRAIN,  # advantages, packing
     Phase.SYNC: Activity.SYNC,
+    Phase.TOOLS: Activity.TOOLS,
     Phase.SCORE: Activity.SCORE,
     Phase.EVAL: Activity.EVAL,
     Phase.CHECKPOINT: Activity.CHECKPOINT,
@@ -26,6 +27,7 @@ EXPLAINS: Final = {
 DRIVER: Final = "driver"
 ENGINE: Final = "engine"  # roles
 TRAINER: Final = "trainer"
+SCORER: Final = "scorer"
 
 
 @dataclass(slots=True)

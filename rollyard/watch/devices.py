@@ -23,6 +23,7 @@ class Cause(Enum):
     TRAIN = "train"
     SYNC = "sync"  # weights travel elsewhere
     GENERATE = "generate"  # a trainer waits for it, or an engine for the stragglers of another
+    TOOLS = "tools"  # an environment is at work between two answers
     SCORE = "score"
     EVAL = "eval"
     CHECKPOINT = "checkpoint"

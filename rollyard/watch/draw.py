@@ -18,6 +18,7 @@ from rollyard.watch.usage import lags, ledger, tables
 
 COLOURS: Final = {
     "generate": "blue",
+    "tools": "bright_blue",
     "score": "cyan",
     "train": "green",
     "sync": "magenta",

@@ -57,12 +57,13 @@ class Work:
 
     def completed(self, prompt: Prompt, completion: Completion) -> None:
         """One more completion was written: how long things are is learnt from it."""
-        before, after = len(prompt.token_ids), len(completion.token_ids)
-        self._prompts += 1
-        self._prompt_tokens += before
-        self._prompt_pairs += before * (before + 1) // 2
-        self._written += after
-        self._written_pairs += after * before + after * (after + 1) // 2
+        turns = [(len(turn.prompt_ids), turn.tokens) for turn in completion.turns if turn.tokens]
+        for before, after in turns or [(len(prompt.token_ids), len(completion.token_ids))]:
+            self._prompts += 1
+            self._prompt_tokens += before
+            self._prompt_pairs += before * (before + 1) // 2
+            self._written += after
+            self._written_pairs += after * before + after * (after + 1) // 2
 
     def trained(self, shards: Sequence[TrainBatch]) -> None:
         """One more optimizer step, taken by every rank on its part."""

@@ -24,6 +24,7 @@ class Phase(StrEnum):
     CHECKPOINT = "checkpoint"
     EVAL = "eval"
     GENERATE = "generate"
+    TOOLS = "tools"
     SCORE = "score"
     SETUP = "setup"
 
@@ -45,6 +46,7 @@ class PhaseSeconds:
 
     wall_s: float = 0.0
     generate_s: float = 0.0
+    tools_s: float = 0.0
     score_s: float = 0.0
     train_s: float = 0.0
     sync_s: float = 0.0

@@ -196,7 +196,7 @@ def stations(config: Config, asked: set[int], recovered: set[int]) -> Stations:
         source=Without(doubles.Endless(), done),
         held_out=(),
         scorer=doubles.Immediate(),
-        text=lambda ids, finish: "",
+        text=lambda ids, stop, finish: "",
         window=doubles.WINDOW,
         size=1,
         engines=dict(engines),

@@ -125,11 +125,7 @@ class Playground(World):
         dice = self.random.random()
         prompt = (7, 8) if dice < 0.1 else (1,) * self.policy.window if dice < 0.2 else (*before, 9)
         asking = Asking(prompt, self.random.randint(1, 4), ("x",) * (dice > 0.5))
-        if len(turns) > self.policy.turns:
-            problem = f"the environment asked again after it was told that {self.policy.turns} turns are over"
-            self.own[key] = Reward(None, problem=problem)
-        else:
-            self.wanted_turns[key] = asking, len(said)
+        self.wanted_turns[key] = asking, len(said)
         self.send(Asked(*key, asking))
 
     def give_up(self) -> None:

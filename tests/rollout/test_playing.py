@@ -165,9 +165,9 @@ def test_turns_are_bounded():
     first = one(table.ask(3, 4), ev.Generate)
     table.write(first.request.id, 5, engine=first.engine)
     assert one(table.ask(3, 4, 5), Tell).reply == Reply((), "", FinishReason.LENGTH)
-    score = one(table.ask(3, 4, 5), ev.Score)
-    assert score.verdict is not None and score.verdict.value is None and "1 turns are over" in score.verdict.problem
-    assert table.ask(3, 4, 5) == [], "it is over"
+    completion = one(table.end(), ev.Score).completion
+    assert completion.turns == (Turn((3, 4), 1, FinishReason.STOP), Turn((3, 4, 5), 0, FinishReason.LENGTH))
+    assert completion.finish is FinishReason.LENGTH and table.ask(3, 4, 5) == [], "it is over"
 
 
 def test_an_answer_that_is_given_up_is_cut_and_costs_its_member_alone():

@@ -23,7 +23,7 @@ from rollyard.watch.roofline import Operation
 from rollyard.watch.timeline import PhaseSeconds
 from tests.watch.records import STEP, V0, group
 
-PHASES = PhaseSeconds(10.0, 4.0, 0.5, 3.0, 0.25, 1.0, 0.25, 0.75, 0.25, 4.0)
+PHASES = PhaseSeconds(10.0, 4.0, 0.0, 0.5, 3.0, 0.25, 1.0, 0.25, 0.75, 0.25, 4.0)
 
 
 def builder() -> ReportBuilder:
@@ -83,6 +83,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "wall_s": 10.0,
         "phases": {
             "generate_s": 4.0,
+            "tools_s": 0.0,
             "score_s": 0.5,
             "train_s": 3.0,
             "sync_s": 0.25,

@@ -71,6 +71,7 @@ def test_metrics_are_flat() -> None:
         "train/stale_gap_max": None,
         "seconds": 5.0,
         "phase/generate_s": 2.5,
+        "phase/tools_s": 0.0,
         "phase/score_s": 0.0,
         "phase/train_s": 2.0,
         "phase/sync_s": 0.0,

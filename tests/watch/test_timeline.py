@@ -107,16 +107,17 @@ def test_the_accounts_of_a_step_are_a_difference() -> None:
 
 
 def test_parts_add_up_to_the_wall() -> None:
-    seconds = PhaseSeconds(36.0, 1, 2, 3, 4, 5, 6, 7, 8)
+    seconds = PhaseSeconds(45.0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
     assert seconds.parts() == {
         "generate": 1,
-        "score": 2,
-        "train": 3,
-        "sync": 4,
-        "eval": 5,
-        "checkpoint": 6,
-        "setup": 7,
-        "unaccounted": 8,
+        "tools": 2,
+        "score": 3,
+        "train": 4,
+        "sync": 5,
+        "eval": 6,
+        "checkpoint": 7,
+        "setup": 8,
+        "unaccounted": 9,
     }
 
 
@@ -126,7 +127,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(Phase), st.integers(0, 5)), max_size=
 @given(MOVES)
 def test_nothing_is_lost_or_counted_twice(moves: list[tuple[Phase, int]]) -> None:
     """Against a sweep over whole seconds: each second belongs to the first open phase of the written-down order."""
-    order = ["train", "sync", "checkpoint", "eval", "generate", "score", "setup"]
+    order = ["train", "sync", "checkpoint", "eval", "generate", "tools", "score", "setup"]
     clock = Clock()
     timeline = Timeline(clock)
     open_now: set[str] = set()

@@ -1,0 +1,1 @@
+"""Several turns instead of one answer: environments play episodes with the policy. Beside station 2."""

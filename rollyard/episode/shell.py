@@ -1,0 +1,81 @@
+"""The asyncio shell around episodes: begins them, brings questions to the core and answers back, and ends them.
+
+It decides nothing, as `rollout.controller`, which stands beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+from rollyard.episode.stage import Stage
+from rollyard.events import Drop, Event, Instruction
+from rollyard.turns import Asked, EpisodeEnded, Play, Tell
+from rollyard.types import Asking, Prompt, Reply
+from rollyard.watch.timeline import Phase, Timeline
+
+Key = tuple[int, int]  # group, member
+
+
+class Episodes:
+    """Plays the members' episodes of a run.
+
+    Args:
+        stage: where they are played.
+        post: takes the events.
+        broke: takes the exception that broke an episode other than by its environment; the run cannot go on.
+        timeline: environments at work are opened and closed on it.
+    """
+
+    def __init__(
+        self, stage: Stage, post: Callable[[Event], None], broke: Callable[[BaseException], None], timeline: Timeline
+    ) -> None:
+        self._stage, self._post, self._broke, self._timeline = stage, post, broke, timeline
+        self._going: dict[Key, asyncio.Task[None]] = {}
+        self._answers: dict[Key, asyncio.Future[Reply]] = {}
+
+    def carry_out(self, instructions: Iterable[Instruction]) -> None:
+        """Begin what the instructions say, in order."""
+        for instruction in instructions:
+            match instruction:
+                case Play(prompt, member):
+                    self._begin(prompt, member)
+                case Tell(group, member, reply):
+                    waiting = self._answers.get((group, member))
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(reply)
+                case Drop(group, int(member)):
+                    if (episode := self._going.get((group, member))) is not None:
+                        episode.cancel()
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        episodes = list(self._going.values())
+        for episode in episodes:
+            episode.cancel()
+        await asyncio.gather(*episodes, return_exceptions=True)
+
+    def _begin(self, prompt: Prompt, member: int) -> None:
+        key = (prompt.id, member)
+        episode = self._going[key] = asyncio.create_task(self._play(prompt, key))
+        episode.add_done_callback(lambda done: self._done(key, done))
+
+    async def _play(self, prompt: Prompt, key: Key) -> None:
+        async def answer(asking: Asking) -> Reply:
+            self._answers[key] = asyncio.get_running_loop().create_future()
+            self._post(Asked(*key, asking))
+            return await self._answers[key]
+
+        def working() -> AbstractContextManager[None]:
+            return self._timeline.phase(Phase.TOOLS)
+
+        played = await self._stage.play(prompt, answer, working)
+        self._post(EpisodeEnded(*key, played.verdict, played.text))
+
+    def _done(self, key: Key, episode: asyncio.Task[None]) -> None:
+        del self._going[key]
+        self._answers.pop(key, None)
+        error = None if episode.cancelled() else episode.exception()
+        if error is not None:
+            self._broke(error)
