@@ -165,6 +165,13 @@ class RewardConfig(Section):
     workers: Count = Field(4, description="processes at most that run functions, one call at a time each; they start as needed")
     concurrency: Count = Field(32, description="judgements at a time by coroutine functions, which share one process")
     batch: Count = Field(32, description="completions at most that a function of several (prompts, completions) gets at once")
+    pattern: str = Field("", description="regular expression of the reward called regex")
+    format: str = Field(
+        r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", description="regular expression of the reward called format"
+    )
+    overlong_buffer: Natural = Field(
+        0, description="tokens before max_tokens from which on soft_overlong punishes (0: a fifth of max_tokens)"
+    )
     give_up_after: Count = Field(
         16, description="workers lost in a row, none of which answered a call, after which the run stops as failed"
     )

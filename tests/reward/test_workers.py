@@ -58,7 +58,9 @@ class Here(FakeLauncher):
 
     async def launch(self, target: str, order: bytes, **how):
         ordered = Order.read(order)
-        found = [(name, origin.read(Path(file)) if file else load_function(load, "t")) for name, load, file in ordered.functions]
+        found = [
+            (name, origin.read(Path(file)) if file else load_function(load, "t")) for name, load, file, _ in ordered.functions
+        ]
         self._judges = [Judge(name, function) for name, function in found]
         return await super().launch(target, order, **how)
 
