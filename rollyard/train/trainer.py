@@ -240,11 +240,13 @@ class ReferenceTrainer:
         self, families: Families, proximal: Tensor | None, sampling: Sampling, denominators: Denominators, totals: Totals
     ) -> None:
         """Forward and backward of one pass; logits only where a trained token is predicted."""
-        config, rows = self._config, Rows.of(families, self._where, values=self._head is not None)
+        config, whole_version = self._config, proximal is not None or self._model.stamp.whole  # else a minibatch was learnt from
+        version = self._version if whole_version else None
+        rows = Rows.of(families, self._where, values=self._head is not None, version=version)
         each = [denominators.weight(count, config, self._max_tokens) for count in rows.whole]
         weights = torch.from_numpy(np.repeat(np.array(each, np.float32), rows.trained)).to(self._where)
         reference = None if self._reference is None else self._reference.logprobs(rows, sampling, self._products)
-        known = Known(rows.behaviour, rows.advantages, weights, rows.trained, proximal, reference)
+        known = Known(rows.behaviour, rows.advantages, weights, rows.trained, proximal, reference, fresh=rows.fresh)
         whole, value_loss = known, None
 
         def before(logprobs: Tensor) -> None:

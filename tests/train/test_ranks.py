@@ -44,6 +44,10 @@ async def group(folder: Path, size: int, limit_s: float = 20.0, **config: Any) -
             member._device.close()
 
 
+SHARES = ("loss", "grad_norm", "entropy", "clipped_share", "ratio_mean")
+GAPS = ("logprob_gap_mean", "logprob_gap_max", "stale_gap_mean", "stale_gap_max")
+
+
 def parts(samples: list[Sample], *sizes: int, step: int = 0) -> list[TrainBatch]:
     """Parts of these sizes, in micro-batches of at most 3; what is left goes to the last one."""
     found, rest = [], list(samples)
@@ -79,7 +83,7 @@ async def test_the_number_of_ranks_changes_nothing(folder: Path, aggregation: st
             single = await alone.train(parts(samples, 13, step=step))
             several = await together.train(parts(samples, *sizes, step=step))
             assert several.tokens == single.tokens
-            for name in ("loss", "grad_norm", "entropy", "clipped_share", "ratio_mean", "logprob_gap_mean", "logprob_gap_max"):
+            for name in (*SHARES, *GAPS):
                 assert getattr(several, name) == pytest.approx(getattr(single, name), abs=1e-5), name
             for gradients in found:
                 for name, gradient in gradients.items():

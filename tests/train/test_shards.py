@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def alike(several: TrainStats, single: TrainStats, rel: float = 1e-4) -> None:
     assert (several.step, several.tokens) == (single.step, single.tokens)
-    for name in ("loss", "grad_norm", "entropy", "ratio_mean", "logprob_gap_mean", "logprob_gap_max"):
+    for name in ("loss", "grad_norm", "entropy", "ratio_mean", "logprob_gap_mean", "logprob_gap_max", "stale_gap_mean"):
         assert getattr(several, name) == pytest.approx(getattr(single, name), rel=rel, abs=1e-6), name
 
 
