@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from rollyard.config import (
     LEAST_TEMPERATURE,
+    AdvantageConfig,
     Config,
     EngineConfig,
     ExchangeConfig,
@@ -16,6 +17,7 @@ from rollyard.config import (
     WarmupConfig,
 )
 from rollyard.errors import ConfigError
+from rollyard.objective import check_objective
 
 
 def check(config: Config) -> None:
@@ -28,6 +30,7 @@ def check(config: Config) -> None:
     _check_place(config)
     _check_engine(config.engine)
     _check_adapter(config)
+    check_objective(config)
     _check_lora(config)
     _check_exchange(config)
 
@@ -276,6 +279,13 @@ def _check_advantage(config: Config) -> None:
     if config.rollout.min_scored > size:
         problem = f"a group of {size} can never have {config.rollout.min_scored} scored members"
         raise ConfigError(problem, where="rollout.min_scored", remedy=f"use at most {size}")
+    if config.rollout.filter == "none" and config.rollout.refills != RolloutConfig().refills:
+        problem = "no prompt is asked in place of another"
+        raise ConfigError(problem, where="rollout.refills", remedy="add --rollout.filter flat, or leave it out")
+    usual = AdvantageConfig()
+    if kind != "gae" and (config.advantage.gamma, config.advantage.lam) != (usual.gamma, usual.lam):
+        where = "advantage.gamma" if config.advantage.gamma != usual.gamma else "advantage.lam"
+        raise ConfigError(f"{kind} looks at no token by itself", where=where, remedy="add --advantage.kind gae, or leave it out")
     if kind == "gae" and config.train.adapter:
         problem = "gae needs a value head beside the policy, and the trainer of another stack has none"
         raise ConfigError(problem, where="advantage.kind", remedy="use another, such as reinforce++, or our own trainer")

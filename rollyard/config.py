@@ -118,7 +118,12 @@ class RewardConfig(Section):
     )
     weights: tuple[float, ...] = Field((), description="of each of them in the sum (empty: 1; 0: only reported)")
     time_limit_s: Positive = Field(10.0, description="seconds one judgement may take; beyond it there is no verdict")
-    concurrency: Count = Field(8, description="judgements at a time")
+    workers: Count = Field(4, description="processes at most that run functions, one call at a time each; they start as needed")
+    concurrency: Count = Field(32, description="judgements at a time by coroutine functions, which share one process")
+    batch: Count = Field(32, description="completions at most that a function of several (prompts, completions) gets at once")
+    give_up_after: Count = Field(
+        16, description="workers lost in a row, none of which answered a call, after which the run stops as failed"
+    )
 
 
 class AdvantageConfig(Section):
@@ -154,8 +159,31 @@ class TrainConfig(Section):
     eps: Positive = Field(1e-8, description="AdamW's epsilon")
     weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay")
     warmup_steps: Natural = Field(0, description="steps over which the learning rate rises linearly")
-    clip_low: Share = Field(0.2, description="the ratio is clipped below 1 minus this")
-    clip_high: Positive = Field(0.2, description="the ratio is clipped above 1 plus this")
+    loss: Literal["ppo", "gspo", "cispo"] = Field(
+        "ppo", description="clipped ratio of each token; of each row as a whole; or a clipped weight on each token's logprob"
+    )
+    clip_low: Share = Field(0.2, description="the ratio is clipped below 1 minus this (1: never)")
+    clip_high: Positive = Field(0.2, description="the ratio is clipped above 1 plus this (DAPO: more than clip_low)")
+    correction: Literal["auto", "none", "truncate", "mask"] = Field(
+        "auto",
+        description="what tokens weigh whose probability differed when they were sampled: the ratio up to correction_cap, or 0 "
+        "outside correction_floor and correction_cap (auto: truncate where rollouts may be stale or the engine is not our own)",
+    )
+    correction_level: Literal["token", "sequence"] = Field(
+        "token", description="one weight for each token, or the product of a row's for all of them"
+    )
+    correction_cap: Positive = Field(2.0, description="largest importance weight")
+    correction_floor: NonNegative = Field(0.0, description="least importance weight with correction mask (0: none)")
+    minibatches: Count = Field(1, description="optimizer steps on each batch, each on an equal share of its prompts")
+    kl: NonNegative = Field(0.0, description="weight of the KL divergence from the policy that the run began with (0: off)")
+    kl_kind: Literal["k1", "k2", "k3"] = Field(
+        "k3", description="estimator: k1 is taken from the advantages, k2 and k3 are added to the loss"
+    )
+    value_lr: Positive = Field(1e-3, description="learning rate of the value head (with advantage.kind gae)")
+    value_clip: Positive = Field(0.2, description="a value farther than this from what it was before the step is not pushed on")
+    value_body: NonNegative = Field(
+        0.0, description="weight of the value loss in the policy's own gradient (0: only the head learns from it)"
+    )
     max_grad_norm: Positive = Field(1.0, description="gradients are scaled down to this norm")
     shard: bool = Field(False, description="the trainers of place.train share one copy of the policy and its moments (FSDP2)")
     adapter: str = Field("", description="trainer of another stack: FILE.py:function or package.module:function (empty: our own)")

@@ -47,6 +47,7 @@ class HostOrder:
     folder: Path  # of the model
     scratch: Path  # the run's
     resume: bool = False  # `folder` is a checkpoint, to go on from
+    origin: Path | None = None  # of the model that the run began with, where that is another folder
 
 
 async def launch_host(order: HostOrder, launch: Launch) -> Channel:
@@ -73,7 +74,7 @@ async def serve_host(channel: Channel, order: bytes) -> None:
             await _serve_external(ordered, device, built, channel)
             return
         ranks = worker.ranks_of(config, ordered.host.rank)
-        policy = await device.run(worker.load_policy, config, ordered.folder, ranks)
+        policy = await device.run(worker.load_policy, config, ordered.folder, ranks, ordered.origin)
         trainer = await device.run(worker.build_trainer, config, policy, device, WeightVersion(0), ranks)
         if ordered.resume:
             await trainer.load_state(ordered.folder)
@@ -98,12 +99,13 @@ async def serve_host(channel: Channel, order: bytes) -> None:
 
 async def _serve_external(ordered: HostOrder, device: DeviceThread, built: ExitStack, channel: Channel) -> None:
     """The same with a trainer of another stack, and no engine."""
+    from rollyard import external
     from rollyard.train import host as trainers
     from rollyard.watch.spans import telling
     from rollyard.weights import host as weights
 
     config, folder = ordered.config, ordered.folder
-    trainer, source, evidence = await device.run(worker.build_external, config, folder, device, WeightVersion(0))
+    trainer, source, evidence = await device.run(external.build_external, config, folder, device, WeightVersion(0))
     try:
         publisher = worker.publisher_of(config, source, device, folder, ordered.scratch)
         built.callback(publisher.close)

@@ -18,6 +18,7 @@ from rollyard.events import EngineId
 from rollyard.journal.folder import RunFolder, folder_of, make_folder
 from rollyard.journal.journal import Journal, RunRecord
 from rollyard.model.architecture import Architecture
+from rollyard.objective import told
 from rollyard.protocols import Environment
 from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Inbox, Ring, Stopped
@@ -59,7 +60,8 @@ class Run:
     ) -> None:
         settle_environment()
         path = config.model.path
-        check(config, Architecture.from_folder(Path(path)) if path else architecture(config), reward, environment)
+        self._shape = Architecture.from_folder(Path(path)) if path else architecture(config)
+        check(config, self._shape, reward, environment)
         self.config = config
         self.folder: RunFolder = folder_of(config)
         self.report: Report | None = None
@@ -182,7 +184,12 @@ class Run:
         model = config.model.path or f"base policy of {config.prompts.task}"
         placement, engine = config.place.placement, config.engine.kind
         builder = ReportBuilder(
-            name=config.run.name, model=model, placement=placement, engine=engine, transport=worker.transport_of(config)
+            name=config.run.name,
+            model=model,
+            placement=placement,
+            engine=engine,
+            transport=worker.transport_of(config),
+            objective=told(config, worker.size_of(config, self._shape)),
         )
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size

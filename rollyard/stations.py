@@ -164,12 +164,20 @@ class Builder:
         device: for the trainer that is in this process.
         built: closes what was built, the last first; also what was built before something failed.
         job: which part of the stations, where two jobs share them.
+        origin: of the model that the run began with, where `folder` is a checkpoint.
     """
 
     def __init__(
-        self, config: Config, folder: Path, scratch: Path, device: DeviceThread, built: AsyncExitStack, job: Job | None = None
+        self,
+        config: Config,
+        folder: Path,
+        scratch: Path,
+        device: DeviceThread,
+        built: AsyncExitStack,
+        job: Job | None = None,
+        origin: Path | None = None,
     ) -> None:
-        self._config, self._folder, self._scratch = config, folder, scratch
+        self._config, self._folder, self._scratch, self._origin = config, folder, scratch, origin
         self._device, self._built, self._job = device, built, job
         self._version = WeightVersion(0)
         self._cluster: Cluster | None = None
@@ -198,9 +206,12 @@ class Builder:
 
         config = self._config
         tokenizer = await self._device.run(Tokenizer, self._folder)
+        tokenizer.check_stop(config.rollout.stop, "rollout.stop")
         source, held_out = worker.build_prompts(config, tokenizer, done)
         stage = worker.build_stage(config, environment, tokenizer, Architecture.from_folder(self._folder))
-        scorer = open_scorer(config, reward, optional=stage is not None)
+        workers = Children(at_once=True)
+        self._built.push_async_callback(workers.close)
+        scorer = open_scorer(config, reward, workers.launch, self._scratch, optional=stage is not None)
         self._built.push_async_callback(scorer.close)
         await self._host_all()
         if exchange is not None:
@@ -269,7 +280,7 @@ class Builder:
     async def _build_here(self, host: Host) -> None:
         """In this process: the trainer's device is a thread of it."""
         config, device, found = self._config, self._device, self._found
-        policy = await device.run(worker.load_policy, config, self._folder)
+        policy = await device.run(worker.load_policy, config, self._folder, None, self._origin)
         trainer = worker.build_trainer(config, policy, device, self._version)
         if self._resume:
             await trainer.load_state(self._folder)
@@ -287,7 +298,8 @@ class Builder:
 
     async def _launched(self, host: Host) -> Channel:
         """A process with a trainer."""
-        order = HostOrder(self._config, host, self._folder.resolve(), self._scratch.resolve(), self._resume)
+        origin = self._origin and self._origin.resolve()
+        order = HostOrder(self._config, host, self._folder.resolve(), self._scratch.resolve(), self._resume, origin)
         return await launch_host(order, self._launches[host.name])
 
     async def _add_engine(self, name: EngineId) -> None:

@@ -107,8 +107,11 @@ class Training:
         built.callback(device.close)
         if newest is not None:
             await asyncio.to_thread(check_whole, self._folder.weights(newest))
-        model = await self._base_policy(device) if newest is None else self._folder.weights(newest)
-        trainers = await self._trainers(model, device, built, resume=newest is not None)
+        begins = newest is None or self._config.train.kl > 0  # with what there was at first, or beside it
+        origin = await self._base_policy(device) if begins else None
+        model = self._folder.weights(newest) if newest is not None else origin
+        assert model is not None, "there is a first version or a newest one"
+        trainers = await self._trainers(model, device, built, origin, resume=newest is not None)
         built.push_async_callback(trainers.trainer.close)
         await asyncio.gather(*(start() for start in trainers.starts))
         version = await trainers.trainer.settle()
@@ -121,10 +124,12 @@ class Training:
         self._tell(f"training begins with version {newest or 0} of {config.run.steps}")
         return trainers
 
-    async def _trainers(self, model: Path, device: DeviceThread, built: AsyncExitStack, *, resume: bool) -> Trainers:
+    async def _trainers(
+        self, model: Path, device: DeviceThread, built: AsyncExitStack, origin: Path | None, *, resume: bool
+    ) -> Trainers:
         config, nowhere = self._config, self._folder.path / "scratch"  # nothing is published but by way of the folder
         await device.run(worker.set_threads, worker.threads_of(config, self._shape))
-        return await Builder(config, model, nowhere, device, built, Job.TRAINING).trainers(resume=resume)
+        return await Builder(config, model, nowhere, device, built, Job.TRAINING, origin).trainers(resume=resume)
 
     async def _base_policy(self, device: DeviceThread) -> Path:
         if self._config.model.path:

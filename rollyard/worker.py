@@ -5,14 +5,13 @@ torch is imported only when a station needs it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rollyard.config import Config
@@ -26,6 +25,7 @@ from rollyard.exchange.folder import Job
 from rollyard.model.architecture import Architecture, base_of
 from rollyard.model.flops import adapter_numbers
 from rollyard.model.machine import Machine, measure
+from rollyard.objective import has_values, options_of
 from rollyard.place.bundles import Bundle, Nodes
 from rollyard.place.layout import Host, Roles
 from rollyard.prompts.open import open_prompts
@@ -48,13 +48,11 @@ if TYPE_CHECKING:
 
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.model.transformer import CausalLM
-    from rollyard.protocols import ProvableTrainer
-    from rollyard.train.external import AdaptedTrainer
     from rollyard.train.ranks import Ranks
+    from rollyard.train.reference import Reference
     from rollyard.train.trainer import ReferenceTrainer
     from rollyard.watch.recorder import Recorder
     from rollyard.weights.canary import Shares
-    from rollyard.weights.external import ExternalSource
     from rollyard.weights.handoff import StateHandoff
     from rollyard.weights.prover import Ask
     from rollyard.weights.source import Source
@@ -73,6 +71,7 @@ class Policy:
     model: CausalLM
     tokenizer: Tokenizer
     folder: Path
+    reference: Reference | None = None  # that it is to stay near
 
 
 def window_of(config: Config, architecture: Architecture) -> int:
@@ -139,15 +138,19 @@ def joint(what: str, policy: Policy, device: Device, ranks: Ranks | None) -> Dev
     return device if ranks is None else Joint(device, ranks, what, policy.model.parts.recover)
 
 
-def load_policy(config: Config, folder: Path, ranks: Ranks | None = None) -> Policy:
+def load_policy(config: Config, folder: Path, ranks: Ranks | None = None, origin: Path | None = None) -> Policy:
     """Read the model and the tokenizer, with the adapter that is trained where the config says so.
 
-    `ranks` share it: of each tensor only some rows are read.
+    Args:
+        folder: of the model, or a checkpoint.
+        ranks: share it: of each tensor only some rows are read.
+        origin: of the model that the run began with, where `folder` is a checkpoint.
 
     Raises ConfigError when the folder is not a model we can run exactly, or the device is not there.
     """
     from rollyard.model import adapter
     from rollyard.model.tokenizer import Tokenizer
+    from rollyard.train.reference import Reference
 
     model = load_model(config, folder, ranks)
     if config.weights.what == "lora":
@@ -156,7 +159,9 @@ def load_policy(config: Config, folder: Path, ranks: Ranks | None = None) -> Pol
     elif base_of(folder) != folder:
         remedy = "use --weights.what lora, or the model that it is for"
         raise ConfigError(f"{folder} holds an adapter, and all parameters are trained", where="weights.what", remedy=remedy)
-    return Policy(model, Tokenizer(folder), folder)
+    first = origin or folder
+    reference = Reference.of(model, first, lambda: load_model(config, first, ranks)) if config.train.kl else None
+    return Policy(model, Tokenizer(folder), folder, reference)
 
 
 def load_model(config: Config, folder: Path, ranks: Ranks | None = None) -> CausalLM:
@@ -220,7 +225,17 @@ def build_trainer(
 ) -> ReferenceTrainer:
     from rollyard.train.trainer import ReferenceTrainer
 
-    return ReferenceTrainer(policy.model, device, config.train, config.rollout.max_tokens, policy.folder, version, ranks)
+    return ReferenceTrainer(
+        policy.model,
+        device,
+        options_of(config),
+        config.rollout.max_tokens,
+        policy.folder,
+        version,
+        ranks,
+        reference=policy.reference,
+        values=has_values(config),
+    )
 
 
 def environment_of(config: Config, given: Environment | None) -> Environment | None:
@@ -349,41 +364,6 @@ def shares_of(config: Config, shape: Architecture, tensors: Sequence[TensorInfo]
         return {}
     by_name = zip(tensors, zip(*shares(tensors, shape, workers), strict=True), strict=True)
     return {info.name: [part for part in parts if part is not None] for info, parts in by_name if None not in parts}
-
-
-def build_external(
-    config: Config, folder: Path, device: Device, version: WeightVersion
-) -> tuple[AdaptedTrainer, ExternalSource, TrainerEvidence | None]:
-    """A trainer of another stack, what it publishes, and what it can say of that. Called on the device's thread.
-
-    Raises ConfigError for an adapter that does not suit, TrainError when it fails.
-    """
-    import torch
-
-    from rollyard.model.folder import save_each
-    from rollyard.model.stamp import WeightStamp
-    from rollyard.model.transformer import CausalLM
-    from rollyard.train.external import CANARY, PROBE, AdaptedTrainer, TrainerSetup, make
-    from rollyard.weights.external import ExternalEvidence, ExternalSource
-    from rollyard.weights.flat import model_infos
-
-    train, weights, kind, dtype = config.train, config.weights, device_of(config), config.model.dtype
-    extra = json.loads(train.extra or "{}")
-    setup = TrainerSetup(folder, train, dtype, kind, config.rollout.max_tokens, version, extra)
-    needed = CANARY if weights.canary else PROBE if weights.probe else ()
-    external = make(train.adapter, setup, needed)
-    shape, stamp, format_ = Architecture.from_folder(folder), WeightStamp(), getattr(torch, dtype)
-    source = ExternalSource(external, model_infos(CausalLM(shape, format_, "meta")), stamp, torch.device(kind))
-
-    def write(target: Path, also: Callable[[Path], None]) -> None:
-        save_each(source.infos, source.checked(), target, folder, also)
-
-    if needed:
-        parts = shares_of(config, shape, source.infos)
-        evidence = ExternalEvidence(cast("ProvableTrainer", external), source, shape, format_, device, parts)
-    else:
-        evidence = None
-    return AdaptedTrainer(external, train.adapter, device, stamp, write, version), source, evidence
 
 
 def build_sync(

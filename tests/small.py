@@ -8,6 +8,7 @@ from pathlib import Path
 import rollyard
 from rollyard.config import Config
 from rollyard.watch.report import Report
+from tests.rewards import share_of_a
 
 BASE = {"steps": 3, "batch": 8, "width": 32, "feed_forward": 64, "heads": 2, "layers": 1}
 ENGINE, HOST = "rollyard.hosts:serve_engine", "rollyard.hosts:serve_host"  # what other processes run
@@ -31,11 +32,6 @@ def config(out: Path, **changes: object) -> Config:
     return rollyard.resolve(preset="sort", environment={}, overrides=given).config
 
 
-def share_of_a(prompt: str, completion: str, **columns: object) -> float:
-    """A reward that is seldom the same twice."""
-    return completion.count("a") / (1 + len(completion))
-
-
 def learnt(config_: Config) -> tuple[Curve, Report]:
     """Run it: what was trained on, what came of it, and the report of a run that did not fail."""
     run = rollyard.Run(config_, reward=share_of_a)
@@ -44,6 +40,7 @@ def learnt(config_: Config) -> tuple[Curve, Report]:
         done = [(group.id, rollout.completion) for group in step.groups for rollout in group.rollouts]
         rollouts = [(group, each.member, each.token_ids, each.spans) for group, each in done]
         curve.append((step.step, rollouts, step.train.loss, step.train.grad_norm))
+        assert step.train.tokens == sum(len(each.token_ids) for _, each in done), "the numbers of a step are of all ranks"
     assert run.report is not None and not run.report.finished.failed
     return curve, run.report
 

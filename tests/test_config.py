@@ -88,6 +88,8 @@ def test_text_values_are_converted():
         (ALONE | {"advantage.kind": "reinforce++_baseline"}, "rollout.group_size", "at least 2"),
         (ALONE | {"advantage.kind": "gae", "rollout.filter": "flat"}, "rollout.filter", "use none"),
         (TASK | {"rollout.group_size": 1, "advantage.kind": "gae"}, "rollout.min_scored", "at most 1"),
+        (TASK | {"rollout.refills": 9}, "rollout.refills", "add --rollout.filter flat"),
+        (TASK | {"advantage.lam": 0.9}, "advantage.lam", "add --advantage.kind gae"),
         (TASK | {"rollout.refills": 0, "rollout.filter": "flat"}, "rollout.refills (command line)", "greater than or equal to 1"),
         (TASK | APART | {"advantage.kind": "gae", "train.adapter": "a.py:f"}, "advantage.kind", "or our own trainer"),
         (TASK | {"rollout.temperature": 1e-300}, "rollout.temperature", "at least 0.001"),

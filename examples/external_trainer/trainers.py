@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM
 from rollyard.errors import ConfigError, NonFinite
 from rollyard.model.kept import keep
 from rollyard.train.external import TrainerSetup
-from rollyard.train.loss import Denominators, policy_loss, token_sums
+from rollyard.train.loss import Denominators, Known, policy_loss, token_sums
+from rollyard.train.totals import Totals
 from rollyard.types import Sample, Sampling, TensorInfo, TrainBatch, TrainStats
 
 
@@ -86,42 +87,24 @@ class HuggingFaceTrainer:
                 yield name, parameter.detach()
 
     def train(self, batch: TrainBatch) -> TrainStats:
-        options, denominators = self.options, Denominators.of(batch)  # of all micro-batches together
+        options, denominators, totals = self.options, Denominators.of(batch.samples), Totals()  # of all micro-batches together
         parts = [[sample for sample in part if any(sample.mask)] for part in batch.micro_batches]
         parts = [part for part in parts if part]
-        sums = dict.fromkeys(("loss", "clipped", "ratio", "gap", "entropy", "missed"), 0.0)
-        gap_max = norm = 0.0
+        norm = 0.0
         for number, part in enumerate(parts, start=1):
             found = Rows(part, self.setup.device).logprobs(self.forward, batch.sampling)
-            each = [denominators.weight(sum(sample.mask), options, self.setup.max_tokens) for sample in part]
-            weights = found.rows(each)
-            learnt = found.new, found.of("logprobs"), found.of("advantages"), weights, options
-            self.backward(policy_loss(*learnt), last=number == len(parts))
-            told = token_sums(*learnt)
-            for name in ("loss", "clipped", "ratio", "gap"):
-                sums[name] += float(getattr(told, name))
-            sums["entropy"] += float(found.entropy.sum())
-            sums["missed"] += float(found.missed.sum())
-            gap_max = max(gap_max, float(told.gap_max))
+            trained = [sum(sample.mask) for sample in part]
+            whole = [count + sample.others for count, sample in zip(trained, part, strict=True)]  # of an episode of several rows
+            weights = found.rows([denominators.weight(count, options, self.setup.max_tokens) for count in whole])
+            known = Known(found.of("logprobs"), found.of("advantages"), weights, trained)
+            self.backward(policy_loss(found.new, known, options), last=number == len(parts))
+            totals.add(token_sums(found.new.detach(), known, options), found.entropy, found.missed)
         rate = options.lr * min(1.0, (batch.step + 1) / options.warmup_steps) if options.warmup_steps else options.lr
         if parts:
             norm = self.update(rate)
-        if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
-            raise NonFinite(f"step {batch.step}: loss {sums['loss']}, gradient norm {norm}; the parameters are as before")
-        mean = {name: value / max(denominators.tokens, 1) for name, value in sums.items()}
-        return TrainStats(
-            step=batch.step + 1,
-            loss=sums["loss"],
-            grad_norm=norm,
-            learning_rate=rate,
-            tokens=denominators.tokens,
-            entropy=mean["entropy"],
-            clipped_share=mean["clipped"],
-            ratio_mean=mean["ratio"],
-            logprob_gap_mean=mean["gap"],
-            logprob_gap_max=gap_max,
-            kept_set_misses=mean["missed"],
-        )
+        if not (math.isfinite(norm) and math.isfinite(totals.loss)):
+            raise NonFinite(f"step {batch.step}: loss {totals.loss}, gradient norm {norm}; the parameters are as before")
+        return totals.stats(self.setup.version._replace(step=batch.step + 1), denominators.tokens, norm, rate)
 
     def save(self, folder: Path) -> None:
         torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")

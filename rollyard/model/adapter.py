@@ -8,7 +8,8 @@ only where an adapter is trained; whoever merges one needs tensors alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,30 @@ def base(model: CausalLM) -> dict[str, Tensor]:
         for name, parameter in model.named_parameters()
         if not parameter.requires_grad
     }
+
+
+@contextmanager
+def standing_in(model: CausalLM, others: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within it `model` computes with these tensors in the place of the adapter's own. Nothing is copied."""
+    parameters = model.trained() if others else {}
+    own = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = others[name]
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = own[name]
+
+
+def initial(model: CausalLM, folder: Path) -> dict[str, Tensor]:
+    """What `model` would have for an adapter if it began with `folder`: the one there, or one without an effect.
+
+    Raises ConfigError for one that does not fit.
+    """
+    if not (folder / SETTINGS).is_file():
+        return {name: torch.zeros_like(each, requires_grad=False) for name, each in model.trained().items()}
+    return {name: tensor.to(model.trained()[name]) for name, tensor in _stored(model, folder).items()}
 
 
 def partner(name: str) -> str:
@@ -130,6 +155,14 @@ def read(model: CausalLM, folder: Path) -> None:
     """Fill the adapter of `model`, where `folder` has one. Raises ConfigError for one that does not fit."""
     if not (folder / SETTINGS).is_file():
         return
+    stored = _stored(model, folder)
+    with model.stamp.writing(), torch.no_grad():
+        for name, parameter in model.trained().items():
+            parameter.copy_(stored[name])
+
+
+def _stored(model: CausalLM, folder: Path) -> dict[str, Tensor]:
+    """The adapter in `folder`. Raises ConfigError for one that is not like that of `model`."""
     try:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         stored = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
@@ -141,9 +174,7 @@ def read(model: CausalLM, folder: Path) -> None:
     if not same or (settings.get("r"), settings.get("lora_alpha")) != (asked.r, asked.lora_alpha):
         problem = f"the adapter in {folder} has another rank, alpha or other targets than this run"
         raise ConfigError(problem, where="lora", remedy=f"use those in its {SETTINGS}")
-    with model.stamp.writing(), torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(stored[name])
+    return stored
 
 
 def _settings(model: CausalLM) -> Any:

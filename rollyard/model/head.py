@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -57,9 +57,7 @@ def forward_backward(
     rows, vocab = hidden.shape[0], weight.shape[0]
     parts = chunks(rows, vocab, chunk)
     dtype = product_dtype(hidden)
-    states, head = hidden.to(dtype), weight.to(dtype)
-    if sampling.temperature != 1.0:
-        states = states / sampling.temperature  # of the few numbers instead of the many
+    states, head = _states(hidden, sampling), weight.to(dtype)
     logprobs = hidden.new_empty(rows, dtype=torch.float32)
     found = HeadPass(logprobs, torch.empty_like(logprobs), hidden.new_zeros(rows, dtype=torch.bool), torch.empty_like(hidden))
     d_weight = _float32_gradient(weight) if weight.requires_grad else None
@@ -79,6 +77,39 @@ def forward_backward(
     if d_weight is not None and d_weight is not weight.grad:
         weight.grad = d_weight.to(weight.dtype) if weight.grad is None else weight.grad.add_(d_weight)
     return found
+
+
+@torch.no_grad()
+def logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, sampling: Sampling, chunk: int | None = None) -> Tensor:
+    """The logprobs of `forward_backward`, to the bit, and nothing else: `[n]` float32."""
+    if sampling.temperature <= 0:
+        raise ValueError(f"logprobs of sampled tokens need a temperature above 0, not {sampling.temperature}")
+    states, head = _states(hidden, sampling), weight.to(product_dtype(hidden))
+    parts = chunks(hidden.shape[0], weight.shape[0], chunk)
+    logits = hidden.new_empty(parts[0].stop, weight.shape[0], dtype=torch.float32)
+    found = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+    for part in parts:
+        every = _into(logits[: part.stop - part.start], states[part], head)
+        for some, here in _blocks(every, part):
+            column = targets[here, None]
+            if sampling.top_p < 1.0 or sampling.top_k:
+                _restrict(some, column, sampling)
+            found[here] = some.log_softmax(dim=-1).gather(1, column).squeeze(1)
+    return found
+
+
+def _states(hidden: Tensor, sampling: Sampling) -> Tensor:
+    """In the products' format, divided by the temperature: few numbers instead of the many logits."""
+    states = hidden.to(product_dtype(hidden))
+    return states / sampling.temperature if sampling.temperature != 1.0 else states
+
+
+def _blocks(logits: Tensor, part: slice) -> Iterator[tuple[Tensor, slice]]:
+    """So many rows at a time that a CPU keeps them in its cache, and which of all they are. `logits` are those of `part`."""
+    block = max(1, CACHED_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else logits.shape[0]
+    for first in range(0, logits.shape[0], block):
+        some = logits[first : first + block]
+        yield some, slice(part.start + first, part.start + first + some.shape[0])
 
 
 def chunks(rows: int, vocab: int, chunk: int | None = None) -> list[slice]:
@@ -104,11 +135,7 @@ def _into(out: Tensor, states: Tensor, head: Tensor) -> Tensor:
 
 def _to_gradient(logits: Tensor, targets: Tensor, part: slice, loss: Loss, sampling: Sampling, found: HeadPass) -> None:
     """Turn the logits of one chunk into d loss / d logits, and note what was found on the way."""
-    vocab = logits.shape[1]
-    block = max(1, CACHED_LOGITS // vocab) if logits.device.type == "cpu" else logits.shape[0]
-    for first in range(0, logits.shape[0], block):
-        some = logits[first : first + block]
-        here = slice(part.start + first, part.start + first + some.shape[0])
+    for some, here in _blocks(logits, part):
         column = targets[here, None]
         if sampling.top_p < 1.0 or sampling.top_k:
             found.missed[here] = _restrict(some, column, sampling)

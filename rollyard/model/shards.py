@@ -172,7 +172,8 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], ranks: Collectives, dev
     if not hasattr(FSDPModule, "reset_iter_state"):
         problem = f"torch {torch.__version__} leaves sharded parameters unusable when a pass fails"
         raise ConfigError(problem, where="train.shard", remedy="use torch 2.13 or newer, or train.shard false")
-    torch.distributed.init_process_group("fake", rank=ranks.rank, world_size=ranks.size)
+    if not torch.distributed.is_initialized():  # another model of these ranks may be shared already
+        torch.distributed.init_process_group("fake", rank=ranks.rank, world_size=ranks.size)
     mesh = init_device_mesh(device.type, (ranks.size,))
     for module in (*layers, model):
         fully_shard(module, mesh=mesh)

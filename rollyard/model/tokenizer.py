@@ -35,7 +35,8 @@ class Tokenizer:
             raise ConfigError(f"the tokenizer in {folder} is not a fast one", where=WHERE, remedy="convert it to tokenizer.json")
         self._fast: FastTokenizer = self._full.backend_tokenizer
         added = self._fast.get_added_tokens_decoder()
-        self._mute = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._mute = frozenset(self._special)
 
     @property
     def has_chat_template(self) -> bool:
@@ -80,6 +81,16 @@ class Tokenizer:
         if finish is not FinishReason.STOP:
             return text
         return text[: min((at for at in map(text.find, stop) if at >= 0), default=len(text))]
+
+    def check_stop(self, stop: tuple[str, ...], where: str) -> None:
+        """Raises ConfigError for a stop string that no text can hold: special tokens have none."""
+        for text in stop:
+            if found := next((word for word in self._special.values() if word in text), ""):
+                problem = f"the stop string {text!r} has a special token in it, which has no text"
+                remedy = (
+                    f"leave {found} out: where eos_token_id of the model's generation_config.json has it, it ends a completion"
+                )
+                raise ConfigError(problem, where=where, remedy=remedy)
 
     def stream(self, stop: tuple[str, ...]) -> StopWatcher:
         """Watches one completion for stop strings, token by token."""

@@ -13,10 +13,14 @@ from rollyard.train.ranks import Ranks, fingerprint, flat_gradients
 
 
 class Gradients(Protocol):
-    """Each method is called by all ranks alike, in this order."""
+    """Each method is called by all ranks alike, in this order; `passes` also before passes without gradients."""
 
-    def begin(self, passes: int) -> int:
-        """Before the first forward pass. Of so many here, and who knows how many elsewhere: how many each rank has to make."""
+    def passes(self, count: int) -> int:
+        """Before the first of so many forward passes here, and who knows how many elsewhere: how many each rank has to make."""
+        ...
+
+    def begin(self) -> None:
+        """Before the first pass of an optimizer step."""
         ...
 
     def add_up(self) -> None:
@@ -43,9 +47,11 @@ class Copies:
         self._parameters, self._ranks = list(model.trained().values()), ranks
         self._flat: torch.Tensor | None = None
 
-    def begin(self, passes: int) -> int:
+    def passes(self, count: int) -> int:
+        return count
+
+    def begin(self) -> None:
         self._flat = flat_gradients(self._parameters) if self._ranks.size > 1 else None
-        return passes
 
     def add_up(self) -> None:
         if self._flat is not None:
@@ -74,8 +80,11 @@ class Shards:
     def __init__(self, model: CausalLM, ranks: Ranks) -> None:
         self._model, self._ranks = model, ranks
 
-    def begin(self, passes: int) -> int:
-        return int(self._ranks.gather(torch.tensor([passes])).max())
+    def passes(self, count: int) -> int:
+        return int(self._ranks.gather(torch.tensor([count])).max())
+
+    def begin(self) -> None:
+        """Nothing is kept between two steps."""
 
     def add_up(self) -> None:
         """Each backward pass has."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from rollyard.errors import RanksApart, TrainerLost, TrainError
-from rollyard.protocols import Trainer
+from rollyard.protocols import ValueTrainer
 from rollyard.types import TrainBatch, TrainStats, WeightVersion
 
 SETTLE_S = 1.0  # seconds that the others have to say what they met, once one has failed
@@ -17,7 +17,7 @@ SETTLE_S = 1.0  # seconds that the others have to say what they met, once one ha
 T = TypeVar("T")
 
 
-class Member(Trainer, Protocol):
+class Member(ValueTrainer, Protocol):
     """A trainer that can be one of several ranks, in this process or in another."""
 
     async def open(self, address: str, limit_s: float) -> str:
@@ -60,11 +60,16 @@ class TrainerGroup:
             TrainerLost: a rank's process is gone, or it alone did not come to the end in time.
             TrainError: whatever else a rank raised.
         """
-        if len(shards) != len(self._members):
-            raise TrainError(f"{len(self._members)} ranks train on as many parts of a batch, not on {len(shards)}")
+        self._check(shards)
         found = await self.together([partial(each.train, [shard]) for each, shard in zip(self._members, shards, strict=True)])
         self._version = self._version._replace(step=found[0].step)
         return found[0]
+
+    async def values(self, shards: Sequence[TrainBatch]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """See `protocols.ValueTrainer`: each rank values its part. Raises as `train` does."""
+        self._check(shards)
+        found = await self.together([partial(each.values, [shard]) for each, shard in zip(self._members, shards, strict=True)])
+        return tuple(values for (values,) in found)
 
     async def settle(self) -> WeightVersion:
         """Raises TrainError when ranks ended at different versions: their parameters are torn."""
@@ -100,6 +105,10 @@ class TrainerGroup:
             found = await self._all([call() for call in calls])
             self._met = True
             return found
+
+    def _check(self, shards: Sequence[TrainBatch]) -> None:
+        if len(shards) != len(self._members):
+            raise TrainError(f"{len(self._members)} ranks train on as many parts of a batch, not on {len(shards)}")
 
     async def _meet(self) -> None:
         size = len(self._members)

@@ -54,6 +54,11 @@ def serve_member(trainer: Member, channel: Channel, spans: Spans, address: str =
         address: of this machine, as other ranks reach it; where they meet, unless another is asked for.
     """
 
+    async def values(content: bytes) -> bytes:
+        found = await trainer.values(wire.SHARDS.validate_json(content))
+        tell(spans, channel)
+        return wire.VALUES.dump_json(found)
+
     async def open_(content: bytes) -> bytes:
         asked = wire.OPENING.validate_json(content)
         return (await trainer.open(asked.address or address, asked.limit_s)).encode()
@@ -64,5 +69,6 @@ def serve_member(trainer: Member, channel: Channel, spans: Spans, address: str =
         return b""
 
     serve(trainer, channel, spans)
+    channel.handle("train.values", values)
     channel.handle("train.open", open_)
     channel.handle("train.join", join)

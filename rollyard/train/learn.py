@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from rollyard.model.attention import packed_attention
-from rollyard.model.head import HeadPass, Loss, forward_backward
+from rollyard.model.head import HeadPass, Loss, forward_backward, logprobs
 from rollyard.model.transformer import CausalLM
 from rollyard.train.rows import Rows
 from rollyard.types import Sampling
 
 
-def learn(model: CausalLM, rows: Rows, loss: Loss, sampling: Sampling, products: torch.dtype) -> HeadPass:
+def learn(
+    model: CausalLM,
+    rows: Rows,
+    loss: Loss,
+    sampling: Sampling,
+    products: torch.dtype,
+    *,
+    before: Callable[[Tensor], None] | None = None,
+    beside: Callable[[Tensor], Tensor | None] | None = None,
+) -> HeadPass:
     """Add the gradients of a loss of the trained tokens' logprobs to the parameters'.
 
     The head makes its logits, the loss and their gradient chunk by chunk; then one backward pass through the body.
@@ -19,11 +31,35 @@ def learn(model: CausalLM, rows: Rows, loss: Loss, sampling: Sampling, products:
     Args:
         loss: of `[m]` logprobs and which of the trained tokens they are; called for some of them at a time.
         products: number format of matrix products, the parameters' own or a shorter one (autocast).
+        before: told the logprobs of all of them, before `loss` is called for the first time: one more pass through the head.
+        beside: told the hidden states that predict them, `[trained, hidden]`; gives a gradient of those that is added.
     """
     where = model.head_weight.device
     with torch.autocast(where.type, products, enabled=products != model.head_weight.dtype):
         hidden = model.hidden(rows.ids, rows.positions, packed_attention(rows.trees, where))
         predicting = hidden.detach().index_select(0, rows.predicting)
+        if before is not None:
+            before(logprobs(predicting, model.head_weight, rows.targets, sampling))
         found = forward_backward(predicting, model.head_weight, rows.targets, loss, sampling)
-    hidden.backward(torch.zeros_like(hidden).index_add_(0, rows.predicting, found.d_hidden))
+    more = None if beside is None else beside(predicting)
+    gradient = found.d_hidden if more is None else found.d_hidden + more
+    hidden.backward(torch.zeros_like(hidden).index_add_(0, rows.predicting, gradient))
     return found
+
+
+@torch.no_grad()
+def predicting_states(model: CausalLM, rows: Rows, products: torch.dtype) -> Tensor:
+    """The hidden states that predict the trained tokens, `[trained, hidden]`, and no gradient."""
+    where = model.head_weight.device
+    with torch.autocast(where.type, products, enabled=products != model.head_weight.dtype):
+        hidden = model.hidden(rows.ids, rows.positions, packed_attention(rows.trees, where))
+    model.parts.rest()
+    return hidden.index_select(0, rows.predicting)
+
+
+def policy_logprobs(model: CausalLM, rows: Rows, sampling: Sampling, products: torch.dtype) -> Tensor:
+    """The logprobs of the trained tokens, `[trained]` float32, as `learn` has them, and no gradient."""
+    where = model.head_weight.device
+    states = predicting_states(model, rows, products)
+    with torch.autocast(where.type, products, enabled=products != model.head_weight.dtype):
+        return logprobs(states, model.head_weight, rows.targets, sampling)

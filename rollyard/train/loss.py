@@ -1,48 +1,84 @@
-"""The clipped policy gradient, and how it is averaged.
+"""What is learnt from the trained tokens of some rows: a policy loss, what each token weighs in it, and what is told of that.
 
-Per token, with ratio = exp(new - behaviour logprob):
-
-    loss = -min(ratio x advantage, clip(ratio, 1 - low, 1 + high) x advantage)
-
-Source: PPO, https://arxiv.org/abs/1707.06347, equation 7; with a group's advantages it is GRPO's.
+Of each token there are up to four logprobs: when it was sampled (behaviour), before the batch's first optimizer step
+(proximal), now (new), and of a reference. Without a correction the ratio that a loss clips is new / behaviour; with one it is
+new / proximal, and proximal / behaviour is the weight outside of it. A batch that is one step has new for proximal.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rollyard.config import TrainConfig
-from rollyard.types import TrainBatch
+from rollyard.train import kl
+from rollyard.train.correction import LIMIT, cut, importance, limited
+from rollyard.train.losses import cispo, gspo, ppo
+from rollyard.types import Sample
+
+
+class Kind(NamedTuple):
+    """A policy loss: see the module of its name."""
+
+    loss: Callable[[Tensor, Tensor, Tensor, TrainConfig], Tensor]
+    clipped: Callable[[Tensor, Tensor, TrainConfig], Tensor]
+    rows: bool = False  # its ratio is one for all of a row
+
+
+KINDS = {
+    "ppo": Kind(ppo.loss, ppo.clipped),
+    "gspo": Kind(gspo.loss, ppo.clipped, rows=True),
+    "cispo": Kind(cispo.loss, cispo.clipped),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the trained tokens of some rows before their loss is: `[trained]` float32 each, row after row."""
+
+    behaviour: Tensor  # logprobs when sampled
+    advantages: Tensor
+    weights: Tensor  # what each token counts, see `Denominators`
+    trained: Sequence[int]  # trained tokens of each row
+    proximal: Tensor | None = None  # logprobs before the batch's first step; None: this is that step, or nobody asks for them
+    reference: Tensor | None = None  # logprobs of a reference policy
+    row_ratio: Tensor | None = None  # mean log ratio of a token's row, where the loss takes that (`of_rows`)
+    row_weight: Tensor | None = None  # log importance ratio of a token's row, likewise
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSums:
-    """Sums over the trained tokens of one micro-batch, on the device."""
+    """Sums over trained tokens, on the device, and the ratio of each."""
 
     loss: Tensor
     clipped: Tensor
+    truncated: Tensor
     ratio: Tensor
     gap: Tensor
     gap_max: Tensor
+    kl: Tensor
+    ratios: Tensor  # [trained] float32: new / behaviour
 
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """What sums over the whole batch are divided by, so that the split into micro-batches, or over ranks, changes nothing."""
+    """What sums over one optimizer step are divided by, so that the split into micro-batches, or over ranks, changes nothing."""
 
     tokens: int  # trained tokens
-    sequences: int  # rows with a trained token
+    sequences: int  # rollouts with a trained token, whatever the number of their rows
 
     @classmethod
-    def of(cls, batch: TrainBatch) -> Denominators:
-        counts = [sum(sample.mask) for sample in batch.samples]
-        return cls(sum(counts), sum(count > 0 for count in counts))
+    def of(cls, samples: Sequence[Sample]) -> Denominators:
+        counts = [sum(sample.mask) for sample in samples]
+        whole = [count + sample.others for count, sample in zip(counts, samples, strict=True) if sample.part == 0]
+        return cls(sum(counts), sum(count > 0 for count in whole))
 
     def weight(self, tokens: int, config: TrainConfig, max_tokens: int) -> float:
-        """What each of a row's `tokens` trained tokens counts.
+        """What each trained token counts of a rollout that has so many of them, in all of its rows.
 
         token: mean over all trained tokens. sequence: mean over sequences of their means. fixed: sum over
         sequences x max_tokens; source: Dr. GRPO, https://arxiv.org/abs/2503.20783.
@@ -52,17 +88,91 @@ class Denominators:
         return 1 / (self.sequences * (tokens if config.aggregation == "sequence" else max_tokens))
 
 
-def policy_loss(new: Tensor, behaviour: Tensor, advantages: Tensor, weights: Tensor, config: TrainConfig) -> Tensor:
-    """A scalar. All `[trained tokens]`, float32: logprobs now, logprobs when sampled, advantages, what each token counts."""
-    ratio = (new - behaviour).exp()
-    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-    return -(torch.minimum(ratio * advantages, clipped * advantages) * weights).sum()
+def needs_rows(config: TrainConfig, *, proximal: bool) -> bool:
+    """Are the logprobs of whole rows needed before the gradient of the first token is? `proximal`: it is known already."""
+    if config.correction == "none":
+        return KINDS[config.loss].rows
+    return KINDS[config.loss].rows if proximal else config.correction_level == "sequence"
+
+
+def of_rows(known: Known, new: Tensor | None, config: TrainConfig) -> Known:
+    """The same, with what is one for all tokens of a row. `new`: logprobs `[trained]`, where `needs_rows` says so."""
+    corrected, rows = config.correction != "none", KINDS[config.loss].rows
+    before = known.proximal if known.proximal is not None else new
+    ratio, weight = None, None
+    if rows and corrected and known.proximal is None:
+        ratio = torch.zeros_like(known.behaviour)  # compared with itself
+    elif rows:
+        assert new is not None, "a row's ratio needs the logprobs of all of it"
+        base = known.proximal if corrected and known.proximal is not None else known.behaviour
+        ratio = _each_row(new - base, known.trained, mean=True)
+    if corrected and config.correction_level == "sequence":
+        assert before is not None, "a row's weight needs the logprobs of all of it"
+        weight = _each_row(before - known.behaviour, known.trained, mean=False)
+    return replace(known, row_ratio=ratio, row_weight=weight)
+
+
+def part_loss(new: Tensor, known: Known, part: slice, config: TrainConfig) -> Tensor:
+    """The loss of some tokens: a scalar. `new`: their logprobs, `[tokens]` float32 with gradient; `known` is `of_rows`."""
+    log_ratio, log_weight = _log_ratios(new, known, part, config)
+    weights = own = known.weights[part]
+    if log_weight is not None:
+        weights = weights * importance(log_weight, config)
+    advantages = _advantages(new, known, part, config)
+    loss = (KINDS[config.loss].loss(new, limited(log_ratio), advantages, config) * weights).sum()
+    if known.reference is not None and config.kl_kind != "k1":
+        loss = loss + config.kl * (kl.estimate(new, known.reference[part], config) * own).sum()
+    return loss
+
+
+def policy_loss(new: Tensor, known: Known, config: TrainConfig) -> Tensor:
+    """The loss of whole rows: a scalar. `new`: logprobs of all their trained tokens, `[trained]` float32 with gradient."""
+    return part_loss(new, of_rows(known, new.detach(), config), slice(None), config)
 
 
 @torch.no_grad()
-def token_sums(new: Tensor, behaviour: Tensor, advantages: Tensor, weights: Tensor, config: TrainConfig) -> TokenSums:
-    """The loss and what is told about it, of the same tensors."""
-    ratio, gap = (new - behaviour).exp(), (new - behaviour).abs()
-    bound = torch.where(advantages > 0, ratio > 1 + config.clip_high, (advantages < 0) & (ratio < 1 - config.clip_low))
-    loss = policy_loss(new, behaviour, advantages, weights, config)
-    return TokenSums(loss, bound.sum(), ratio.sum(), gap.sum(), gap.max())
+def token_sums(new: Tensor, known: Known, config: TrainConfig) -> TokenSums:
+    """What is told of the same tokens."""
+    known, everything = of_rows(known, new, config), slice(None)
+    log_ratio, log_weight = _log_ratios(new, known, everything, config)
+    advantages = _advantages(new, known, everything, config)
+    ratios = limited(new - known.behaviour).exp()
+    gap = ((new if known.proximal is None else known.proximal) - known.behaviour).abs()
+    cut_off = log_ratio > LIMIT if log_weight is None else cut(log_weight, config) | (log_ratio > LIMIT)
+    kl_ = new.new_zeros(()) if known.reference is None else kl.estimate(new, known.reference, config)
+    clipped = KINDS[config.loss].clipped(limited(log_ratio), advantages, config)
+    return TokenSums(
+        loss=part_loss(new, known, everything, config).double(),
+        clipped=clipped.sum(),
+        truncated=cut_off.sum(),
+        ratio=ratios.sum(dtype=torch.float64),
+        gap=gap.sum(dtype=torch.float64),
+        gap_max=gap.max(),
+        kl=kl_.sum(dtype=torch.float64),
+        ratios=ratios,
+    )
+
+
+def _log_ratios(new: Tensor, known: Known, part: slice, config: TrainConfig) -> tuple[Tensor, Tensor | None]:
+    """Of the ratio that the loss clips, and of the weight outside of it if there is one."""
+    base, weight = known.behaviour[part], None
+    if config.correction != "none":
+        proximal = new.detach() if known.proximal is None else known.proximal[part]
+        weight = proximal - base if known.row_weight is None else known.row_weight[part]
+        base = proximal
+    return new - base if known.row_ratio is None else known.row_ratio[part], weight
+
+
+def _advantages(new: Tensor, known: Known, part: slice, config: TrainConfig) -> Tensor:
+    """With k1 taken from them."""
+    if known.reference is None or config.kl_kind != "k1":
+        return known.advantages[part]
+    return known.advantages[part] - config.kl * kl.estimate(new.detach(), known.reference[part], config)
+
+
+def _each_row(values: Tensor, trained: Sequence[int], *, mean: bool) -> Tensor:
+    """`[trained]` -> the sum or mean of each row, at each of its tokens."""
+    counts = torch.tensor(trained, device=values.device)
+    row = torch.repeat_interleave(torch.arange(len(trained), device=values.device), counts)
+    total = torch.zeros(len(trained), dtype=torch.float64, device=values.device).index_add_(0, row, values.double())
+    return (total / counts.clamp(min=1) if mean else total).to(values.dtype)[row]

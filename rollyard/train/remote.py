@@ -47,6 +47,10 @@ class RemoteTrainer:
         self._version = self._version._replace(step=stats.step)
         return stats
 
+    async def values(self, shards: Sequence[TrainBatch]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """See `protocols.ValueTrainer`."""
+        return wire.VALUES.validate_json(await self._call("values", wire.SHARDS.dump_json(tuple(shards)), self._step_s))
+
     async def settle(self) -> WeightVersion:
         """Also a step whose caller has given up."""
         self._version = wire.VERSION.validate_json(await self._call("settle", b"", QUICK_S))

@@ -35,10 +35,13 @@ class Rows:
     behaviour: Tensor  # [trained] float32: logprobs when sampled
     advantages: Tensor  # [trained] float32
     trained: tuple[int, ...]  # trained tokens of each sample
+    whole: tuple[int, ...]  # trained tokens of its rollout, in all of that one's rows
+    values: Tensor | None = None  # [trained] float32, where there is a value head: before this batch
+    returns: Tensor | None = None  # [trained] float32, likewise
 
     @classmethod
-    def of(cls, families: Sequence[Sequence[Sample]], device: torch.device) -> Rows:
-        """Each family's samples begin with the same prompt, and have a trained token each."""
+    def of(cls, families: Sequence[Sequence[Sample]], device: torch.device, *, values: bool = False) -> Rows:
+        """Each family's samples begin with the same prompt, and have a trained token each. `values`: and values, and returns."""
         ids: list[Sequence[int]] = []
         positions: list[Iterable[int]] = []
         trees: list[Tree] = []
@@ -60,19 +63,21 @@ class Rows:
         samples = [sample for members in families for sample in members]
         trained = _flat([sample.mask for sample in samples], bool)
 
-        def of_trained(name: str, kind: type) -> NDArray[Any]:
-            values: NDArray[Any] = _flat([getattr(sample, name) for sample in samples], kind)[trained]
-            return values
+        def of_trained(name: str, kind: type) -> Tensor:
+            return torch.from_numpy(_flat([getattr(sample, name) for sample in samples], kind)[trained]).to(device)
 
         return cls(
             ids=torch.from_numpy(_flat(ids, np.int64)).to(device),
             positions=torch.from_numpy(_flat(positions, np.int64)).to(device),
             trees=tuple(trees),
             predicting=torch.from_numpy(np.concatenate(predicting)).to(device),
-            targets=torch.from_numpy(of_trained("token_ids", np.int64)).to(device),
-            behaviour=torch.from_numpy(of_trained("logprobs", np.float32)).to(device),
-            advantages=torch.from_numpy(of_trained("advantages", np.float32)).to(device),
+            targets=of_trained("token_ids", np.int64),
+            behaviour=of_trained("logprobs", np.float32),
+            advantages=of_trained("advantages", np.float32),
             trained=tuple(sum(sample.mask) for sample in samples),
+            whole=tuple(sum(sample.mask) + sample.others for sample in samples),
+            values=of_trained("values", np.float32) if values else None,
+            returns=of_trained("returns", np.float32) if values else None,
         )
 
 

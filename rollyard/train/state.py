@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -25,11 +25,15 @@ class State:
     Args:
         model: whose parameters are trained.
         optimizer: theirs. Its moments are made here, zeros as before its first step.
+        more: parameters of a value head, which are trained too and are not the policy's.
     """
 
-    def __init__(self, model: CausalLM, optimizer: torch.optim.AdamW) -> None:
+    def __init__(
+        self, model: CausalLM, optimizer: torch.optim.AdamW, more: Mapping[str, torch.nn.Parameter] | None = None
+    ) -> None:
         self._model, self._remembered, where = model, optimizer.state, model.head_weight.device
-        for parameter in model.trained().values():
+        self._more = dict(more or {})
+        for parameter in (*model.trained().values(), *self._more.values()):
             moments = {key: torch.zeros_like(parameter, requires_grad=False) for key in MOMENTS}
             self._remembered[parameter] = {"step": torch.zeros((), dtype=torch.float32, device=where), **moments}
         self._generators: dict[str, torch.Generator] = {"random/cpu": torch.default_generator}
@@ -77,6 +81,8 @@ class State:
         except (ValueError, KeyError, TypeError) as error:
             raise TrainError(f"{folder} holds no state of a trainer: {PROGRESS} names no step") from error
         own, parts = self._beside(), self._model.parts
+        if lacks := [name for name in self._more if name not in found]:
+            raise TrainError(f"the trainer's state in {folder} has no {' and no '.join(lacks)}: it had no value head")
         if {name: tensor.shape for name, tensor in found.items()} != {name: tuple(tensor.shape) for name, tensor in own.items()}:
             raise TrainError(f"the trainer's state in {folder} belongs to another model")
         for name, tensor in own.items():
@@ -86,10 +92,11 @@ class State:
         return step
 
     def _beside(self) -> dict[str, Tensor]:
-        """All but the parameters."""
+        """All but the policy's parameters."""
         remembered = {
             f"{key}/{name}": self._remembered[parameter][key]
-            for name, parameter in self._model.trained().items()
+            for name, parameter in (*self._model.trained().items(), *self._more.items())
             for key in ADAMW
         }
-        return {**remembered, **self._random}
+        more = {name: parameter.detach() for name, parameter in self._more.items()}
+        return {**more, **remembered, **self._random}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -19,46 +19,21 @@ from rollyard.model.shards import exhaust
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
 from rollyard.train.gradients import Copies, Gradients, Shards
-from rollyard.train.learn import learn
-from rollyard.train.loss import Denominators, TokenSums, policy_loss, token_sums
+from rollyard.train.learn import learn, policy_logprobs, predicting_states
+from rollyard.train.loss import Denominators, Known, needs_rows, of_rows, part_loss, token_sums
+from rollyard.train.minibatches import Part, cut
 from rollyard.train.ranks import Joint, Ranks
+from rollyard.train.reference import Reference
 from rollyard.train.rows import CACHED_TOKENS, Rows, pieces
 from rollyard.train.state import State
+from rollyard.train.totals import Totals, joined
+from rollyard.train.values import ValueHead
 from rollyard.types import Activity, Sample, Sampling, TrainBatch, TrainStats, WeightVersion
 
-GAP_MAX = 4  # its place in Totals
-NOTHING = [[Sample(0, 0, (0, 0), (False, True), (0.0, 0.0), (0.0, 0.0), ())]]  # a pass whose gradients are 0
+Families = list[list[Sample]]
 
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over the trained tokens of the batch so far."""
-
-    loss: float = 0.0
-    clipped: float = 0.0
-    ratio: float = 0.0
-    gap: float = 0.0
-    gap_max: float = 0.0
-    entropy: float = 0.0
-    missed: float = 0.0
-
-    def add(self, sums: TokenSums, entropy: Tensor, missed: Tensor) -> None:
-        found = (sums.loss, sums.clipped, sums.ratio, sums.gap, sums.gap_max, entropy.sum(), missed.sum())
-        loss, clipped, ratio, gap, gap_max, entropy_sum, misses = torch.stack([value.float() for value in found]).tolist()
-        self.loss += loss
-        self.clipped += clipped
-        self.ratio += ratio
-        self.gap += gap
-        self.gap_max = max(self.gap_max, gap_max)
-        self.entropy += entropy_sum
-        self.missed += misses
-
-    def over(self, ranks: Ranks) -> Totals:
-        """Of all ranks together."""
-        columns = list(zip(*ranks.gather(torch.tensor(astuple(self), dtype=torch.float64)).tolist(), strict=True))
-        found = Totals(*map(sum, columns))
-        found.gap_max = max(columns[GAP_MAX])
-        return found
+ZEROS = (0.0, 0.0)
+NOTHING = [[Sample(0, 0, (0, 0), (False, True), ZEROS, ZEROS, (), values=ZEROS, returns=ZEROS)]]  # a pass whose gradients are 0
 
 
 class ReferenceTrainer:
@@ -67,11 +42,13 @@ class ReferenceTrainer:
     Args:
         model: the policy, shared with an engine where the placement says so.
         device: where its work runs.
-        config: the optimizer and the loss.
+        config: the optimizer and the loss; `correction` is no longer `auto`.
         max_tokens: of a completion, for the aggregation `fixed`.
         source: the folder the model came from; checkpoints take its configuration and tokenizer.
         version: the version the parameters are.
         ranks: that the model is shared with, where each has a part of it.
+        reference: that the policy is to stay near, where `train.kl` asks for it.
+        values: train a value head too.
     """
 
     def __init__(
@@ -83,7 +60,12 @@ class ReferenceTrainer:
         source: Path,
         version: WeightVersion,
         ranks: Ranks | None = None,
+        *,
+        reference: Reference | None = None,
+        values: bool = False,
     ) -> None:
+        assert config.correction != "auto", "who knows the engines has to say what auto is"
+        assert (reference is not None) == (config.kl > 0), "a reference goes with a weight"
         self._model = model
         self._device = device
         self._config = config
@@ -93,13 +75,15 @@ class ReferenceTrainer:
         self._where = model.head_weight.device
         self._piece = CACHED_TOKENS if self._where.type == "cpu" and ranks is None else None  # a piece gathers the model twice
         self._products = torch.bfloat16 if config.precision == "bfloat16" else model.head_weight.dtype
-        self._optimizer = torch.optim.AdamW(
-            list(model.trained().values()), config.lr, config.betas, config.eps, config.weight_decay, fused=True
-        )
-        self._state = State(model, self._optimizer)
+        self._reference = reference
+        self._head = ValueHead(model.architecture.hidden_size, self._where, config) if values else None
+        more = self._head.parameters if self._head is not None else {}
+        groups = [{"params": list(model.trained().values())}, *([{"params": list(more.values())}] if more else [])]
+        self._optimizer = torch.optim.AdamW(groups, config.lr, config.betas, config.eps, config.weight_decay, fused=True)
+        self._state = State(model, self._optimizer, more)
         self._ranks = ranks or Ranks(self._where)
         # Where the model is shared, whatever needs all of it is done on this device.
-        self._together = device if ranks is None else Joint(device, ranks, "the trainer's step or state", model.parts.recover)
+        self._together = device if ranks is None else Joint(device, ranks, "the trainer's step or state", self._recover)
         self._gradients: Gradients = Copies(model, self._ranks) if ranks is None else Shards(model, ranks)
 
     @property
@@ -107,7 +91,7 @@ class ReferenceTrainer:
         return self._version
 
     async def train(self, shards: Sequence[TrainBatch]) -> TrainStats:
-        """One optimizer step. A batch without a trained token changes no parameter, but counts as a step.
+        """`train.minibatches` optimizer steps. A batch without a trained token changes no parameter, but counts as a version.
 
         Args:
             shards: this rank's part of the batch, and no other. The others are trained on elsewhere, at the same time.
@@ -115,11 +99,21 @@ class ReferenceTrainer:
         Raises:
             NonFinite: a loss or gradient is NaN or infinite, on whatever rank; parameters and version are as before.
             RanksApart: another rank did not take part to the end. Parameters are as before, or torn if they were changing.
-            TrainError: the batch was made for another version; parameters of ranks are not the same.
+            TrainError: the batch was made for another version; parameters of ranks are not the same; or a later one of
+                several optimizer steps met such a number, and the parameters are torn.
         """
         if len(shards) != 1:
             raise TrainError(f"one rank trains on one part of a batch, not on {len(shards)}")
         return await self._together.run(self._device.spans.timed(Activity.TRAIN, self._train, "step"), shards[0])
+
+    async def values(self, shards: Sequence[TrainBatch]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """See `protocols.ValueTrainer`; of this rank's part. All ranks have to be asked at the same time.
+
+        Raises TrainError without a value head, RanksApart when another rank did not take part to the end.
+        """
+        if len(shards) != 1:
+            raise TrainError(f"one rank values one part of a batch, not {len(shards)}")
+        return (await self._together.run(self._device.spans.timed(Activity.TRAIN, self._values, "values"), shards[0]),)
 
     async def settle(self) -> WeightVersion:
         """The version once the device has done what it was asked."""
@@ -187,59 +181,143 @@ class ReferenceTrainer:
             self._optimizer.zero_grad(set_to_none=True)  # none is left of a failed step, and none holds memory meanwhile
 
     def _step(self, batch: TrainBatch) -> TrainStats:
-        denominators = self._agree(batch)
-        totals, norm, rate = Totals(), 0.0, self._learning_rate(batch.step)
-        parts = [families for samples in batch.micro_batches for families in pieces(samples, self._piece)]
-        passes = self._gradients.begin(len(parts))
-        for families in parts:
-            self._accumulate(Rows.of(families, self._where), batch.sampling, denominators, totals)
-        for _ in range(passes - len(parts)):  # others have more
-            self._accumulate(Rows.of(NOTHING, self._where), batch.sampling, denominators, Totals())
-        if denominators.tokens:
-            self._gradients.add_up()
-            totals = totals.over(self._ranks)
-            norm = self._device.spans.timed(Activity.TRAIN, self._update, "optimizer")(rate, totals.loss)
+        minibatches = cut(batch.micro_batches, self._config.minibatches, self._ranks)
+        each = self._agree(batch, minibatches)
+        steps = [(self._pieces(own), of) for own, of in zip(minibatches, each, strict=True) if of.tokens]
+        proximals = [self._proximal(parts, batch.sampling) if number else [] for number, (parts, _) in enumerate(steps)]
+        totals, norms, rate = [], [], self._learning_rate(batch.step)
+        with ExitStack() as changing:
+            for number, (parts, denominators) in enumerate(steps):
+                found = self._gradients_of(parts, proximals[number], batch.sampling, denominators)
+                totals.append(found.over(self._ranks))
+                where = f"step {self._version.step}" + (f", minibatch {number + 1} of {len(steps)}" if len(steps) > 1 else "")
+                update = self._device.spans.timed(Activity.TRAIN, self._update, "optimizer")
+                norms.append(update(rate, totals[-1], where, changing if number == 0 else None))
         self._version = self._version._replace(step=batch.step + 1)
-        return _stats(self._version, totals, denominators.tokens, norm, rate)
+        tokens, norm = sum(of.tokens for of in each), sum(norms) / max(len(norms), 1)
+        kl, values = self._reference is not None, self._head is not None
+        return joined(totals).stats(self._version, tokens, norm, rate, kl=kl, values=values)
 
-    def _agree(self, batch: TrainBatch) -> Denominators:
-        """The denominators of all ranks together. Raises TrainError, on all alike, unless all train the same version."""
-        own = Denominators.of(batch)
-        counts = torch.tensor([batch.step, self._version.step, own.tokens, own.sequences])
-        steps, versions, tokens, sequences = self._ranks.gather(counts).t().tolist()
+    def _agree(self, batch: TrainBatch, minibatches: Sequence[Sequence[Part]]) -> list[Denominators]:
+        """Those of each step, of all ranks together. Raises TrainError, on all alike, unless all train the same version."""
+        own = [Denominators.of([sample for part in parts for sample in part]) for parts in minibatches]
+        counts = [batch.step, self._version.step, *(count for of in own for count in (of.tokens, of.sequences))]
+        steps, versions, *sums = self._ranks.gather(torch.tensor(counts)).t().tolist()
         if len({*steps, *versions}) > 1:
             trained, had = (" and ".join(map(str, sorted(set(found)))) for found in (steps, versions))
             raise TrainError(f"the batch trains version {trained}, the parameters are version {had}")
-        return Denominators(sum(tokens), sum(sequences))
+        if self._head is not None and any(len(each.values) != len(each.mask) for each in batch.samples):
+            raise TrainError("the batch has no values and returns for the value head")
+        return [Denominators(sum(tokens), sum(rows)) for tokens, rows in zip(sums[::2], sums[1::2], strict=True)]
 
-    def _accumulate(self, rows: Rows, sampling: Sampling, denominators: Denominators, totals: Totals) -> None:
-        """Forward and backward of one piece; logits only where a trained token is predicted."""
-        each = [denominators.weight(count, self._config, self._max_tokens) for count in rows.trained]
+    def _pieces(self, parts: Sequence[Part]) -> list[Families]:
+        """Passes: those of this rank, and some with nothing where others have more."""
+        found = [families for samples in parts for families in pieces(samples, self._piece)]
+        return found + [NOTHING] * (self._gradients.passes(len(found)) - len(found))
+
+    def _proximal(self, parts: Sequence[Families], sampling: Sampling) -> list[Tensor]:
+        """The policy's logprobs of every pass before the first step; none where nothing is compared with them."""
+        if self._config.correction == "none":
+            return []
+        return [policy_logprobs(self._model, Rows.of(each, self._where), sampling, self._products) for each in parts]
+
+    def _gradients_of(
+        self, parts: Sequence[Families], proximal: Sequence[Tensor], sampling: Sampling, denominators: Denominators
+    ) -> Totals:
+        """Forward and backward of the passes of one step."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._gradients.begin()
+        totals = Totals()
+        for number, families in enumerate(parts):
+            before = proximal[number] if proximal else None
+            self._accumulate(families, before, sampling, denominators, Totals() if families is NOTHING else totals)
+        self._gradients.add_up()
+        if self._head is not None:
+            self._head.add_up(self._ranks)
+        return totals
+
+    def _accumulate(
+        self, families: Families, proximal: Tensor | None, sampling: Sampling, denominators: Denominators, totals: Totals
+    ) -> None:
+        """Forward and backward of one pass; logits only where a trained token is predicted."""
+        config, rows = self._config, Rows.of(families, self._where, values=self._head is not None)
+        each = [denominators.weight(count, config, self._max_tokens) for count in rows.whole]
         weights = torch.from_numpy(np.repeat(np.array(each, np.float32), rows.trained)).to(self._where)
-        behaviour, advantages = rows.behaviour, rows.advantages
+        reference = None if self._reference is None else self._reference.logprobs(rows, sampling, self._products)
+        known = Known(rows.behaviour, rows.advantages, weights, rows.trained, proximal, reference)
+        whole, value_loss = known, None
+
+        def before(logprobs: Tensor) -> None:
+            nonlocal whole
+            whole = of_rows(known, logprobs, config)
 
         def loss(logprobs: Tensor, part: slice) -> Tensor:
-            return policy_loss(logprobs, behaviour[part], advantages[part], weights[part], self._config)
+            return part_loss(logprobs, whole, part, config)
 
-        found = learn(self._model, rows, loss, sampling, self._products)
-        totals.add(token_sums(found.logprobs, behaviour, advantages, weights, self._config), found.entropy, found.missed)
+        def beside(states: Tensor) -> Tensor | None:
+            nonlocal value_loss
+            assert self._head is not None and rows.values is not None and rows.returns is not None
+            value_loss, gradient = self._head.learn(states, rows.values, rows.returns, weights)
+            return gradient
 
-    def _update(self, rate: float, loss: float) -> float:
-        """Clip and step. Returns the norm of the gradients before clipping."""
-        norm = self._gradients.clip(self._config.max_grad_norm)
-        if not (math.isfinite(norm) and math.isfinite(loss)):
-            raise NonFinite(f"step {self._version.step}: loss {loss}, gradient norm {norm}; the parameters are as before")
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        with self._model.stamp.writing():
-            self._optimizer.step()
-            self._gradients.check(self._version.step)
+        rows_first = needs_rows(config, proximal=proximal is not None)
+        if not rows_first:
+            whole = of_rows(known, None, config)
+        found = learn(
+            self._model,
+            rows,
+            loss,
+            sampling,
+            self._products,
+            before=before if rows_first else None,
+            beside=None if self._head is None else beside,
+        )
+        totals.add(token_sums(found.logprobs, known, config), found.entropy, found.missed, value_loss)
+
+    def _update(self, rate: float, totals: Totals, where: str, changing: ExitStack | None) -> float:
+        """Clip and step. Returns the norm of the policy's gradients before clipping.
+
+        Args:
+            changing: of the first step of a batch: from then on whatever fails leaves the parameters torn.
+        """
+        config, norm = self._config, self._gradients.clip(self._config.max_grad_norm)
+        numbers = [totals.loss, totals.value_loss, norm]
+        if self._head is not None:
+            numbers.append(self._head.clip(config.max_grad_norm))
+        if not all(map(math.isfinite, numbers)):
+            problem = f"{where}: loss {totals.loss}, gradient norm {norm}"
+            if changing is not None:
+                raise NonFinite(f"{problem}; the parameters are as before")
+            raise TrainError(f"{problem}; steps before it were taken, and the parameters are of no version any more")
+        for group, peak in zip(self._optimizer.param_groups, (config.lr, config.value_lr), strict=False):
+            group["lr"] = peak * (rate / config.lr)
+        if changing is not None:
+            changing.enter_context(self._model.stamp.writing())
+        self._optimizer.step()
+        self._gradients.check(self._version.step)
         return norm
 
     def _learning_rate(self, step: int) -> float:
         """Linear warm-up: step i of the first n takes (i + 1) / n of the rate."""
         warmup = self._config.warmup_steps
         return self._config.lr * min(1.0, (step + 1) / warmup) if warmup else self._config.lr
+
+    def _values(self, batch: TrainBatch) -> tuple[tuple[float, ...], ...]:
+        if self._head is None:
+            raise TrainError("this trainer has no value head")
+        found: dict[int, tuple[float, ...]] = {}
+        for families in self._pieces(batch.micro_batches):
+            rows = Rows.of(families, self._where)
+            values = self._head.values(predicting_states(self._model, rows, self._products)).cpu().split(list(rows.trained))
+            samples = (sample for members in families for sample in members)
+            found |= {id(sample): tuple(each.tolist()) for sample, each in zip(samples, values, strict=True)}
+        return tuple(found.get(id(sample), ()) for sample in batch.samples)
+
+    def _recover(self) -> None:
+        """A pass of models that are shared failed half way."""
+        self._model.parts.recover()
+        if self._reference is not None:
+            self._reference.model.parts.recover()
 
     # ------------------------------------------------------------------------------------------- its state
 
@@ -264,20 +342,3 @@ class ReferenceTrainer:
 
     def _read_state(self, folder: Path) -> None:
         self._version = self._version._replace(step=self._state.read(folder))
-
-
-def _stats(version: WeightVersion, totals: Totals, tokens: int, norm: float, rate: float) -> TrainStats:
-    each = max(tokens, 1)  # without a token every sum is 0
-    return TrainStats(
-        step=version.step,
-        loss=totals.loss,
-        grad_norm=norm,
-        learning_rate=rate,
-        tokens=tokens,
-        entropy=totals.entropy / each,
-        clipped_share=totals.clipped / each,
-        ratio_mean=totals.ratio / each,
-        logprob_gap_mean=totals.gap / each,
-        logprob_gap_max=totals.gap_max,
-        kept_set_misses=totals.missed / each,
-    )

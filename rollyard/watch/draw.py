@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rollyard.watch.report import Counts, Filtering, Lengths, Report, RewardCurve, WeightTraffic
+from rollyard.watch.report import Counts, EvalRewards, Filtering, Lengths, Report, RewardCurve, WeightTraffic
 from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.timeline import PhaseSeconds
 from rollyard.watch.usage import lags, ledger, tables
@@ -173,9 +173,11 @@ def table(report: Report) -> RenderableType:
         ("model", Text(f"{report.model}   {report.placement} · {report.engine}")),
         ("steps", f"{report.steps} in {duration(report.wall_s)} ({report.wall_s:.1f} s)"),
         ("reward", _reward(report.reward.curve, report.eval.first, report.eval.last)),
+        *([("", Text(_unscored(report.eval), "bold red"))] if report.eval.unscored else []),
         *(_by_name(report.rewards) if len(report.rewards) > 1 else []),
         ("speed", f"{speed}, slots busy {report.slots_busy:.0%}"),
         *([("decoder", Text(report.decoder))] if report.decoder else []),
+        *([("objective", Text(report.objective))] if report.objective else []),
         ("lengths", _lengths(report.lengths)),
         ("prompts", _counts(report.prompts)),
         ("members", _counts(report.members)),
@@ -190,6 +192,10 @@ def table(report: Report) -> RenderableType:
     ]
     title = Text(f"rollyard · {report.name}", "bold")
     return Panel(Group(_grid(rows), Text(), _phases(report.phases), *tables(report.usage)), title=title, title_align="left")
+
+
+def _unscored(found: EvalRewards) -> str:
+    return f"{found.unscored:,} of {found.samples:,} held-out completions have no verdict, and are in no mean"
 
 
 def _by_name(rewards: Mapping[str, RewardCurve]) -> list[tuple[str, RenderableType]]:

@@ -155,7 +155,7 @@ class Recorder:
 
     def evaluated(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int) -> None:
         self._evaluations.append(mean_reward)
-        self._builder.add_evaluation(mean_reward)
+        self._builder.add_evaluation(mean_reward, samples, unscored)
         self._journal.record_evaluation(version, mean_reward, samples, unscored)
 
     def picture(self, activity: str, waiting: str, slots_busy: float | None) -> None:

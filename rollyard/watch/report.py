@@ -43,10 +43,15 @@ class RewardCurve:
 
 @dataclass(frozen=True, slots=True)
 class EvalRewards:
-    """Mean reward on held-out prompts, at the first and the last evaluation. None before there is one."""
+    """Mean reward on held-out prompts, at the first and the last evaluation. None before there is one.
+
+    `unscored` of the `samples` completions of all evaluations have no verdict, and are in no mean.
+    """
 
     first: float | None
     last: float | None
+    samples: int = 0
+    unscored: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +188,7 @@ class Report:
     filtering: Filtering = field(default_factory=Filtering)
     staleness: Mapping[int, int] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
+    objective: str = ""  # what was learnt from a batch: loss, correction, reference policy
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a cluster: where each host was, the last one last
 
     def to_json(self) -> str:
@@ -254,11 +260,11 @@ class ReportBuilder:
     """Gathers the report while the run goes on.
 
     Args:
-        name, model, placement, engine, transport: what the report calls them.
+        name, model, placement, engine, transport, objective: what the report calls them.
     """
 
-    def __init__(self, *, name: str, model: str, placement: str, engine: str, transport: str) -> None:
-        self._names = {"name": name, "model": model, "placement": placement, "engine": engine}
+    def __init__(self, *, name: str, model: str, placement: str, engine: str, transport: str, objective: str = "") -> None:
+        self._names = {"name": name, "model": model, "placement": placement, "engine": engine, "objective": objective}
         self._transport = transport
         self._bytes_copied = 0
         self._canary: Canary | None = None
@@ -270,6 +276,7 @@ class ReportBuilder:
         self._nodes: Mapping[str, Sequence[str]] = {}
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
+        self._samples = self._unscored = 0  # of evaluations
         self._versions: list[WeightVersion] = []
         self._parts: dict[str, list[float | None]] = {}  # mean of each step, by reward
         self._lengths = LengthCounts(Counter())
@@ -314,8 +321,10 @@ class ReportBuilder:
             for span in done.spans:
                 self._staleness[step.step - 1 - span.version.step] += span.tokens
 
-    def add_evaluation(self, mean_reward: float | None) -> None:
+    def add_evaluation(self, mean_reward: float | None, samples: int, unscored: int) -> None:
         self._evaluations.append(mean_reward)
+        self._samples += samples
+        self._unscored += unscored
 
     def add_bytes_copied(self, count: int) -> None:
         """Bytes that one weight sync had to copy."""
@@ -350,6 +359,10 @@ class ReportBuilder:
         """By transports."""
         return self._bytes_copied
 
+    def _evaluated(self) -> EvalRewards:
+        first, last = (self._evaluations[at] if self._evaluations else None for at in (0, -1))
+        return EvalRewards(first, last, self._samples, self._unscored)
+
     def _traffic(self, copied: int) -> WeightTraffic:
         unchanged = sum(self._unchanged) / len(self._unchanged) if self._unchanged else None
         probes, handed = dict(self._probes), tuple(self._handed)
@@ -379,7 +392,7 @@ class ReportBuilder:
             generation_tokens_per_s=self.generation_tokens / phases.generating_s if phases.generating_s else 0.0,
             reward=RewardCurve.of(self._rewards),
             rewards={name: RewardCurve.of(curve) for name, curve in self._parts.items()},
-            eval=EvalRewards(*(self._evaluations[i] if self._evaluations else None for i in (0, -1))),
+            eval=self._evaluated(),
             lengths=Lengths.of(self._lengths),
             slots_busy=slots_busy(stats),
             decoder=", ".join(dict.fromkeys(engine.decoder for engine in stats if engine.decoder)),

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from rollyard.advantage.compare import compare
 from rollyard.config import AdvantageConfig
-from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout
+from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout, VersionSpan, WeightVersion
+
+SPAN = VersionSpan(WeightVersion(0), WeightVersion(0), 1)
 
 
 def group(*rewards: float | None, id_: int = 0) -> Group:
     prompt = Prompt(id_, id_, (1,), "p")
     rollouts = (
-        Rollout(Completion(id_, k, (5,), (-1.0,), (), FinishReason.STOP, "x"), Reward(reward)) for k, reward in enumerate(rewards)
+        Rollout(Completion(id_, k, (5,), (-1.0,), (SPAN,), FinishReason.STOP, "x"), Reward(reward))
+        for k, reward in enumerate(rewards)
     )
     return Group(prompt, tuple(rollouts))
 

@@ -63,7 +63,9 @@ def test_the_shapes_that_are_timed_are_those_the_trainer_multiplies(tmp_path, mo
         monkeypatch.setattr(f"rollyard.train.{module}.CACHED_TOKENS", 55)
     model = load(tiny_folder(tmp_path))
     monkeypatch.setattr("rollyard.model.head.CHUNK_LOGITS", 10 * model.architecture.vocab_size)
-    config = resolve(overrides={"prompts.task": "sort", "train.precision": precision, "batch.token_budget": 100}).config
+    config = resolve(
+        overrides={"prompts.task": "sort", "train.precision": precision, "train.correction": "none", "batch.token_budget": 100}
+    ).config
     made = batch(config, build(Shape(5, 3, (5, 9), 7), 40, 1), step=0)
     trainer = ReferenceTrainer(model, DeviceThread(), config.train, 7, tmp_path, WeightVersion(0))
     with Products() as products:

@@ -10,6 +10,7 @@ from typing import Any
 from rollyard.config import Config
 from rollyard.learner import TrainerLearner
 from rollyard.model.folder import load
+from rollyard.objective import options_of
 from rollyard.train.trainer import ReferenceTrainer
 from rollyard.types import (
     Completion,
@@ -115,5 +116,5 @@ def _only(sample: Sample) -> float:
 async def trained(folder: Path, groups: Sequence[Group], version: int = 0, **sections: Any) -> TrainStats:
     """One step of the reference trainer, which has this version, on these groups."""
     config = Config.model_validate(sections)
-    policy = ReferenceTrainer(load(folder), Here(), config.train, config.rollout.max_tokens, folder, WeightVersion(version))
+    policy = ReferenceTrainer(load(folder), Here(), options_of(config), config.rollout.max_tokens, folder, WeightVersion(version))
     return await TrainerLearner(config, policy, 1).learn(version, groups)

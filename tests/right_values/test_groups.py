@@ -7,18 +7,24 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollyard.types import FinishReason, Group
+from rollyard.reward.combine import Combined, Part
+from rollyard.reward.direct import Direct
+from rollyard.types import FinishReason, Group, Prompt, Rollout
+from rollyard.watch.step import Step
+from rollyard.watch.timeline import PhaseSeconds
 from tests.right_values import learning
 from tests.right_values.chain import chain_folder
 from tests.right_values.hand import Hand
 from tests.right_values.learning import TINY, advantages, completion, judged, rewarded, trained
 
 KINDS = ["grpo", "dr_grpo", "rloo"]
+BATCH_KINDS = ["reinforce++", "reinforce++_baseline"]
 REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.5, 1.0, math.nan, math.inf, -math.inf]))
 
 
@@ -93,7 +99,7 @@ async def test_fewer_members_than_a_group_needs_are_dropped_and_never_trained() 
 @settings(deadline=None, max_examples=60)
 @given(
     batch=st.lists(st.lists(REWARDS, min_size=1, max_size=5), min_size=1, max_size=5),
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from([*KINDS, *BATCH_KINDS]),
     ranks=st.integers(1, 4),
     budget=st.sampled_from([8, 11, 8192]),
     random_=st.randoms(use_true_random=False),
@@ -114,7 +120,7 @@ def test_neither_order_nor_ranks_nor_micro_batches_move_an_advantage(batch, kind
         assert sum(sample.mask) == lengths[key]
         assert replace(several[key], advantages=()) == replace(sample, advantages=())
         assert several[key].advantages == pytest.approx(sample.advantages, abs=1e-9)
-    for group in groups:
+    for group in groups if kind in KINDS else ():
         sums = [alone[group.id, k].advantages[-1] for k in range(len(group.rollouts)) if (group.id, k) in known]
         assert math.fsum(sums) == pytest.approx(0.0, abs=1e-6) and all(map(math.isfinite, sums))
 
@@ -123,6 +129,35 @@ def _longer(rollout, lengths):
     done = rollout.completion
     tokens = (5,) * lengths[done.group, done.member]
     return replace(rollout, completion=completion(tokens, group=done.group, member=done.member))
+
+
+@pytest.mark.parametrize("missing", ["raises", "nan", "none"])
+async def test_a_verdict_that_lacks_a_part_is_none_and_the_other_parts_are_told(missing: str) -> None:
+    """right + 0.5 short, and a third that only is reported: without `short` there is no sum, and it is not taken for 0."""
+
+    def short(prompt: str, completion: str) -> float | None:
+        if completion != "ab":
+            return -1.0 * len(completion)
+        if missing == "raises":
+            raise ValueError("no length")
+        return math.nan if missing == "nan" else None
+
+    judges: dict[str, tuple[Any, float]] = {
+        "right": (lambda prompt, completion: float(completion[0] == "a"), 1.0),
+        "short": (short, 0.5),
+        "told": (lambda prompt, completion: 7.0 if completion == "abc" else math.inf, 0.0),
+    }
+    scorer = Combined([Part(name, Direct(name, f, {}, 8), weight) for name, (f, weight) in judges.items()])
+    done = [replace(completion(member=k), text=text) for k, text in enumerate(("abc", "ab", "b"))]
+    rewards = [await scorer.score(Prompt(0, 0, (3,), "p"), each) for each in done]
+    await scorer.close()
+    assert [reward.value for reward in rewards] == [-0.5, None, -0.5]
+    group = Group(Prompt(0, 0, (3,), "p"), tuple(Rollout(each, reward) for each, reward in zip(done, rewards, strict=True)))
+    assert await advantages([group], kind="dr_grpo") == [[0.0, None, 0.0]]
+    metrics = Step(1, learning.V0, (group,), learning.stats(), PhaseSeconds(), 6, {}).to_metrics()
+    assert (metrics["reward_mean"], metrics["unscored"], metrics["flat_share"]) == (-0.5, 1, 1.0)
+    assert metrics["reward/right/mean"] == pytest.approx(2 / 3)  # it did judge the second
+    assert (metrics["reward/short/mean"], metrics["reward/told/mean"], metrics["reward/told/std"]) == (-2.0, 7.0, 0.0)
 
 
 # -------------------------------------------------------------------------------------------- completions
@@ -159,6 +194,17 @@ async def test_all_truncated_is_trained_on_like_any_other(folder: Path) -> None:
     cut = FinishReason.LENGTH
     step = await trained(folder, [judged((wrote((5, 6), 0, finish=cut), 1.0), (wrote((6, 5), 1, finish=cut), 0.0))])
     assert step.tokens == 4 and step.grad_norm > 0
+
+
+async def test_what_was_cut_counts_in_the_mean_and_is_not_trained_on_where_it_is_masked(folder: Path) -> None:
+    cut, masked = FinishReason.CONTEXT, {"advantage": {"overlong": "mask", "kind": "dr_grpo"}}
+    group = judged((wrote((5, 0), 0), 1.0), (wrote((6, 6, 5), 1, finish=cut), 0.0), (wrote((6, 0), 2), 0.5))
+    found = await learning.rows([group], **masked)
+    assert {key: sample.advantages[-1] for key, sample in found.items()} == {(0, 0): 0.5, (0, 2): 0.0}
+    assert (await trained(folder, [group], **masked)).tokens == 4
+    every = judged((wrote((5, 6), 0, finish=cut), 1.0), (wrote((6,), 1, finish=cut), 0.0))
+    step = await trained(folder, [every], **masked)
+    assert (step.step, step.tokens, step.loss) == (1, 0, 0.0)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "fixed"])

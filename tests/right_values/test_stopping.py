@@ -157,7 +157,7 @@ class FakeTokenizer(Tokenizer):
     """A tokenizer that needs no folder."""
 
     def __init__(self, fast: FastTokenizer) -> None:
-        self._fast, self._mute = fast, frozenset()
+        self._fast, self._mute = fast, frozenset()  # as the constructor does
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:  # type: ignore[override]
         return list(super().encode(text, special=special))

@@ -29,7 +29,7 @@ LOCAL = "127.0.0.1"
 
 def make(folder: Path, **config: object) -> ReferenceTrainer:
     """A trainer with a device of its own: ranks of one process must not wait for one another on the same."""
-    values = {"lr": 1e-2, "max_grad_norm": 1e6} | config
+    values = {"lr": 1e-2, "max_grad_norm": 1e6, "correction": "none"} | config
     return ReferenceTrainer(load(folder), DeviceThread(), TrainConfig(**values), 9, folder, WeightVersion(0))
 
 

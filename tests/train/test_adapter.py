@@ -20,7 +20,7 @@ from tests.train.test_trainer import Here, make_samples, split
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 LORA = LoraConfig(rank=4, alpha=8)
-FIELDS = {"lr": 1e-2, "max_grad_norm": 1e6, "clip_low": 0.2, "clip_high": 0.3}
+FIELDS = {"lr": 1e-2, "max_grad_norm": 1e6, "clip_low": 0.2, "clip_high": 0.3, "correction": "none"}
 
 
 def trainer(folder: Path, dtype: torch.dtype = torch.float32, lora: LoraConfig = LORA, **config: object) -> ReferenceTrainer:

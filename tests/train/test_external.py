@@ -31,7 +31,7 @@ STEPS = 10
 
 def setup(folder: Path, **options: Any) -> TrainerSetup:
     extra = options.pop("extra", {})
-    values = {"lr": 1e-3, "max_grad_norm": 0.5} | options
+    values = {"lr": 1e-3, "max_grad_norm": 0.5, "correction": "none"} | options
     return TrainerSetup(folder, TrainConfig(**values), "float32", "cpu", 9, V0, extra)
 
 

@@ -62,7 +62,7 @@ def split(samples: list[Sample], parts: int) -> tuple[tuple[Sample, ...], ...]:
 
 
 def trainer(folder, **config) -> ReferenceTrainer:
-    values = {"lr": 1e-2, "max_grad_norm": 1e6} | config
+    values = {"lr": 1e-2, "max_grad_norm": 1e6, "correction": "none"} | config
     return ReferenceTrainer(load(folder), Here(), TrainConfig(**values), 9, folder, WeightVersion(0))
 
 

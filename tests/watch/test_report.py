@@ -57,7 +57,7 @@ def whole() -> Report:
     report.record(SegmentArrived("e", Segment(RequestId(1, 0), (4,), (0.0,), V0, V0)))
     for rollout in STEP.groups[0].rollouts + STEP.groups[1].rollouts:  # 2, 4, 6 and 8 tokens
         report.record(Score(STEP.groups[0].prompt, rollout.completion))
-    report.add_evaluation(0.25)
+    report.add_evaluation(0.25, 4, 1)
     report.add_step(replace(STEP, groups=(group(0, (1, None)),)))
     report.add_step(STEP)
     report.record(Published(WeightVersion(1)))
@@ -67,7 +67,7 @@ def whole() -> Report:
     report.add_sent(Sent(10, 0.5))
     report.add_sent(Sent(10))
     report.add_sent(Sent(10, 1.0))
-    report.add_evaluation(0.75)
+    report.add_evaluation(0.75, 4, 2)
     return finish(report)
 
 
@@ -97,7 +97,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "generation_tokens_per_s": 1.0,
         "reward": {"first": 0.375, "last": 0.375, "curve": [None, 0.375]},
         "rewards": {"x": {"first": 0.25, "last": 0.25, "curve": [None, 0.25]}},
-        "eval": {"first": 0.25, "last": 0.75},
+        "eval": {"first": 0.25, "last": 0.75, "samples": 8, "unscored": 3},
         "lengths": {"mean": 5.0, "p50": 4, "p95": 8, "max": 8, "truncated_share": 0.0},
         "slots_busy": 0.75,
         "decoder": "native",
@@ -151,6 +151,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
             ],
             "balance": 4.0,
         },
+        "objective": "",
         "nodes": {"engine-0": ["10.0.0.2", "10.0.0.4"], "trainer-0": ["10.0.0.3"]},
     }
     assert {"python", "torch", "transformers", "numpy", "rollyard"} <= software.keys()
