@@ -23,7 +23,7 @@ from rollyard.reward.workers import Crew, InWorkers
 from rollyard.types import Completion, Prompt, Reward
 
 Given = RewardFunction | Mapping[str, RewardFunction] | Sequence[RewardFunction]
-MODEL, JUDGE = "reward_model", "judge"  # names in reports
+MODEL, JUDGE, REMOTE = "reward_model", "judge", "remote"  # names in reports
 
 
 def _none(config: Config) -> Mapping[str, object]:
@@ -144,10 +144,10 @@ def _check_options(config: Config, judges: Sequence[Judge]) -> None:
 
 
 def others_of(config: Config) -> list[tuple[str, float]]:
-    """Names and weights of judges that are no functions: a sequence classifier, a language model."""
-    reward = config.reward
-    found = [(MODEL, reward.model.weight)] if reward.model.folder else []
-    return [*found, (JUDGE, reward.judge.weight)] if reward.judge.url else found
+    """Names and weights of judges that are no functions: a sequence classifier, a language model, an address."""
+    model, judge, remote = config.reward.model, config.reward.judge, config.reward.remote
+    known = ((MODEL, model.folder, model.weight), (JUDGE, judge.url, judge.weight), (REMOTE, remote.url, remote.weight))
+    return [(name, weight) for name, there, weight in known if there]
 
 
 def check_rewards(config: Config, given: Given | None, columns: Set[str], *, optional: bool = False) -> None:
