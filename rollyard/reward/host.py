@@ -85,7 +85,7 @@ def _settle(ordered: Order) -> None:
     os.dup2(prints, 1)
     os.close(prints)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.path.extend(entry for entry in ordered.path if entry not in sys.path)
+    sys.path[1:] = ordered.path  # the first is where this package is found
 
 
 def loaded(source: Source) -> Callable[..., Any]:

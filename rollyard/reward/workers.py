@@ -71,6 +71,7 @@ class Crew:
                 size=size,
                 places=places,
                 most_lost=self.config.give_up_after,
+                start_s=self.config.start_s,
             )
         return self._pools[name]
 
