@@ -162,7 +162,12 @@ class RewardConfig(Section):
     )
     weights: tuple[float, ...] = Field((), description="of each of them in the sum (empty: 1; 0: only reported)")
     time_limit_s: Positive = Field(10.0, description="seconds one judgement may take; beyond it there is no verdict")
-    concurrency: Count = Field(8, description="judgements at a time")
+    workers: Count = Field(4, description="processes at most that run functions, one call at a time each; they start as needed")
+    concurrency: Count = Field(32, description="judgements at a time by coroutine functions, which share one process")
+    batch: Count = Field(32, description="completions at most that a function of several (prompts, completions) gets at once")
+    give_up_after: Count = Field(
+        16, description="workers lost in a row, none of which answered a call, after which the run stops as failed"
+    )
     model: RewardModelConfig = RewardModelConfig()
     judge: JudgeConfig = JudgeConfig()
 
