@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassificat
 from rollyard import gym
 
 TASK, OPTIONS = "reasoning_gym/chain_sum", '{"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}'
-BEHIND = ["", "", "", ".", "?", " is the answer", " and so on", ". The answer", " (the sum)", " = 7", ", because", " 3"]
+BEHIND = [".", "?", " is the answer", " and so on", ". The answer", " (the sum)", " = 7", ", because", " 3"]
 INSTEAD = ["", "?", "the answer", "a number", "x", "to solve this"]
 Answer = tuple[str, float]  # prompt and answer, and its reward
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small reward model for one-digit sums, and say how good it is.")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder with the tokenizer that it takes")
     parser.add_argument("--out", type=Path, required=True, help="folder that it is written to")
-    parser.add_argument("--steps", type=int, default=400, help="training steps (default: 400)")
+    parser.add_argument("--steps", type=int, default=1500, help="training steps (default: 1500)")
     given = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(given.tokenizer, local_files_only=True)
     tokenizer.chat_template = None  # prompt and completion are judged as they are, one after the other
@@ -34,18 +34,22 @@ def main() -> None:
     model = LlamaForSequenceClassification(
         LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256,
-            max_position_embeddings=256, num_labels=1, problem_type="regression", pad_token_id=tokenizer.unk_token_id,
+            max_position_embeddings=256, initializer_range=0.06, num_labels=1, problem_type="regression", pad_token_id=tokenizer.unk_token_id,
         )
     )  # fmt: skip
+    model.model.embed_tokens.weight.requires_grad_(False)  # random vectors tell tokens apart, and most are never seen
     problems = [gym.training(TASK, OPTIONS, 0, place) for place in range(2000)]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=2e-3)
+    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=given.steps)
     for step in range(given.steps):
-        batch = [answer(draw.choice(problems), draw) for _ in range(64)]
+        bare = 1.0 if step < given.steps // 2 else 0.5  # sums first: they are what is hard
+        batch = [answer(draw.choice(problems), draw, bare) for _ in range(128)]
         loss = (judged(model, tokenizer, batch) - torch.tensor([value for _, value in batch])).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 50 == 0:
+        falling.step()
+        if step % 100 == 0:
             print(f"step {step}: squared error {loss.item():.4f}", flush=True)
     report("problems it was trained on", model, tokenizer, problems, draw)
     report("problems it never saw", model, tokenizer, gym.held_out(TASK, OPTIONS, 16), draw)
@@ -54,12 +58,15 @@ def main() -> None:
     tokenizer.save_pretrained(given.out)
 
 
-def answer(problem: gym.Problem, draw: random.Random) -> Answer:
-    """One that may be right, with what the task itself gives it."""
+def answer(problem: gym.Problem, draw: random.Random, bare: float = 0.5) -> Answer:
+    """One that may be right, with what the task itself gives it. `bare`: the share that is a number and nothing else."""
     right = int(problem.answer or "0")
     number = str(draw.choice([right, right, right + draw.randint(-3, 3), draw.randint(-9, 18)]))
-    text = " " + (number + draw.choice(BEHIND) if draw.random() < 0.9 else draw.choice(INSTEAD))
-    return problem.question + text, gym.score(problem.name, text)
+    if draw.random() < bare:
+        text = f" {number}"
+    else:
+        text = " " + (number + draw.choice(BEHIND) if draw.random() < 0.8 else draw.choice(INSTEAD))
+    return problem.question + text, gym.score(problem.source, problem.entry, text)
 
 
 def judged(model: LlamaForSequenceClassification, tokenizer: AutoTokenizer, batch: list[Answer]) -> torch.Tensor:
