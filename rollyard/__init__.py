@@ -24,10 +24,25 @@ The map, in the order data flows:
         print(step.step, step.reward_mean, len(step.groups))
 """
 
-from rollyard.config import Config
-from rollyard.errors import ConfigError, RollyardError, RunFailed
-from rollyard.layers import resolve
-from rollyard.loop import Run
-from rollyard.watch.step import Step
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollyard.config import Config
+    from rollyard.errors import ConfigError, RollyardError, RunFailed
+    from rollyard.layers import resolve
+    from rollyard.loop import Run
+    from rollyard.watch.step import Step
 
 __all__ = ["Config", "ConfigError", "RollyardError", "Run", "RunFailed", "Step", "resolve"]
+
+_FROM = {"Config": "config", "Run": "loop", "Step": "watch.step", "resolve": "layers"}  # the others: errors
+
+
+def __getattr__(name: str) -> object:
+    """Public names, loaded as they are asked for: a process that only judges does not need all the rest."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FROM.get(name, 'errors')}"), name)

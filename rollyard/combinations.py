@@ -321,9 +321,6 @@ def _check_advantage(config: Config) -> None:
     if kind != "gae" and (config.advantage.gamma, config.advantage.lam) != (usual.gamma, usual.lam):
         where = "advantage.gamma" if config.advantage.gamma != usual.gamma else "advantage.lam"
         raise ConfigError(f"{kind} looks at no token by itself", where=where, remedy="add --advantage.kind gae, or leave it out")
-    if kind == "gae" and config.train.adapter:
-        problem = "gae needs a value head beside the policy, and the trainer of another stack has none"
-        raise ConfigError(problem, where="advantage.kind", remedy="use another, such as reinforce++, or our own trainer")
 
 
 def _check_exchange(config: Config) -> None:

@@ -17,7 +17,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Words = Annotated[str, Field(min_length=1)]
 
-BUILT_IN = ("sort", "reverse", "arithmetic")  # tasks with a base policy of their own
+BUILT_IN = ("sort", "reverse", "arithmetic", "calculator")  # tasks with a base policy of their own
 LEAST_TEMPERATURE = 1e-3  # logits divided by less are no longer exact in float32
 
 
@@ -57,7 +57,9 @@ class PromptsConfig(Section):
     path: str = Field("", description="JSON Lines file of prompts: a text or a list of chat messages in each line")
     field: str = Field("prompt", description="name of the field that holds the prompt; the others go to the reward by name")
     task: str = Field(
-        "", description="a task instead of a file: sort, reverse or arithmetic, or reasoning_gym/NAME for one of reasoning-gym's"
+        "",
+        description="a task instead of a file: sort, reverse, arithmetic or calculator, or reasoning_gym/NAME for one of "
+        "reasoning-gym's",
     )
     options: str = Field("", description="options of reasoning-gym's dataset, a JSON object")
     held_out: Natural = Field(0, description="prompts set aside for evaluation and never trained on")
@@ -160,7 +162,12 @@ class RewardConfig(Section):
     )
     weights: tuple[float, ...] = Field((), description="of each of them in the sum (empty: 1; 0: only reported)")
     time_limit_s: Positive = Field(10.0, description="seconds one judgement may take; beyond it there is no verdict")
-    concurrency: Count = Field(8, description="judgements at a time")
+    workers: Count = Field(4, description="processes at most that run functions, one call at a time each; they start as needed")
+    concurrency: Count = Field(32, description="judgements at a time by coroutine functions, which share one process")
+    batch: Count = Field(32, description="completions at most that a function of several (prompts, completions) gets at once")
+    give_up_after: Count = Field(
+        16, description="workers lost in a row, none of which answered a call, after which the run stops as failed"
+    )
     model: RewardModelConfig = RewardModelConfig()
     judge: JudgeConfig = JudgeConfig()
 

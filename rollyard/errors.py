@@ -7,6 +7,8 @@ RollyardError                  retryable: may the same call work if made again?
 │   ├── RequestRejected        this request can never run on this engine
 │   ├── ServerError            an OpenAI-compatible server was not there, or refused (in `engine.openai.failure`)
 │   └── StaleWeights           a forward pass was about to run on weights the engine did not acknowledge
+├── WorkerLost                 a worker process is gone, and with it the call that it had
+├── WorkersUsedUp              worker processes were lost one after the other; no more are started
 ├── ScoringError               a judge failed; the member has no verdict
 ├── TrainError                 the policy could not be updated
 │   ├── NonFinite              a loss or gradient was NaN or infinite; the parameters were left as they were
@@ -57,6 +59,16 @@ class RequestRejected(EngineError):
 
 class StaleWeights(EngineError):
     """A forward pass was about to run on weights the engine did not acknowledge."""
+
+
+class WorkerLost(RollyardError):
+    """A worker process is gone, and with it the call that it had."""
+
+    retryable = True
+
+
+class WorkersUsedUp(RollyardError):
+    """Worker processes were lost one after the other. No more are started."""
 
 
 class ScoringError(RollyardError):

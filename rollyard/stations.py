@@ -43,7 +43,7 @@ from rollyard.protocols import (
     Trainer,
     TrainerEvidence,
 )
-from rollyard.reward.open import Given, open_scorer
+from rollyard.reward.open import Given, joined, open_functions
 from rollyard.rollout.controller import Text
 from rollyard.types import EngineStats, Prompt, WeightVersion
 from rollyard.watch.accounts import ENGINE, SCORER, TRAINER
@@ -210,8 +210,13 @@ class Builder:
         tokenizer.check_stop(config.rollout.stop, "rollout.stop")
         source, held_out = worker.build_prompts(config, tokenizer, done)
         stage = worker.build_stage(config, environment, tokenizer, Architecture.from_folder(self._folder))
+        workers = Children(at_once=True)
+        self._built.push_async_callback(workers.close)
+        functions = open_functions(config, reward, workers.launch, self._scratch, optional=stage is not None)
+        for part in functions:
+            self._built.push_async_callback(part.scorer.close)
         await self._host_all()
-        scorer = open_scorer(config, reward, await self._judges(), optional=stage is not None)
+        scorer = joined(config, functions, await self._judges())
         self._built.push_async_callback(scorer.close)
         if exchange is not None:
             self._record(exchange)

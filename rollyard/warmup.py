@@ -77,12 +77,15 @@ def _make(task: Task, config: Config, folder: Path, progress: Callable[[str], No
         _save_tokenizer(_vocabulary(task), source)
         tokenizer = Tokenizer(source)
 
-        def row(index: int) -> TrainingRow:
-            problem = task.problem(warmup.seed, index)
-            prompt = tokenizer.encode(problem.prompt)
-            return prompt + tokenizer.encode(problem.answer) + (0,), len(prompt)
+        def row(before: str, answer: str) -> TrainingRow:
+            prompt = tokenizer.encode(before)
+            return prompt + tokenizer.encode(answer) + (0,), len(prompt)
 
-        batches = ([row(step * warmup.batch + i) for i in range(warmup.batch)] for step in range(warmup.steps))
+        def batch(step: int) -> list[TrainingRow]:
+            problems = range(step * warmup.batch, (step + 1) * warmup.batch)
+            return [row(*lesson) for index in problems for lesson in task.lessons(warmup.seed, index)]
+
+        batches = (batch(step) for step in range(warmup.steps))
         model = CausalLM(shape)
         model.initialise(warmup.seed, INIT_STD)
         told = f"making the base policy of {task.name}"

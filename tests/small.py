@@ -8,6 +8,7 @@ from pathlib import Path
 import rollyard
 from rollyard.config import Config
 from rollyard.watch.report import Report
+from tests.rewards import share_of_a
 
 BASE = {"steps": 3, "batch": 8, "width": 32, "feed_forward": 64, "heads": 2, "layers": 1}
 ENGINE, HOST = "rollyard.hosts:serve_engine", "rollyard.hosts:serve_host"  # what other processes run
@@ -29,11 +30,6 @@ def config(out: Path, **changes: object) -> Config:
     base = {f"warmup.{name}": value for name, value in BASE.items()}
     given = values | base | {name.replace("__", "."): value for name, value in changes.items()}
     return rollyard.resolve(preset="sort", environment={}, overrides=given).config
-
-
-def share_of_a(prompt: str, completion: str, **columns: object) -> float:
-    """A reward that is seldom the same twice."""
-    return completion.count("a") / (1 + len(completion))
 
 
 def learnt(config_: Config) -> tuple[Curve, Report]:

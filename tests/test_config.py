@@ -91,7 +91,7 @@ def test_text_values_are_converted():
         (TASK | {"rollout.refills": 9}, "rollout.refills", "add --rollout.filter flat"),
         (TASK | {"advantage.lam": 0.9}, "advantage.lam", "add --advantage.kind gae"),
         (TASK | {"rollout.refills": 0, "rollout.filter": "flat"}, "rollout.refills (command line)", "greater than or equal to 1"),
-        (TASK | APART | {"advantage.kind": "gae", "train.adapter": "a.py:f"}, "advantage.kind", "or our own trainer"),
+        (TASK | APART | {"advantage.kind": "gae", "train.adapter": "a.py:f"}, "advantage.kind", "has no value head"),
         (TASK | {"rollout.temperature": 1e-300}, "rollout.temperature", "at least 0.001"),
         (TASK | {"run.seed": 2**70}, "run.seed (command line)", "less than"),
         (TASK | {"rollout.temperature": 0}, "rollout.temperature", "above 0"),

@@ -11,7 +11,8 @@ import rollyard
 from rollyard.config import Config
 from rollyard.errors import ConfigError, TrainError
 from rollyard.model.folder import load
-from tests.small import ENGINE, HOST, children, config, share_of_a
+from tests.rewards import share_of_a
+from tests.small import ENGINE, HOST, children, config
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "external_trainer" / "trainers.py"
 TRAINER = f"{EXAMPLE}:hugging_face"

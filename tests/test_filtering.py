@@ -11,6 +11,7 @@ import rollyard
 from rollyard.journal.reader import JournalReader
 from rollyard.watch.report import Filtering, read_report
 from tests import small
+from tests.rewards import share_of_a
 
 
 def run_of(tmp_path, reward, **changes):
@@ -52,7 +53,7 @@ def test_what_is_left_has_something_to_learn_from(tmp_path):
 def test_a_batch_in_which_all_were_cut(tmp_path, kind):
     """Nobody may end: every completion is cut, and with overlong masked nothing is left to train on. A step all the same."""
     changes = {"rollout.ignore_eos": True, "rollout.max_tokens": 4, "advantage.overlong": "mask", "advantage.kind": kind}
-    run, steps = run_of(tmp_path, small.share_of_a, **changes)
+    run, steps = run_of(tmp_path, share_of_a, **changes)
     assert [(step.step, step.train.tokens, step.train.loss, step.train.grad_norm) for step in steps] == [
         (1, 0, 0.0, 0.0),
         (2, 0, 0.0, 0.0),
@@ -69,7 +70,7 @@ def test_a_batch_in_which_all_were_cut(tmp_path, kind):
 
 def test_what_was_cut_is_not_trained_on_and_the_books_say_so(tmp_path):
     changes = {"rollout.max_tokens": 9, "advantage.overlong": "mask", "rollout.groups_per_step": 8}
-    run, steps = run_of(tmp_path, small.share_of_a, **changes)
+    run, steps = run_of(tmp_path, share_of_a, **changes)
     done = [rollout.completion for step in steps for group in step.groups for rollout in group.rollouts]
     ended = [each for each in done if not each.finish.truncated]
     assert 0 < len(ended) < len(done)

@@ -19,6 +19,7 @@ from rollyard.errors import CheckpointError, ConfigError, EngineLost, RunFailed
 from rollyard.journal.reader import JournalReader
 from rollyard.place.child import launch
 from rollyard.watch.report import read_report
+from tests.rewards import share_of_answer
 from tests.tiny import tiny_folder
 from tests.watch.page import compare
 
@@ -49,13 +50,9 @@ def make(tmp_path, monkeypatch):
     return make_
 
 
-def share_of_a(prompt: str, completion: str, answer: str) -> float:
-    return completion.count(answer) / 6
-
-
 def test_a_run_and_all_that_it_leaves_behind(make):
     config = make(checkpoint__every=1)
-    run = rollyard.Run(config, reward=share_of_a)
+    run = rollyard.Run(config, reward=share_of_answer)
     steps = list(run)
     assert [step.step for step in steps] == [1, 2, 3]
     for step in steps:
@@ -66,8 +63,9 @@ def test_a_run_and_all_that_it_leaves_behind(make):
             for rollout in group.rollouts:
                 done = rollout.completion
                 assert [span.version.step for span in done.spans] == [step.step - 1]
-                assert rollout.reward.value == share_of_a("", done.text, str(group.prompt.columns["answer"]))
+                assert rollout.reward.value == share_of_answer("", done.text, str(group.prompt.columns["answer"]))
         assert step.train.logprob_gap_max < 1e-4  # the engine's logprobs are the trainer's
+        assert (step.train.fresh_gap_max, step.train.stale_gap_max) == (step.train.logprob_gap_max, None)  # all is of now
         assert step.train.ratio_mean == pytest.approx(1.0, abs=1e-4)
     assert run.report is not None
     report = json.loads((run.folder.path / "report.json").read_text())
@@ -102,7 +100,8 @@ def test_a_run_and_all_that_it_leaves_behind(make):
 def test_the_same_seed_gives_the_same_run_whatever_the_slots(make, tmp_path):
     def rewards(slots, seed=0):
         config = make(engine__slots=slots, run__out=str(tmp_path / f"run-{slots}-{seed}"), run__seed=seed)
-        return [[r.completion.token_ids for g in step.groups for r in g.rollouts] for step in rollyard.Run(config, share_of_a)]
+        steps = list(rollyard.Run(config, share_of_answer))
+        return [[rollout.completion.token_ids for group in step.groups for rollout in group.rollouts] for step in steps]
 
     first = rewards(3)
     assert rewards(8) == first
@@ -121,7 +120,7 @@ async def test_in_an_asynchronous_loop(make):
 def test_a_short_last_batch_and_the_end_of_the_prompts(make):
     """10 prompts to train on, once, in batches of 4: 4, 4, 2."""
     config = make(prompts__epochs=1, rollout__groups_per_step=4, run__steps=50)
-    run = rollyard.Run(config, reward=share_of_a)
+    run = rollyard.Run(config, reward=share_of_answer)
     assert [len(step.groups) for step in run] == [4, 4, 2]
     assert run.report is not None and run.report.finished.cause == "the prompts are used up"
     assert run.folder.checkpoint(3).is_dir() and not run.report.finished.failed
@@ -135,7 +134,7 @@ def test_a_reward_that_fails_now_and_then_is_counted_and_never_zero(make):
             raise ValueError("no number in it")
         return 1.0
 
-    run = rollyard.Run(make(prompts__held_out=0), reward=moody)
+    run = rollyard.Run(make(prompts__held_out=0, reward__workers=1), reward=moody)
     steps = list(run)
     assert [step.reward_mean for step in steps] == [1.0, 1.0, 1.0]
     for step in steps:  # who has no verdict is not trained on
@@ -162,7 +161,7 @@ def test_a_reward_that_always_fails_ends_the_run_with_its_cause(make):
 
 
 def test_leaving_the_loop_early_closes_everything(make):
-    run = rollyard.Run(make(), reward=share_of_a)
+    run = rollyard.Run(make(), reward=share_of_answer)
     for step in run:
         assert step.step == 1
         break
@@ -171,7 +170,7 @@ def test_leaving_the_loop_early_closes_everything(make):
 
 
 async def test_stopping_saves_what_was_learnt(make):
-    run = rollyard.Run(make(run__steps=1000), reward=share_of_a)
+    run = rollyard.Run(make(run__steps=1000), reward=share_of_answer)
     async for step in run:
         if step.step == 2:
             run.stop("enough")
@@ -181,15 +180,15 @@ async def test_stopping_saves_what_was_learnt(make):
 
 
 def test_an_existing_folder_is_refused_and_replaced_only_when_it_is_a_run(make, tmp_path):
-    list(rollyard.Run(make(run__steps=1), reward=share_of_a))
+    list(rollyard.Run(make(run__steps=1), reward=share_of_answer))
     with pytest.raises(ConfigError, match="exists already"):
-        rollyard.Run(make(), reward=share_of_a)
-    list(rollyard.Run(make(run__steps=1, run__overwrite=True), reward=share_of_a))
+        rollyard.Run(make(), reward=share_of_answer)
+    list(rollyard.Run(make(run__steps=1, run__overwrite=True), reward=share_of_answer))
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
     with pytest.raises(ConfigError, match="something else than a run"):
-        rollyard.Run(make(run__out=str(precious), run__overwrite=True), reward=share_of_a)
+        rollyard.Run(make(run__out=str(precious), run__overwrite=True), reward=share_of_answer)
     assert (precious / "thesis.txt").exists()
 
 
@@ -204,13 +203,13 @@ def test_an_existing_folder_is_refused_and_replaced_only_when_it_is_a_run(make, 
 )
 def test_mistakes_are_told_before_anything_loads(make, changes, told):
     with pytest.raises(ConfigError, match=told):
-        rollyard.Run(make(**changes), reward=share_of_a)
+        rollyard.Run(make(**changes), reward=share_of_answer)
 
 
 def test_a_stop_string_that_no_text_can_hold_is_told(make):
     """The end of sequence has no text, so it would never be found: not silently."""
     with pytest.raises(ConfigError, match=r"rollout\.stop: the stop string '!<eos>' has a special token in it.*eos_token_id"):
-        list(rollyard.Run(make(rollout__stop=["ok", "!<eos>"]), reward=share_of_a))
+        list(rollyard.Run(make(rollout__stop=["ok", "!<eos>"]), reward=share_of_answer))
 
 
 def test_a_prompts_file_needs_a_reward(make):
@@ -223,19 +222,19 @@ def test_a_prompt_that_fills_the_window_is_dropped(make, tmp_path):
     texts = ["ab=", "a" * 20, "cd=", "ef="]
     path.write_text("".join(json.dumps({"prompt": text, "answer": "a"}) + "\n" for text in texts))
     config = make(prompts__path=str(path), prompts__held_out=0, prompts__epochs=1, rollout__groups_per_step=3, engine__window=20)
-    run = rollyard.Run(config, reward=share_of_a)
+    run = rollyard.Run(config, reward=share_of_answer)
     assert [sorted(group.prompt.text for group in step.groups) for step in run] == [["ab=", "cd=", "ef="]]
     assert run.report is not None and run.report.prompts.dropped == {"context": 1}
 
 
 def test_two_runs_never_share_a_folder(make):
-    first = iter(rollyard.Run(make(run__steps=5), reward=share_of_a))
+    first = iter(rollyard.Run(make(run__steps=5), reward=share_of_answer))
     next(first)
-    second = rollyard.Run(make(run__overwrite=True), reward=share_of_a)
+    second = rollyard.Run(make(run__overwrite=True), reward=share_of_answer)
     with pytest.raises(ConfigError, match="a run is going on"):
         list(second)
     assert [step.step for step in first] == [2, 3, 4, 5]
-    list(rollyard.Run(make(run__overwrite=True), reward=share_of_a))
+    list(rollyard.Run(make(run__overwrite=True), reward=share_of_answer))
 
 
 def test_a_failed_run_saves_what_it_had_learnt(make):
@@ -246,7 +245,7 @@ def test_a_failed_run_saves_what_it_had_learnt(make):
             raise ValueError("gone")
         return float(len(completion))
 
-    config = make(rollout__give_up_after=3, prompts__held_out=0, run__steps=50)
+    config = make(rollout__give_up_after=3, prompts__held_out=0, run__steps=50, reward__workers=1)
     run = rollyard.Run(config, reward=breaks_later)
     with pytest.raises(RunFailed):
         list(run)
@@ -264,7 +263,7 @@ def test_a_broken_model_leaves_no_folder_behind(make, tmp_path):
     config = make()
     weights = next((tmp_path / "llama-tied-0").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:1000])
-    run = rollyard.Run(config, reward=share_of_a)
+    run = rollyard.Run(config, reward=share_of_answer)
     with pytest.raises(ConfigError):
         list(run)
     assert not run.folder.path.exists()
@@ -275,7 +274,7 @@ async def test_a_disk_that_is_full_is_one_clear_error(make, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("rollyard.train.trainer.save", full)
-    run = rollyard.Run(make(run__steps=1), reward=share_of_a)
+    run = rollyard.Run(make(run__steps=1), reward=share_of_answer)
     with pytest.raises(CheckpointError, match="No space left"), pytest.warns(RuntimeWarning, match="is not saved"):
         async for _ in run:
             pass
@@ -303,7 +302,7 @@ def test_an_engine_that_cannot_be_started_takes_those_before_it_along(make, monk
 
     monkeypatch.setattr(stations, "launch_engine", launch_engine)
     monkeypatch.setattr(worker, "build_publisher", build_publisher)
-    run = rollyard.Run(make(place__placement="separate", place__generate=2), reward=share_of_a)
+    run = rollyard.Run(make(place__placement="separate", place__generate=2), reward=share_of_answer)
     with pytest.raises(EngineLost, match="no room"):
         list(run)
     assert len(children) == len(closed) == 1 and not Path(f"/proc/{children[0]}").exists()
@@ -321,8 +320,8 @@ def test_a_station_that_fails_to_close_leaves_the_others_and_the_report_alone(ma
 
     monkeypatch.setattr("rollyard.engine.embedded.engine.EmbeddedEngine.close", fails)
     monkeypatch.setattr("rollyard.train.trainer.ReferenceTrainer.close", fails)
-    monkeypatch.setattr("rollyard.reward.function.FunctionScorer.close", closes)
-    run = rollyard.Run(make(run__steps=1), reward=share_of_a)
+    monkeypatch.setattr("rollyard.reward.combine.Combined.close", closes)
+    run = rollyard.Run(make(run__steps=1), reward=share_of_answer)
     with pytest.warns(RuntimeWarning, match="OSError: the socket is gone") as warned:
         list(run)
     assert len(warned) == 2 and len(closed) == 1

@@ -16,7 +16,7 @@ SHIPPED = {"calculator": Calculator}
 TAKES = "(ask, prompt)"
 
 
-class Played:
+class FromFunction:
     """A function `async def episode(ask, prompt)` as an environment."""
 
     def __init__(self, function: Function) -> None:
@@ -57,5 +57,5 @@ def check_environment(found: Any, name: str) -> Environment:
         problem = f"{name} has no coroutine `episode`, and is none"
         raise ConfigError(problem, where=WHERE, remedy=f"write `async def episode{TAKES}`, in a class or by itself")
     check_takes(function, 2, name, WHERE, TAKES)
-    environment: Environment = Played(function) if plays is None else found
+    environment: Environment = FromFunction(function) if plays is None else found
     return environment

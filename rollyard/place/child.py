@@ -8,6 +8,7 @@ closes for whatever reason.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import importlib
 import os
@@ -34,6 +35,7 @@ QUIT_S = 10.0  # seconds a child may take to end by itself
 GONE_S = 1.0  # seconds between the end of the line and that of the process
 ALIVE_S = 0.5  # seconds between two looks at the parent
 BUFFER = 2**20  # bytes read ahead
+SET_SIGNAL = 10  # F_SETSIG of Linux, which Python does not name: what is sent instead of SIGIO
 
 
 class Child:
@@ -66,6 +68,10 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def handle(self, name: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
         self._link.handle(name, handler)
@@ -134,17 +140,23 @@ class Child:
 
 
 class Children:
-    """Starts children and closes those that it started (protocols.Launcher)."""
+    """Starts children and closes those that it started (protocols.Launcher).
 
-    def __init__(self) -> None:
+    Args:
+        at_once: they have nothing to put away, and may be anywhere, in code that never returns: when this process is gone,
+            the system kills them.
+    """
+
+    def __init__(self, *, at_once: bool = False) -> None:
+        self._at_once = at_once
         self._started: list[Child] = []
 
     async def launch(
         self, target: str, order: bytes, *, name: str, environment: Mapping[str, str], python: Path | None = None
     ) -> Child:
         """See `launch`."""
-        child = await launch(target, order, name=name, environment=environment, python=python)
-        self._started.append(child)
+        child = await launch(target, order, name=name, environment=environment, python=python, at_once=self._at_once)
+        self._started = [*(one for one in self._started if not one.closed), child]
         return child
 
     async def close(self) -> None:
@@ -162,6 +174,7 @@ async def launch(
     log: IO[bytes] | None = None,
     leads: bool = True,
     grace_s: float = 0.0,
+    at_once: bool = False,
 ) -> Child:
     """Start a child that runs `target`.
 
@@ -173,6 +186,7 @@ async def launch(
         log: where it prints, a file of its own when None. Closed with the child.
         leads: a process group of its own, or it stays in that of this process, which is ended as a whole by somebody else.
         grace_s: seconds it may still take for what it has started, once this process is gone.
+        at_once: the system kills it once this process is gone, whatever it does then.
 
     Raises EngineLost when it cannot be started.
     """
@@ -189,7 +203,8 @@ async def launch(
                 str(os.getpid()),
                 str(grace_s),
                 target,
-                stdin=asyncio.subprocess.DEVNULL,
+                *(["at once"] if at_once else []),
+                stdin=asyncio.subprocess.PIPE if at_once else asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(theirs.fileno(),),
@@ -258,8 +273,11 @@ def find(target: str) -> Host:
 
 
 def main() -> None:
-    """Run `TARGET` with the line to the parent. Arguments: a file descriptor, the parent's process id, a grace, and TARGET."""
+    """Run `TARGET` with the line to the parent. Arguments: a file descriptor, the parent's process id, a grace, and TARGET;
+    one more, where the system shall end it with the parent."""
     descriptor, parent, grace_s, target = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    if len(sys.argv) > 5:
+        _killed_with_parent()
     threading.Thread(target=outlive_not, args=(parent, grace_s), daemon=True).start()
     failed, lost = True, False
     try:
@@ -287,6 +305,19 @@ async def _serve(host: Host, descriptor: int) -> bool:
         return link.lost
     finally:
         await link.close()
+
+
+def _killed_with_parent() -> None:
+    """Let the system kill this group as soon as the parent's end of standard input closes.
+
+    No thread of this process has to run for it: one may hold the interpreter, in a regular expression that never ends.
+    """
+    line = os.dup(0)  # not inherited by what is started here
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    fcntl.fcntl(line, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(line, SET_SIGNAL, signal.SIGKILL)
+    fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def outlive_not(parent: int, grace_s: float = 0.0) -> None:

@@ -1,90 +1,65 @@
-"""Ordinary functions as judges: `(prompt, completion, **columns) -> float`, sync or async."""
+"""Ordinary functions as judges: what each takes, and whether the prompts have it.
+
+    (prompt, completion, **columns) -> float                     one completion at a time, sync or async
+    (prompts, completions, **columns) -> list[float]             several at once, by name, sync or async
+
+A function that has a parameter `completions` is of the second kind; the columns are lists then, as long as the others.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
-from rollyard.config import RewardConfig
-from rollyard.errors import ConfigError, TimeLimitExceeded
+from rollyard.errors import ConfigError
 from rollyard.functions import POSITIONAL, Function, check_callable, check_takes, load_function
-from rollyard.reward.threads import Outcome, Workers
-from rollyard.reward.verdict import number_of
-from rollyard.types import Completion, Prompt, Reward
+from rollyard.types import Completion, Prompt
 
 RewardFunction = Function
 WHERE = "reward.function"
 VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+TEXTS = ("prompts", "completions")  # of a function that judges several at once
+FACTS = ("tokens", "max_tokens", "finish")  # of a completion, for functions that name them
 
 
-def exact_match(prompt: str, completion: str, answer: str) -> float:
-    """1 when the completion is the answer and nothing else, 0 otherwise. Judges the built-in tasks."""
-    return float(completion == answer)
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """What a function is given.
 
-
-class FunctionScorer:
-    """Judges with one function (protocols.Scorer).
-
-    A judgement that fails, that is no number, or that takes too long is no verdict: never 0, never an exception.
-
-    Args:
-        function: takes (prompt, completion) as texts and the columns by name: all of them with `**columns`, else those
-            it names.
-        config: the time limit and how many judgements run at a time.
-        trusted: it is quick and cannot hang: called directly instead of on a worker thread.
+    `columns` None: all of them. `facts` are those of `FACTS` that it names, `texts` those of `TEXTS`.
     """
 
-    def __init__(self, function: RewardFunction, config: RewardConfig, *, trusted: bool = False) -> None:
-        check_function(function, WHERE)
-        self._function = function
-        self._name = getattr(function, "__name__", type(function).__name__)
-        self._config = config
-        self._direct = trusted
-        self._async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-        self._accepted = _accepted_columns(function)
-        self._workers = Workers(config.concurrency)
-        self._gate = asyncio.Semaphore(config.concurrency)
+    asynchronous: bool
+    batched: bool
+    columns: frozenset[str] | None
+    facts: frozenset[str]
+    texts: tuple[str, ...]
 
-    async def score(self, prompt: Prompt, completion: Completion) -> Reward:
-        """Raises ScoringError only when the workers are used up by judgements that never ended."""
-        columns = self._columns(prompt.columns)
-        if self._direct:
-            return self._verdict(self._function(prompt.text, completion.text, **columns))
-        async with self._gate:
-            try:
-                outcome = await self._call(prompt.text, completion.text, columns)
-            except TimeLimitExceeded as error:
-                return Reward(None, problem=str(error))
-        if outcome.error is not None:
-            return Reward(None, problem=f"{type(outcome.error).__name__}: {outcome.error}")
-        return self._verdict(outcome.value)
+    @classmethod
+    def of(cls, function: RewardFunction) -> Takes:
+        """What this one takes."""
+        parameters = list(inspect.signature(function).parameters.values())
+        batched = is_batched(parameters)
+        names = frozenset(parameter.name for parameter in _further(parameters, batched) if parameter.kind in BY_NAME)
+        any_ = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+        return cls(
+            asynchronous=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),
+            batched=batched,
+            columns=None if any_ else names - set(FACTS),
+            facts=names & set(FACTS),
+            texts=tuple(name for name in TEXTS if any_ or any(parameter.name == name for parameter in parameters)),
+        )
 
-    async def close(self) -> None:
-        self._workers.close()
-
-    async def _call(self, prompt: str, completion: str, columns: Mapping[str, object]) -> Outcome:
-        limit = self._config.time_limit_s
-        if not self._async:
-            return await self._workers.call(limit, self._function, prompt, completion, **columns)
-        try:
-            async with asyncio.timeout(limit) as clock:
-                return Outcome(value=await self._function(prompt, completion, **columns))
-        except Exception as error:  # noqa: BLE001 - whatever a user's function raises is a missing verdict, told with its cause
-            if clock.expired():
-                raise TimeLimitExceeded(f"no verdict within {limit:g} s") from None
-            return Outcome(error=error)
-
-    def _columns(self, columns: Mapping[str, object]) -> Mapping[str, object]:
-        if self._accepted is None:
-            return columns
-        return {name: value for name, value in columns.items() if name in self._accepted}
-
-    def _verdict(self, value: Any) -> Reward:
-        number, problem = number_of(value, self._name)
-        return Reward(None, problem=problem) if number is None else Reward(number, {self._name: number})
+    def arguments(self, prompt: Prompt, completion: Completion, max_tokens: int) -> dict[str, object]:
+        """What it is given besides prompt and completion."""
+        known = {"tokens": len(completion.token_ids), "max_tokens": max_tokens, "finish": completion.finish.value}
+        columns = prompt.columns
+        given = {name: columns[name] for name in columns if self.columns is None or name in self.columns}
+        return given | {name: known[name] for name in self.facts}
 
 
 def load_reward(name: str) -> RewardFunction:
@@ -94,40 +69,62 @@ def load_reward(name: str) -> RewardFunction:
     return function
 
 
+def name_of(function: RewardFunction) -> str:
+    """What it is called in reports."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def check_function(function: Any, name: str) -> None:
-    """Raises ConfigError when it cannot be called with (prompt, completion)."""
-    check_takes(check_callable(function, name, WHERE), 2, name, WHERE, "(prompt, completion, **columns)")
+    """Raises ConfigError when it cannot be called with (prompt, completion), or by the names of several."""
+    parameters = list(inspect.signature(check_callable(function, name, WHERE)).parameters.values())
+    if not is_batched(parameters):
+        check_takes(function, 2, name, WHERE, "(prompt, completion, **columns)")
 
 
 def check_columns(function: RewardFunction, columns: Set[str]) -> None:
     """Raises ConfigError when the function cannot be given the columns, or needs one that the prompts do not have."""
     parameters = list(inspect.signature(function).parameters.values())
-    takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
-    more = _column_parameters(parameters)
-    for parameter in parameters:
-        name, given = parameter.name, parameter.name in columns
-        if given and parameter not in more and takes_all and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD:
-            problem = f"the prompts have a column {name!r}, and so is called what the reward takes as prompt or completion"
-            raise ConfigError(problem, where=WHERE, remedy="rename one of them")
-        if given and parameter in more and parameter.kind is Parameter.POSITIONAL_ONLY:
+    more = _further(parameters, is_batched(parameters))
+    facts = {parameter.name for parameter in more if parameter.kind in BY_NAME} & set(FACTS)
+    _check_names(parameters, more, columns)
+    for name in sorted(facts & columns):
+        problem = f"the prompts have a column {name!r}, and the reward asks for {name!r} of the completion by that name"
+        raise ConfigError(problem, where=WHERE, remedy="rename the column")
+    for parameter in more:
+        name, given = parameter.name, parameter.name in columns or parameter.name in facts
+        if given and parameter.kind is Parameter.POSITIONAL_ONLY:
             problem = f"the reward takes {name!r} by position only, and columns are given by name"
             raise ConfigError(problem, where=WHERE, remedy="put the / right after the second parameter")
-        needed = parameter in more and parameter.kind not in VARIABLE and parameter.default is Parameter.empty
-        if needed and not given:
+        if not given and parameter.kind not in VARIABLE and parameter.default is Parameter.empty:
             remedy = f"the prompts have: {', '.join(sorted(columns)) or 'no columns'}"
             raise ConfigError(f"the reward needs a column {name!r}", where=WHERE, remedy=remedy)
 
 
-def _accepted_columns(function: RewardFunction) -> frozenset[str] | None:
-    """Names it takes besides prompt and completion; None when it takes any."""
-    parameters = list(inspect.signature(function).parameters.values())
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    return frozenset(parameter.name for parameter in _column_parameters(parameters) if parameter.kind in by_name)
+def is_batched(parameters: list[Parameter]) -> bool:
+    """It judges several at once."""
+    return any(parameter.name == "completions" and parameter.kind in BY_NAME for parameter in parameters)
 
 
-def _column_parameters(parameters: list[Parameter]) -> list[Parameter]:
-    """All but the first two positional ones, which take prompt and completion."""
+def _check_names(parameters: list[Parameter], more: list[Parameter], columns: Set[str]) -> None:
+    """No column may have the name of what takes a text: it would be given twice."""
+    takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
+    texts = {p.name for p in parameters if p not in more and p.kind in BY_NAME} if takes_all else set()
+    if is_batched(parameters):
+        texts = set(TEXTS)
+    for name in sorted(texts & columns):
+        problem = f"the prompts have a column {name!r}, and so is called what the reward takes as prompt or completion"
+        raise ConfigError(problem, where=WHERE, remedy="rename one of them")
+
+
+def _further(parameters: list[Parameter], batched: bool) -> list[Parameter]:
+    """All but those that take prompt and completion: the first two positional ones, or those of these names."""
+    if batched:
+        return [parameter for parameter in parameters if parameter.name not in TEXTS]
     positional = [parameter for parameter in parameters if parameter.kind in POSITIONAL]
     return [parameter for parameter in parameters if parameter not in positional[:2]]
+
+
+def batch_columns(arguments: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Arguments of several calls as lists; None where one of them has none of a name."""
+    names = dict.fromkeys(name for one in arguments for name in one)
+    return {name: [one.get(name) for one in arguments] for name in names}

@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from rollyard.config import BUILT_IN, Config
 from rollyard.errors import ConfigError
+from rollyard.pool import Launch
 from rollyard.protocols import Scorer
+from rollyard.reward import shipped
 from rollyard.reward.combine import Combined, Part, check_parts
-from rollyard.reward.function import (
-    WHERE,
-    FunctionScorer,
-    RewardFunction,
-    check_columns,
-    check_function,
-    exact_match,
-    load_reward,
-)
+from rollyard.reward.direct import Direct
+from rollyard.reward.function import WHERE, RewardFunction, Takes, check_columns, check_function, load_reward, name_of
 from rollyard.reward.gym import reasoning_gym
+from rollyard.reward.host import Source
+from rollyard.reward.origin import import_name, pickled
+from rollyard.reward.workers import Crew, InWorkers
 from rollyard.types import Completion, Prompt, Reward
 
 Given = RewardFunction | Mapping[str, RewardFunction] | Sequence[RewardFunction]
 MODEL, JUDGE = "reward_model", "judge"  # names in reports
-NO_MODELS: Mapping[str, Scorer] = {}
-SHIPPED: Mapping[str, RewardFunction] = {"exact_match": exact_match, "reasoning_gym": reasoning_gym}
+
+
+def _none(config: Config) -> Mapping[str, object]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A function of ours. `direct`: it is quick and cannot hang. `settings`: what it is given besides columns."""
+
+    function: RewardFunction
+    direct: bool = True
+    settings: Callable[[Config], Mapping[str, object]] = _none
+
+
+SHIPPED: Mapping[str, Shipped] = {
+    "exact_match": Shipped(shipped.exact_match),
+    "reasoning_gym": Shipped(reasoning_gym, direct=False),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A function that judges, by its name in reports."""
+    """A function that judges, by its name in reports.
+
+    `source` says where a worker process finds it; where that is nowhere, it gets it as a file.
+    """
 
     name: str
     function: RewardFunction
-    weight: float
+    source: Source
+    direct: bool = False
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def content(self) -> bytes:
+        """Of that file. Raises ConfigError when it cannot leave this process."""
+        return b"" if self.source.load else pickled(self.function, self.name, WHERE)
 
 
 class Nobody:
@@ -47,76 +72,111 @@ class Nobody:
         pass
 
 
-def judges_of(config: Config, given: Given | None, *, optional: bool = False) -> tuple[Judge, ...]:
-    """The functions; none where models alone judge. Raises ConfigError when nobody does, or weights do not go with them.
+def judges_of(config: Config, given: Given | None, *, optional: bool = False) -> tuple[tuple[Judge, float], ...]:
+    """The functions and their weights; none where models alone judge.
 
     Args:
-        optional: there may be none.
+        optional: nobody need judge.
+
+    Raises ConfigError when nobody does, or weights do not go with them.
     """
-    found = _given(given) if given is not None else _named(config, optional or bool(models_of(config)))
-    if not found and optional and not config.reward.weights and not models_of(config):
+    others = others_of(config)
+    judges = _given(given, config) if given is not None else _named(config, optional or bool(others))
+    if not judges and optional and not config.reward.weights and not others:
         return ()
-    weights = config.reward.weights or (1.0,) * len(found)
-    if len(weights) != len(found):
-        problem = f"{len(weights)} weights for {len(found)} rewards"
+    weights = config.reward.weights or (1.0,) * len(judges)
+    if len(weights) != len(judges):
+        problem = f"{len(weights)} weights for {len(judges)} rewards"
         raise ConfigError(problem, where="reward.weights", remedy="give each reward one, or leave them out")
-    check_parts([*((name, weight) for (name, _), weight in zip(found, weights, strict=True)), *models_of(config)])
-    return tuple(Judge(name, function, weight) for (name, function), weight in zip(found, weights, strict=True))
+    found = tuple(zip(judges, weights, strict=True))
+    check_parts([*((judge.name, weight) for judge, weight in found), *others])
+    return found
 
 
-def models_of(config: Config) -> list[tuple[str, float]]:
-    """Names and weights of the models that judge: a sequence classifier, a language model."""
+def others_of(config: Config) -> list[tuple[str, float]]:
+    """Names and weights of judges that are no functions: a sequence classifier, a language model."""
     reward = config.reward
     found = [(MODEL, reward.model.weight)] if reward.model.folder else []
     return [*found, (JUDGE, reward.judge.weight)] if reward.judge.url else found
 
 
 def check_rewards(config: Config, given: Given | None, columns: Set[str], *, optional: bool = False) -> None:
-    """Raises ConfigError when a reward cannot judge prompts with these columns."""
-    for judge in judges_of(config, given, optional=optional):
-        check_columns(judge.function, columns)
+    """Raises ConfigError when a reward cannot judge prompts with these columns, or cannot be given to a worker process."""
+    for judge, _ in judges_of(config, given, optional=optional):
+        check_columns(judge.function, columns | set(judge.settings))
+        if not judge.direct:
+            judge.content()
 
 
-def open_scorer(
-    config: Config, given: Given | None, models: Mapping[str, Scorer] = NO_MODELS, *, optional: bool = False
-) -> Scorer:
-    """All judges of a run as one. Raises ConfigError, also where there is none unless that is `optional`.
+def open_functions(config: Config, given: Given | None, launch: Launch, scratch: Path, *, optional: bool = False) -> list[Part]:
+    """The functions; their worker processes begin to start. Raises ConfigError, also where there is none.
 
     Args:
-        models: those that judge, by their names in `models_of`.
+        launch: starts a child of this process.
+        scratch: the run's folder.
+        optional: nobody need judge.
     """
-    parts = [
-        Part(judge.name, FunctionScorer(judge.function, config.reward, trusted=judge.function is exact_match), judge.weight)
-        for judge in judges_of(config, given, optional=optional)
-    ]
-    parts += [Part(name, models[name], weight) for name, weight in models_of(config)]
+    found, max_tokens = judges_of(config, given, optional=optional), config.rollout.max_tokens
+    away = [judge for judge, _ in found if not judge.direct]
+    crew = Crew(config.reward, launch, [(judge.source, judge.content()) for judge in away], scratch)
+    parts: list[Part] = []
+    for judge, weight in found:
+        if judge.direct:
+            scorer: Scorer = Direct(judge.name, judge.function, judge.settings, max_tokens)
+        else:
+            takes = Takes.of(judge.function)
+            scorer = workers = InWorkers(judge.name, away.index(judge), takes, judge.settings, crew, max_tokens)
+            workers.start()
+        parts.append(Part(judge.name, scorer, weight))
+    return parts
+
+
+def joined(config: Config, functions: Sequence[Part], others: Mapping[str, Scorer]) -> Scorer:
+    """All judges of a run as one.
+
+    Args:
+        others: by their names in `others_of`.
+    """
+    parts = [*functions, *(Part(name, others[name], weight) for name, weight in others_of(config))]
     return Combined(parts) if parts else Nobody()
 
 
-def _given(given: Given) -> list[tuple[str, RewardFunction]]:
+def _given(given: Given, config: Config) -> list[Judge]:
     if isinstance(given, Mapping):
         found = [(str(name), function) for name, function in given.items()]
     else:
         functions = given if isinstance(given, Sequence) else [given]
-        found = [(getattr(function, "__name__", type(function).__name__), function) for function in functions]
-    for name, function in found:
-        check_function(function, name)
-    return found
+        found = [(name_of(function), function) for function in functions]
+    return [_judge(name, function, config) for name, function in found]
 
 
-def _named(config: Config, optional: bool) -> list[tuple[str, RewardFunction]]:
+def _judge(name: str, function: RewardFunction, config: Config) -> Judge:
+    check_function(function, name)
+    for ours in SHIPPED.values():
+        if function is ours.function:
+            return _shipped(name, ours, config)
+    return Judge(name, function, Source(name, load=import_name(function)))
+
+
+def _shipped(name: str, ours: Shipped, config: Config) -> Judge:
+    source = Source(name, load=import_name(ours.function))
+    return Judge(name, ours.function, source, ours.direct, ours.settings(config))
+
+
+def _named(config: Config, optional: bool) -> list[Judge]:
     names = config.reward.function
     if not names and config.prompts.task:
         names = ("exact_match" if config.prompts.task in BUILT_IN else "reasoning_gym",)
     if not names and not optional:
         raise ConfigError("prompts from a file need a reward", where=WHERE, remedy="give --reward FILE.py:function")
-    return [(name.rpartition(":")[2], _load(name)) for name in names]
+    return [_load(name, config) for name in names]
 
 
-def _load(name: str) -> RewardFunction:
+def _load(name: str, config: Config) -> Judge:
     if name in SHIPPED:
-        return SHIPPED[name]
+        return _shipped(name, SHIPPED[name], config)
     if ":" not in name:
         remedy = f"one of: {', '.join(SHIPPED)}; or give FILE.py:function or package.module:function"
         raise ConfigError(f"there is no reward called {name!r}", where=WHERE, remedy=remedy)
-    return load_reward(name)
+    function = load_reward(name)
+    return Judge(name.rpartition(":")[2], function, Source(name_of(function), load=name))

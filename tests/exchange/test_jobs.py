@@ -39,7 +39,7 @@ class Jobs:
             "rollout.groups_per_step": 4,
             "rollout.max_tokens": 12,
             "prompts.held_out": 4,
-            "reward.function": "tests.small:share_of_a",
+            "reward.function": "tests.rewards:share_of_a",
             "engine.kernels": "plain",
             "train.lr": 1e-2,
             "train.warmup_steps": 0,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import rollyard
 from rollyard.errors import RollyardError
-from tests.small import share_of_a
+from tests.rewards import share_of_a
 
 PACE_S = 0.25  # seconds a verdict takes: steps take time, and no CPU
 

@@ -78,6 +78,12 @@ def test_chat_uses_the_template_up_to_the_answer(folder: Path) -> None:
     assert ids == (*tokenizer.encode("user=hi"), 1, *tokenizer.encode("assistant="))
 
 
+def test_what_comes_between_two_answers_is_the_templates_and_the_answer_is_not_rendered(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    between = tokenizer.chat_after([{"role": "tool", "content": "ab"}])
+    assert between == (1, *tokenizer.encode("tool=ab"), 1, *tokenizer.encode("assistant="))
+
+
 def test_without_a_template_chat_is_refused(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     tokenizer = Tokenizer(tmp_path)

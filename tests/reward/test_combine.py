@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import rollyard
 from rollyard.config import Config
 from rollyard.errors import ConfigError, ScoringError
+from rollyard.place.child import Children
 from rollyard.reward.combine import Combined, Part, combine
-from rollyard.reward.open import check_rewards, judges_of, open_scorer
+from rollyard.reward.open import check_rewards, judges_of, open_functions
 from rollyard.types import Completion, FinishReason, Prompt, Reward
 
 PROMPT = Prompt(0, 0, (1,), "2+3=", {"answer": "5"})
@@ -116,8 +117,8 @@ def test_names_and_weights_that_do_not_go_together():
         with pytest.raises(ConfigError) as raised:
             check_rewards(config(**changes), given_, {"answer"})
         assert problem in str(raised.value).replace("reward.function: ", ""), problem
-    assert [j.name for j in judges_of(config(), {"right": one, "again": one})] == ["right", "again"]
-    assert [(j.name, j.weight) for j in judges_of(config(), None)] == [("exact_match", 1.0)]
+    assert [judge.name for judge, _ in judges_of(config(), {"right": one, "again": one})] == ["right", "again"]
+    assert [(judge.name, weight) for judge, weight in judges_of(config(), None)] == [("exact_match", 1.0)]
 
 
 async def test_functions_from_files_by_name_and_weight(tmp_path):
@@ -126,6 +127,7 @@ async def test_functions_from_files_by_name_and_weight(tmp_path):
     named = f"{tmp_path}/a.py:right,{tmp_path}/b.py:length"
     overrides = {"reward.function": named, "reward.weights": "2,0.5"}
     config = rollyard.resolve(preset="tiny", environment={}, overrides=overrides).config
-    scorer = open_scorer(config, None)
+    children = Children(at_once=True)
+    scorer = Combined(open_functions(config, None, children.launch, tmp_path))
     assert await scorer.score(PROMPT, DONE) == Reward(2.5, {"right": 1.0, "length": 1.0})
     await scorer.close()

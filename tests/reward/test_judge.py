@@ -14,9 +14,10 @@ from rollyard.combinations import check as check_combinations
 from rollyard.config import Config, JudgeConfig
 from rollyard.errors import ConfigError
 from rollyard.judges import build_judges
+from rollyard.place.child import Children
 from rollyard.place.inline import DeviceThread
 from rollyard.reward.judge import Judge, check_template, filled, reader
-from rollyard.reward.open import JUDGE, open_scorer
+from rollyard.reward.open import JUDGE, joined, open_functions
 from rollyard.types import Completion, FinishReason, Prompt
 from tests.small import config
 
@@ -225,7 +226,8 @@ def test_combinations(judge, told):
 async def test_beside_the_tasks_own_reward_and_before_a_run(tmp_path, server):
     changes = {"reward.judge.url": server.url, "reward.judge.model": "m", "reward.judge.template": TEMPLATE}
     own = config(tmp_path / "run", **changes, **{"reward.weights": "0"})
-    scorer = open_scorer(own, None, (await build_judges(own, DeviceThread(), None)).scorers)
+    functions = open_functions(own, None, Children().launch, tmp_path)  # a direct one: no process
+    scorer = joined(own, functions, (await build_judges(own, DeviceThread(), None)).scorers)
     reward = await scorer.score(*pair("5"))
     assert reward.parts == {"exact_match": 1.0, "judge": pytest.approx(0.7)} and reward.value == pytest.approx(0.7)
     await scorer.close()

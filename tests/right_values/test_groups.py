@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollyard.config import RewardConfig
 from rollyard.reward.combine import Combined, Part
-from rollyard.reward.function import FunctionScorer
+from rollyard.reward.direct import Direct
 from rollyard.types import FinishReason, Group, Prompt, Rollout
 from rollyard.watch.step import Step
 from rollyard.watch.timeline import PhaseSeconds
@@ -148,8 +147,7 @@ async def test_a_verdict_that_lacks_a_part_is_none_and_the_other_parts_are_told(
         "short": (short, 0.5),
         "told": (lambda prompt, completion: 7.0 if completion == "abc" else math.inf, 0.0),
     }
-    config = RewardConfig()
-    scorer = Combined([Part(name, FunctionScorer(f, config), weight) for name, (f, weight) in judges.items()])
+    scorer = Combined([Part(name, Direct(name, f, {}, 8), weight) for name, (f, weight) in judges.items()])
     done = [replace(completion(member=k), text=text) for k, text in enumerate(("abc", "ab", "b"))]
     rewards = [await scorer.score(Prompt(0, 0, (3,), "p"), each) for each in done]
     await scorer.close()

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from rollyard import events as ev
-from rollyard.config import RewardConfig
 from rollyard.model.tokenizer import Tokenizer
-from rollyard.reward.function import FunctionScorer
+from rollyard.reward.direct import Direct
 from rollyard.types import Completion, FinishReason, Group, Prompt, Rollout, WeightVersion
 from rollyard.watch.step import Step
 from rollyard.watch.timeline import PhaseSeconds
@@ -62,7 +61,7 @@ async def test_2_no_verdict_is_no_zero() -> None:
 
 
 async def test_3_seven_tenths_of_float32_are_exactly_equal() -> None:
-    scorer = FunctionScorer(lambda prompt, completion: np.float32(0.1), RewardConfig())
+    scorer = Direct("tenth", lambda prompt, completion: np.float32(0.1), {}, 8)
     done = [completion(member=member) for member in range(7)]
     rewards = [await scorer.score(Prompt(0, 0, (3,), "p"), each) for each in done]
     await scorer.close()

@@ -23,7 +23,9 @@ class Gone:
 async def test_an_engine_that_dies_while_it_cuts_a_request_does_not_break_the_run():
     """That it is gone is told by whoever listens to it."""
     broken: list[BaseException] = []
-    controller = Controller({"a": Gone()}, None, None, lambda ids, finish: "", lambda event: None, broken.append, Timeline())
+    controller = Controller(
+        {"a": Gone()}, None, None, lambda ids, stop, finish: "", lambda event: None, broken.append, Timeline()
+    )
     controller.carry_out([Abort("a", (RequestId(0, 0),))])
     await asyncio.sleep(0.01)
     await controller.close()
@@ -33,7 +35,7 @@ async def test_an_engine_that_dies_while_it_cuts_a_request_does_not_break_the_ru
 async def test_an_engine_that_is_gone_is_a_lost_one_to_whoever_asks_it():
     """What is proved of one engine may still be under way when that is closed."""
     engines = {"a": Gone()}
-    controller = Controller(engines, None, None, lambda ids, finish: "", lambda event: None, lambda error: None, Timeline())
+    controller = Controller(engines, None, None, lambda ids, stop, finish: "", lambda event: None, lambda error: None, Timeline())
     controller.listen()
     controller.leave("a")
     del engines["a"]

@@ -11,6 +11,7 @@ import pytest
 import rollyard
 from rollyard.config import Config
 from rollyard.watch.report import Report, read_report
+from tests.rewards import moody
 from tests.tiny import tiny_folder
 
 
@@ -38,12 +39,6 @@ def make(tmp_path: Path) -> Callable[..., Config]:
         return rollyard.resolve(environment={}, overrides=given).config
 
     return make_
-
-
-def moody(prompt: str, completion: str) -> float:
-    if "b" in completion:
-        raise ValueError("no number in it")
-    return float(len(completion))
 
 
 def finished(run: rollyard.Run) -> Report:

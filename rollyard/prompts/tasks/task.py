@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollyard.prompts.tasks import arithmetic, letters
+from rollyard.prompts.tasks import arithmetic, calculator, letters
 
 HELD_OUT_IN = 8  # one problem in this many, by content, belongs to the held-out side
 
@@ -25,6 +25,10 @@ class Problem:
         return hashlib.blake2b(self.prompt.encode(), digest_size=1).digest()[0] % HELD_OUT_IN == 0
 
 
+def _the_answer(prompt: str, answer: str, numbers: random.Random) -> list[tuple[str, str]]:
+    return [(prompt, answer)]
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """An endless, seeded supply of problems.
@@ -33,11 +37,13 @@ class Task:
         name: as in `prompts.task`.
         alphabet: every character that prompts and answers are made of.
         draw: one problem's (prompt, answer) from a random generator.
+        teach: what the base policy is shown of a problem, as (what it sees, what it is to write).
     """
 
     name: str
     alphabet: str
     draw: Callable[[random.Random], tuple[str, str]]
+    teach: Callable[[str, str, random.Random], list[tuple[str, str]]] = _the_answer
 
     def problem(self, seed: int, index: int, *, held_out: bool = False) -> Problem:
         """Problem `index` of the stream `seed`, always the same, from one side of the division."""
@@ -47,6 +53,11 @@ class Task:
             if problem.held_out == held_out:
                 return problem
 
+    def lessons(self, seed: int, index: int) -> list[tuple[str, str]]:
+        """What the base policy is shown of problem `index` of the stream `seed`."""
+        problem = self.problem(seed, index)
+        return self.teach(problem.prompt, problem.answer, random.Random(f"{self.name}/lessons/{seed}/{index}"))
+
 
 TASKS = {
     task.name: task
@@ -54,5 +65,6 @@ TASKS = {
         Task("sort", letters.ALPHABET, letters.sort),
         Task("reverse", letters.ALPHABET, letters.reverse),
         Task("arithmetic", arithmetic.ALPHABET, arithmetic.add),
+        Task("calculator", calculator.ALPHABET, calculator.multiply, calculator.lessons),
     )
 }

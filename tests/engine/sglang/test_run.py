@@ -13,6 +13,7 @@ from rollyard.config import Config
 from rollyard.environment import engine_keys
 from rollyard.errors import ConfigError
 from tests.engine.sglang_double import NEW, OLD, double
+from tests.rewards import share_of_answer
 from tests.tiny import tiny_folder
 
 
@@ -42,10 +43,6 @@ def config(tmp_path: Path, folder: Path, **changes: Any) -> Config:
     return rollyard.resolve(environment={}, overrides=values | changes).config
 
 
-def share_of_a(prompt: str, completion: str, answer: str) -> float:
-    return completion.count(answer) / 6
-
-
 @pytest.mark.parametrize(
     ("version", "incremental", "rollover"), [(NEW, True, "drain"), (OLD, False, "abort"), (NEW, False, "keep")]
 )
@@ -54,7 +51,7 @@ async def test_a_run_on_two_servers(tmp_path: Path, folder: Path, version: str, 
     options = {"version": version, "incremental": incremental, "deterministic": True}
     async with double(folder, **options) as one, double(folder, **options) as two:
         chosen = config(tmp_path, folder, engine__url=f"{one.url},{two.url}", place__generate=2, weights__rollover=rollover)
-        run = rollyard.Run(chosen, reward=share_of_a)
+        run = rollyard.Run(chosen, reward=share_of_answer)
         steps = [step async for step in run]
         assert [step.step for step in steps] == [1, 2, 3]
         for step in steps:
@@ -86,18 +83,18 @@ def test_what_sglang_cannot_is_refused_before_anything_starts(
     tmp_path: Path, folder: Path, changes: dict[str, Any], where: str, problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
-        rollyard.Run(config(tmp_path, folder, **changes), reward=share_of_a)
+        rollyard.Run(config(tmp_path, folder, **changes), reward=share_of_answer)
     assert where in caught.value.where
 
 
 async def test_a_server_with_a_key(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with double(folder, key="secret") as server:
-        run = rollyard.Run(config(tmp_path, folder, engine__url=server.url, run__steps=1), reward=share_of_a)
+        run = rollyard.Run(config(tmp_path, folder, engine__url=server.url, run__steps=1), reward=share_of_answer)
         with pytest.raises(ConfigError, match="ROLLYARD_ENGINE_KEY"):
             [step async for step in run]
         monkeypatch.setenv("ROLLYARD_ENGINE_KEY", "secret")
         chosen = config(tmp_path, folder, engine__url=server.url, run__steps=1, run__overwrite=True)
-        run = rollyard.Run(chosen, reward=share_of_a)
+        run = rollyard.Run(chosen, reward=share_of_answer)
         assert len([step async for step in run]) == 1
 
 

@@ -24,7 +24,7 @@ from tests.engine.embedded.serving import ask
 from tests.engine.vllm.driving import Driven, configured, driving, launched, model_folder, segments
 from tests.engine.vllm.receivers import BAD, told
 from tests.engine.vllm.test_weights import agrees
-from tests.small import share_of_a
+from tests.rewards import share_of_a
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 LORA = {"weights.what": "lora", "lora.rank": 5, "lora.alpha": 10}

@@ -1,0 +1,127 @@
+"""What a worker process runs: it loads the functions, and judges with them until the line ends."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollyard.functions import load_function
+from rollyard.protocols import Channel
+from rollyard.reward import origin
+from rollyard.reward.function import WHERE, Takes, batch_columns
+from rollyard.reward.verdict import number_of
+
+FIRST_TO_GO = "1000"  # where memory runs out, the system ends a worker before anything else of the run
+Verdict = tuple[float | None, str]  # a number, or why there is none
+
+
+class Source(NamedTuple):
+    """Where a function comes from: `load`, as the config names it; or `file`, where it was written to."""
+
+    name: str
+    load: str = ""
+    file: str = ""
+
+
+class Order(NamedTuple):
+    """All that a worker needs."""
+
+    functions: tuple[Source, ...]
+    path: tuple[str, ...]  # where it finds modules
+    prints: str  # file that gets what functions print
+
+    @classmethod
+    def read(cls, content: bytes) -> Order:
+        functions, path, prints = json.loads(content)
+        return cls(tuple(Source(*source) for source in functions), tuple(path), prints)
+
+
+class Asked(NamedTuple):
+    """One call: of several completions only for a function that judges several at once."""
+
+    function: int
+    limit_s: float
+    texts: Sequence[tuple[str, str]]  # prompt, completion
+    arguments: Sequence[Mapping[str, Any]]
+
+
+async def serve(channel: Channel, order: bytes) -> None:
+    """Judge. Raises ConfigError when a function cannot be loaded here."""
+    ordered = Order.read(order)
+    _settle(ordered)
+    judges = [Judge(source.name, _loaded(source)) for source in ordered.functions]
+
+    async def start(content: bytes) -> bytes:
+        return b""
+
+    async def judge(content: bytes) -> bytes:
+        asked = Asked(*json.loads(content))
+        return json.dumps(await judges[asked.function].judge(asked)).encode()
+
+    channel.handle("start", start)
+    channel.handle("judge", judge)
+    channel.ready()
+    await channel.ended()
+
+
+def _settle(ordered: Order) -> None:
+    """A process for code that may do anything: what it prints goes to a file, and what ends it is written down."""
+    faulthandler.enable(all_threads=False)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
+    prints = os.open(ordered.prints, os.O_CREAT | os.O_APPEND | os.O_WRONLY, origin.PRIVATE)
+    os.dup2(prints, 1)
+    os.close(prints)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.path.extend(entry for entry in ordered.path if entry not in sys.path)
+
+
+def _loaded(source: Source) -> Callable[..., Any]:
+    return origin.read(Path(source.file)) if source.file else load_function(source.load, WHERE)
+
+
+class Judge:
+    """One function. Whatever it does short of ending the process comes out as a verdict, or as none."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name, self._function, self._takes = name, function, Takes.of(function)
+
+    async def judge(self, asked: Asked) -> list[Verdict]:
+        """A verdict for each completion; a single one with an error for several, which then are to be asked one by one."""
+        texts, arguments, limit_s = asked.texts, asked.arguments, asked.limit_s
+        if self._takes.batched:
+            several = dict(zip(("prompts", "completions"), map(list, zip(*texts, strict=True)), strict=True))
+            named = {name: several[name] for name in self._takes.texts} | batch_columns(arguments)
+            value, problem = await self._call(limit_s, (), named)
+            return [(None, problem)] if problem else self._verdicts(value, len(texts))
+        value, problem = await self._call(limit_s, texts[0], arguments[0])
+        return [(None, problem)] if problem else [number_of(value, self._name)]
+
+    async def _call(self, limit_s: float, texts: Sequence[str], named: Mapping[str, Any]) -> tuple[Any, str]:
+        """What it returned, or what went wrong."""
+        try:
+            if not self._takes.asynchronous:
+                return self._function(*texts, **named), ""  # here and not on a thread: it may set signals
+            async with asyncio.timeout(limit_s) as clock:
+                return await self._function(*texts, **named), ""
+        except BaseException as error:  # noqa: BLE001 - whatever a user's function raises is a missing verdict, told with its cause
+            if self._takes.asynchronous and clock.expired():
+                return None, f"no verdict within {limit_s:g} s"
+            return None, f"{type(error).__name__}: {error}"
+
+    def _verdicts(self, value: Any, count: int) -> list[Verdict]:
+        """Of several completions."""
+        try:
+            values = list(value)
+        except Exception:  # noqa: BLE001 - of whatever class the value is, it is no list
+            return [(None, f"{self._name} returned a {type(value).__name__}, not a list of numbers")] * count
+        if len(values) != count:
+            return [(None, f"{self._name} returned {len(values)} rewards for {count} completions")] * count
+        return [number_of(one, self._name) for one in values]
