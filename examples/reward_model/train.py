@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small reward model for one-digit sums, and say how good it is.")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder with the tokenizer that it takes")
     parser.add_argument("--out", type=Path, required=True, help="folder that it is written to")
-    parser.add_argument("--steps", type=int, default=800, help="training steps (default: 800)")
+    parser.add_argument("--steps", type=int, default=600, help="training steps (default: 600)")
     given = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(given.tokenizer, local_files_only=True)
     tokenizer.chat_template = None  # prompt and completion are judged as they are, one after the other
@@ -49,17 +49,17 @@ def trained(tokenizer: AutoTokenizer, problems: list[gym.Problem], steps: int) -
     model, sums = LlamaForSequenceClassification(config), torch.nn.Linear(config.hidden_size, MOST - LEAST + 1)
     model.model.embed_tokens.weight.requires_grad_(False)  # random vectors tell tokens apart, and most are never seen
     learning = [each for each in (*model.parameters(), *sums.parameters()) if each.requires_grad]
-    optimizer = torch.optim.AdamW(learning, lr=2e-3)
+    optimizer = torch.optim.AdamW(learning, lr=3e-3)
     falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=steps)
     for step in range(steps):
-        batch = [answer(draw.choice(problems), draw) for _ in range(128)]
+        batch = [answer(draw.choice(problems), draw) for _ in range(64)]
         worth, hidden = judged(model, tokenizer, batch)
         loss = (worth - torch.tensor([value for _, _, value in batch])).square().mean()
         ends = torch.tensor([len(tokenizer.encode(problem.question)) - 1 for problem, _, _ in batch])
         right = torch.tensor([int(problem.answer or "0") - LEAST for problem, _, _ in batch])
         added = cross_entropy(sums(hidden[torch.arange(len(batch)), ends]), right)
         optimizer.zero_grad()
-        (loss + 0.1 * added).backward()
+        (loss + 0.5 * added).backward()
         optimizer.step()
         falling.step()
         if step % 100 == 0:
