@@ -6,6 +6,7 @@ torch is imported only when a station needs it.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from urllib.parse import urlsplit
 from rollyard.config import Config
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.environment import node_address
-from rollyard.episode.load import check_environment, load_environment
-from rollyard.episode.stage import Stage
+from rollyard.episode.host import Order
+from rollyard.episode.load import SHIPPED, check_environment, load_environment
+from rollyard.episode.stage import Player, Stage
+from rollyard.episode.workers import InWorkers
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event, Rollover
 from rollyard.exchange.folder import Job
@@ -28,6 +31,7 @@ from rollyard.model.machine import Machine, measure
 from rollyard.objective import has_values, options_of
 from rollyard.place.bundles import Bundle, Nodes
 from rollyard.place.layout import Host, Roles
+from rollyard.pool import Launch
 from rollyard.prompts.open import open_prompts
 from rollyard.protocols import (
     Device,
@@ -245,12 +249,30 @@ def environment_of(config: Config, given: Environment | None) -> Environment | N
     return load_environment(config.environment.name) if config.environment.name else None
 
 
-def build_stage(config: Config, given: Environment | None, tokenizer: Tokenizer, shape: Architecture) -> Stage | None:
-    """Where episodes are played, if they are."""
-    environment, plays = environment_of(config, given), config.environment
+def build_player(
+    config: Config, given: Environment | None, tokenizer: Tokenizer, folder: Path, launch: Launch, scratch: Path
+) -> Player | None:
+    """What plays episodes, if they are played: in worker processes where the environment is a user's and named.
+
+    Args:
+        folder: of the model.
+        launch: starts a child of this process.
+        scratch: the run's folder.
+    """
+    environment, plays, rollout = environment_of(config, given), config.environment, config.rollout
     if environment is None:
         return None
-    return Stage(environment, tokenizer, shape.vocab_size, config.rollout.max_tokens, plays.turns, plays.limit_s)
+    vocabulary, most, limit_s = Architecture.from_folder(folder).vocab_size, rollout.max_tokens, plays.limit_s
+    if given is not None or plays.name in SHIPPED or not plays.workers:
+        return Stage(environment, tokenizer, vocabulary, most, plays.turns, limit_s)
+    path, prints = tuple(map(os.path.abspath, sys.path)), str(scratch.resolve() / "environment.log")
+    tokens = scratch.resolve() / "environment.tokens.json"
+    tokenizer.save(tokens)
+    order = Order(plays.name, str(tokens), str(folder.resolve()), vocabulary, most, plays.turns, limit_s, path, prints)
+    at_once = rollout.group_size * rollout.groups_per_step * (rollout.max_staleness + 1)
+    player = InWorkers(launch, order, plays.workers, -(-at_once // plays.workers))
+    player.start()
+    return player
 
 
 def transport_of(config: Config) -> str:
