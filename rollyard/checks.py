@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rollyard.config import Config, EngineConfig
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
 from rollyard.engine.vllm import arguments as vllm
+from rollyard.episode.open import environment_of
 from rollyard.errors import ConfigError
 from rollyard.exchange.folder import Job, check_place
 from rollyard.journal.folder import check_folder
@@ -17,6 +19,8 @@ from rollyard.model.architecture import Architecture
 from rollyard.place.layout import layout
 from rollyard.prompts.open import check_prompts
 from rollyard.protocols import Environment
+from rollyard.reward.classifier import check_folder as check_classifier
+from rollyard.reward.judge import check_template, reader
 from rollyard.reward.open import Given, check_rewards
 from rollyard.train.external import load_adapter
 from rollyard.weights.shares import check_divides
@@ -41,8 +45,9 @@ def check(
     check_capabilities(config)
     check_options(config)
     layout(worker.roles_of(config, worker.job_of(config)), worker.devices_there(config))
-    plays = worker.environment_of(config, environment) is not None
-    check_rewards(config, reward, check_prompts(config), optional=plays)
+    plays, columns = environment_of(config, environment) is not None, check_prompts(config)
+    check_rewards(config, reward, columns, optional=plays)
+    _check_models(config, columns)
     check_window(config, architecture)
     if config.train.adapter:
         load_adapter(config.train.adapter)
@@ -56,6 +61,20 @@ def check(
     if config.weights.what == "lora" and find_spec("peft") is None:
         problem = "an adapter is trained with PEFT, which is not installed"
         raise ConfigError(problem, where="weights.what", remedy="pip install 'rollyard[lora]', or use full")
+
+
+def _check_models(config: Config, columns: Set[str]) -> None:
+    """Those that judge."""
+    model, judge = config.reward.model, config.reward.judge
+    if model.folder:
+        check_classifier(model)
+        if model.place == "colocated" and not worker.trains_here(config, worker.job_of(config)):
+            problem = "the trainer, whose device the reward model is to share, is in another process"
+            remedy = "use own, or one trainer with runtime inline in this job"
+            raise ConfigError(problem, where="reward.model.place", remedy=remedy)
+    if judge.url:
+        check_template(judge.template, columns)
+        reader(judge.parse)
 
 
 def check_training(config: Config, architecture: Architecture) -> None:

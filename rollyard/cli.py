@@ -24,7 +24,7 @@ from rollyard.bench.turns import Tell
 from rollyard.control import Order, ask
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
-from rollyard.layers import Resolved, nearest, options, presets, resolve
+from rollyard.layers import Resolved, nearest, options, presets, resolve, value
 
 SHORT = {  # short names of common options
     "--model": "model.path",
@@ -190,9 +190,8 @@ def _explanation(resolved: Resolved) -> Table:
     for column in ("option", "value", "from", "meaning"):
         table.add_column(column, overflow="fold")
     for option in options():
-        section, _, leaf = option.name.partition(".")
-        value = getattr(getattr(resolved.config, section), leaf)
-        shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        found = value(resolved.config, option.name)
+        shown = ",".join(map(str, found)) if isinstance(found, tuple) else str(found)
         origin = resolved.origins[option.name]
         style = "dim" if origin == "default" else "bold"
         table.add_row(f"[{style}]{option.name}[/]", _plain(shown), origin, f"[dim]{_plain(option.description)}[/]")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from urllib.parse import urlsplit
 
 from rollyard.config import (
+    BUILT_IN,
     LEAST_TEMPERATURE,
     AdvantageConfig,
     Config,
     EngineConfig,
     ExchangeConfig,
+    JudgeConfig,
     LoraConfig,
     PlaceConfig,
+    RewardConfig,
+    RewardModelConfig,
     RolloutConfig,
     WarmupConfig,
 )
@@ -33,6 +38,27 @@ def check(config: Config) -> None:
     check_objective(config)
     _check_lora(config)
     _check_exchange(config)
+    _check_models(config.reward)
+
+
+def _check_models(reward: RewardConfig) -> None:
+    """Models that judge."""
+    model, judge = reward.model, reward.judge
+    if not model.folder and model != RewardModelConfig():
+        problem = "options of a reward model are given, and there is none"
+        raise ConfigError(problem, where="reward.model.folder", remedy="name its folder, or leave them out")
+    if not judge.url and judge != JudgeConfig():
+        problem = "options of a judge are given, and there is none"
+        raise ConfigError(problem, where="reward.judge.url", remedy="give such as http://127.0.0.1:8000/v1, or leave them out")
+    for url in judge.url:
+        if not is_address(url):
+            raise ConfigError(f"{url!r} is no address", where="reward.judge.url", remedy="give such as http://127.0.0.1:8000/v1")
+    if judge.url and not judge.model:
+        problem = "the judge's servers are named, and not the model that they are asked for"
+        raise ConfigError(problem, where="reward.judge.model", remedy="give the name that the server lists under /v1/models")
+    if 0 < judge.temperature < LEAST_TEMPERATURE:
+        problem = f"a temperature of {judge.temperature:g} overflows float32"
+        raise ConfigError(problem, where="reward.judge.temperature", remedy=f"use 0 or at least {LEAST_TEMPERATURE:g}")
 
 
 def _check_prompts(config: Config) -> None:
@@ -40,10 +66,19 @@ def _check_prompts(config: Config) -> None:
     if bool(prompts.path) == bool(prompts.task):
         found = "both are given" if prompts.path else "neither is given"
         remedy = "give --prompts FILE.jsonl, or --prompts.task, or start from a preset such as --preset sort"
-        raise ConfigError(f"prompts come from a file or from a built-in task, but {found}", where="prompts.path", remedy=remedy)
-    if prompts.path and not config.model.path:
-        remedy = "give --model FOLDER, a Hugging Face causal LM"
-        raise ConfigError("prompts from a file need a model", where="model.path", remedy=remedy)
+        raise ConfigError(f"prompts come from a file or from a task, but {found}", where="prompts.path", remedy=remedy)
+    built_in, of_gym = prompts.task in BUILT_IN, prompts.task.startswith("reasoning_gym/")
+    if prompts.task and not built_in and not of_gym:
+        near = difflib.get_close_matches(prompts.task, BUILT_IN, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(BUILT_IN)}, or reasoning_gym/NAME"
+        raise ConfigError(f"there is no task {prompts.task!r}", where="prompts.task", remedy=remedy)
+    if not built_in and not config.model.path:
+        problem = "prompts from a file need a model" if prompts.path else "a task of reasoning-gym needs a model"
+        raise ConfigError(problem, where="model.path", remedy="give --model FOLDER, a Hugging Face causal LM")
+    _check_object(prompts.options, "prompts.options", '{"min_terms": 2, "max_terms": 3}')
+    if prompts.options and not of_gym:
+        problem = "options are for a dataset of reasoning-gym, and the prompts are not from one"
+        raise ConfigError(problem, where="prompts.options", remedy="leave them out, or use --prompts.task reasoning_gym/NAME")
 
 
 def _check_rollout(rollout: RolloutConfig) -> None:
@@ -286,9 +321,6 @@ def _check_advantage(config: Config) -> None:
     if kind != "gae" and (config.advantage.gamma, config.advantage.lam) != (usual.gamma, usual.lam):
         where = "advantage.gamma" if config.advantage.gamma != usual.gamma else "advantage.lam"
         raise ConfigError(f"{kind} looks at no token by itself", where=where, remedy="add --advantage.kind gae, or leave it out")
-    if kind == "gae" and config.train.adapter:
-        problem = "gae needs a value head beside the policy, and the trainer of another stack has none"
-        raise ConfigError(problem, where="advantage.kind", remedy="use another, such as reinforce++, or our own trainer")
 
 
 def _check_exchange(config: Config) -> None:

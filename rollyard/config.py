@@ -17,6 +17,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Words = Annotated[str, Field(min_length=1)]
 
+BUILT_IN = ("sort", "reverse", "arithmetic", "calculator")  # tasks with a base policy of their own
 LEAST_TEMPERATURE = 1e-3  # logits divided by less are no longer exact in float32
 
 
@@ -55,11 +56,17 @@ class WarmupConfig(Section):
 class PromptsConfig(Section):
     path: str = Field("", description="JSON Lines file of prompts: a text or a list of chat messages in each line")
     field: str = Field("prompt", description="name of the field that holds the prompt; the others go to the reward by name")
-    task: Literal["", "sort", "reverse", "arithmetic", "calculator"] = Field("", description="a built-in task instead of a file")
+    task: str = Field(
+        "",
+        description="a task instead of a file: sort, reverse, arithmetic or calculator, or reasoning_gym/NAME for one of "
+        "reasoning-gym's",
+    )
+    options: str = Field("", description="options of reasoning-gym's dataset, a JSON object")
     held_out: Natural = Field(0, description="prompts set aside for evaluation and never trained on")
     shuffle: bool = Field(True, description="new order in every epoch, from the run's seed")
     epochs: Natural = Field(0, description="times each prompt is used (0: as often as the steps need)")
     chat: bool = Field(True, description="use the tokenizer's chat template where it has one; texts become a user message")
+    system: str = Field("", description="system message before each such user message (empty: none)")
 
 
 class RolloutConfig(Section):
@@ -115,6 +122,43 @@ class EnvironmentConfig(Section):
     )
 
 
+class RewardModelConfig(Section):
+    """A sequence classifier that judges, beside the reward functions."""
+
+    folder: str = Field("", description="folder of a Hugging Face sequence classifier that judges too (empty: none)")
+    label: str = Field("", description="which of its labels is the reward, where it has several: a name, or its number")
+    weight: float = Field(1.0, description="what its verdict is multiplied by in the reward (0: only reported)")
+    place: Literal["own", "colocated"] = Field(
+        "own", description="a process with a device of its own, or the trainer's device, in turn with what else runs there"
+    )
+    token_budget: Count = Field(8192, description="tokens of one of its batches at most, padding counted")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of its parameters")
+    limit_s: Positive = Field(120.0, description="seconds a verdict of it may take, waiting included; beyond it there is none")
+    restarts: Natural = Field(1, description="times its own process is started again after it was lost")
+
+
+class JudgeConfig(Section):
+    """A language model behind an OpenAI-compatible interface that judges, beside the reward functions."""
+
+    url: tuple[str, ...] = Field((), description="addresses of servers with one model that judges, up to /v1 (empty: none)")
+    model: str = Field("", description="its name there")
+    template: str = Field(
+        "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nRate the answer from 0 (useless) to 10 (perfect). "
+        "Reply with the number only.",
+        description="what it is asked: {prompt}, {completion} and columns are filled in, {{ and }} are braces",
+    )
+    parse: str = Field(
+        "number", description="how its answer is read: number (there is exactly one), or a regular expression with one group"
+    )
+    scale: float = Field(0.1, description="what the number it gives is multiplied by")
+    weight: float = Field(1.0, description="what its verdict is multiplied by in the reward (0: only reported)")
+    max_tokens: Count = Field(64, description="tokens of its answer at most")
+    temperature: NonNegative = Field(0.0, description="its sampling temperature")
+    retries: Natural = Field(3, description="times a request that failed is tried again")
+    limit_s: Positive = Field(120.0, description="seconds a verdict of it may take, all tries included; beyond it there is none")
+    concurrency: Count = Field(16, description="requests under way at each of its servers")
+
+
 class RewardConfig(Section):
     function: tuple[str, ...] = Field(
         (), description="FILE.py:function, package.module:function, or a name such as exact_match (empty: the task's own)"
@@ -127,6 +171,8 @@ class RewardConfig(Section):
     give_up_after: Count = Field(
         16, description="workers lost in a row, none of which answered a call, after which the run stops as failed"
     )
+    model: RewardModelConfig = RewardModelConfig()
+    judge: JudgeConfig = JudgeConfig()
 
 
 class AdvantageConfig(Section):

@@ -26,6 +26,11 @@ def engine_keys() -> tuple[str, str]:
     return key, os.environ.get("ROLLYARD_ENGINE_ADMIN_KEY") or key
 
 
+def judge_key() -> str:
+    """Key of the servers with the language model that judges."""
+    return os.environ.get("ROLLYARD_JUDGE_KEY", "")
+
+
 DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 TUNING = ("OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM")  # those of them that change how fast a library is
 TUNED = "ROLLYARD_TUNED"  # names the ones that are set by Rollyard and not by the user
@@ -60,7 +65,12 @@ def owned() -> bool:
 # Variables that say how libraries behave. A process on another machine should have them as this one has, and nothing else
 # of this machine's: its folders and interpreters are its own.
 FAMILIES = ("ROLLYARD_", "HF_", "NCCL_", "GLOO_", "OMP_", "TORCH_", "VLLM_")
-KEYS = ("ROLLYARD_ENGINE_KEY", "ROLLYARD_ENGINE_ADMIN_KEY", "HF_TOKEN")  # never kept where others may read them
+KEYS = (
+    "ROLLYARD_ENGINE_KEY",
+    "ROLLYARD_ENGINE_ADMIN_KEY",
+    "ROLLYARD_JUDGE_KEY",
+    "HF_TOKEN",
+)  # never kept where others may read them
 
 
 def carried(environment: Mapping[str, str]) -> dict[str, str]:

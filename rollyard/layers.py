@@ -44,9 +44,16 @@ class Resolved:
 
 def options() -> Iterator[Option]:
     """Every option, in the order of the tree."""
-    for section, field in Config.model_fields.items():
-        for name, leaf in _section_type(field).model_fields.items():
-            yield Option(f"{section}.{name}", _values(leaf.annotation), leaf.default, leaf.description or "")
+    for name, leaf in _leaves(Config):
+        yield Option(name, _values(leaf.annotation), leaf.default, leaf.description or "")
+
+
+def value(config: Config, name: str) -> Any:
+    """Of the option of this dotted name."""
+    found: Any = config
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def presets() -> tuple[str, ...]:
@@ -95,23 +102,26 @@ def resolve(
 
 
 def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
-    tree: dict[str, dict[str, Any]] = {}
+    tree: dict[str, Any] = {}
+    types = {name: leaf.annotation for name, leaf in _leaves(Config)}
     for name, value in values.items():
-        section, leaf = name.split(".")
-        tree.setdefault(section, {})[leaf] = _converted(name, value, origins[name])
+        *sections, leaf = name.split(".")
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[leaf] = _converted(name, types[name], value, origins[name])
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][:2])
+        parts = [str(part) for part in first["loc"]]  # below an option, what part of its value
+        name = next(found for end in range(len(parts), 0, -1) if (found := ".".join(parts[:end])) in types)
         where = f"{name} ({origins.get(name, 'default')})"
         raise ConfigError(f"{first['input']!r} does not fit", where=where, remedy=_remedy(first["msg"])) from None
 
 
-def _converted(name: str, value: Any, origin: str) -> Any:
+def _converted(name: str, annotation: Any, value: Any, origin: str) -> Any:
     """Lists may be given as text with commas; a truth value is never taken for a number."""
-    section, leaf = name.split(".")
-    annotation = _section_type(Config.model_fields[section]).model_fields[leaf].annotation
     if get_origin(annotation) is tuple and isinstance(value, str):
         return tuple(part for part in value.split(",") if part)
     if isinstance(value, bool) and annotation is not bool:
@@ -146,18 +156,25 @@ def _flatten(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
         if not isinstance(values, dict):
             remedy = f"{section} is a section: [{section}]" if section in Config.model_fields else "sections are such as [train]"
             raise ConfigError(f"{section!r} stands outside any section", where=origin, remedy=remedy)
-        flat.update({f"{section}.{name}": value for name, value in values.items()})
+        flat.update(_below(section, values))
     return flat
+
+
+def _below(section: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _below(f"{section}.{name}", value)
+        else:
+            yield f"{section}.{name}", value
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """ROLLYARD_TRAIN__LR=1e-5 sets train.lr."""
-    found = {}
-    for variable, value in environment.items():
-        if variable.startswith("ROLLYARD_") and "__" in variable:
-            section, _, leaf = variable.removeprefix("ROLLYARD_").lower().partition("__")
-            found[f"{section}.{leaf}"] = value
-    return found
+    return {
+        variable.removeprefix("ROLLYARD_").lower().replace("__", "."): value
+        for variable, value in environment.items()
+        if variable.startswith("ROLLYARD_") and "__" in variable
+    }
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -167,9 +184,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else "`rollyard explain` lists all options"
 
 
-def _section_type(field: FieldInfo) -> type[BaseModel]:
-    assert isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    return field.annotation
+def _leaves(section: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Dotted names of all options below, in the order of the tree."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _leaves(kind, f"{above}{name}.")
+        else:
+            yield above + name, field
 
 
 def _values(annotation: Any) -> str:

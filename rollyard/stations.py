@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rollyard import worker
 from rollyard.config import Config
 from rollyard.environment import only_devices
-from rollyard.episode.stage import Player
+from rollyard.episode.open import Player, open_player
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId
 from rollyard.exchange.folder import Job
 from rollyard.exchange.generation import Generation
 from rollyard.hosts import HostOrder, Launch, attach_engine, launch_engine, launch_host, remote_engine
+from rollyard.judges import build_judges
 from rollyard.model.architecture import Architecture
 from rollyard.place.child import Children
 from rollyard.place.inline import DeviceThread
-from rollyard.place.layout import Host, layout
+from rollyard.place.layout import REWARD_MODEL, Host, layout
 from rollyard.protocols import (
     Channel,
     Engine,
@@ -42,10 +43,10 @@ from rollyard.protocols import (
     Trainer,
     TrainerEvidence,
 )
-from rollyard.reward.open import Given, open_scorer
+from rollyard.reward.open import Given, joined, open_functions
 from rollyard.rollout.controller import Text
 from rollyard.types import EngineStats, Prompt, WeightVersion
-from rollyard.watch.accounts import ENGINE, TRAINER
+from rollyard.watch.accounts import ENGINE, SCORER, TRAINER
 
 if TYPE_CHECKING:
     from rollyard.place.ray import Cluster
@@ -210,12 +211,13 @@ class Builder:
         source, held_out = worker.build_prompts(config, tokenizer, done)
         workers = Children(at_once=True)
         self._built.push_async_callback(workers.close)
-        player = worker.build_player(config, environment, tokenizer, self._folder, workers.launch, self._scratch)
-        if player is not None:
-            self._built.push_async_callback(player.close)
-        scorer = open_scorer(config, reward, workers.launch, self._scratch, optional=player is not None)
-        self._built.push_async_callback(scorer.close)
+        player = open_player(config, environment, tokenizer, self._folder, workers.launch, self._scratch, self._built)
+        functions = open_functions(config, reward, workers.launch, self._scratch, optional=player is not None)
+        for part in functions:
+            self._built.push_async_callback(part.scorer.close)
         await self._host_all()
+        scorer = joined(config, functions, await self._judges())
+        self._built.push_async_callback(scorer.close)
         if exchange is not None:
             self._record(exchange)
         return replace(self._joined(source, held_out, scorer, tokenizer.completion_text, exchange), player=player)
@@ -240,7 +242,7 @@ class Builder:
         hosts = layout(roles, worker.devices_there(config))
         here = worker.trains_here(config, self._job)
         away = [host for host in hosts if not (here and host.rank == 0)]
-        self._launches = await self._launchers(hosts, [host for host in away if host.rank is not None or not config.engine.url])
+        self._launches = await self._launchers(hosts, [host for host in away if host.name not in self._urls])
         self._built.push_async_callback(self._close_engines)
         for host in hosts:
             if host not in away:
@@ -297,6 +299,14 @@ class Builder:
             receiver = cast(Receiver, publisher)  # it is both
             build = partial(worker.build_engine, config, host.engine, policy, device, receiver)
             found.engines[host.engine] = await device.run(build)  # there, since it may compile
+
+    async def _judges(self) -> dict[str, Scorer]:
+        """Models that judge, by their names in reports."""
+        judges = await build_judges(self._config, self._device, self._launches.get(REWARD_MODEL))
+        if judges.remote is not None:
+            self._found.starts.append(judges.remote.start)
+            self._found.spans.append((REWARD_MODEL, SCORER, judges.remote.spans))
+        return judges.scorers
 
     async def _launched(self, host: Host) -> Channel:
         """A process with a trainer."""

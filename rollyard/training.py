@@ -1,7 +1,7 @@
 """`Training`, the training job of an exchange: learns from batch after batch, as the generation job leaves them in a folder.
 
     station    consumes        waits for                          produces
-    advantage  groups/ID       batches/STEP of its own version    one number a member
+    advantage  groups/ID       batches/STEP of its own version    one number a member; with gae, a token
     batch      the same        -                                  TrainBatch
     train      TrainBatch      -                                  weights/STEP+1: weights, state, stats, what the trainer says
 

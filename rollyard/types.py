@@ -113,6 +113,7 @@ class Prompt:
     token_ids: tuple[int, ...]  # [tokens]
     text: str
     columns: Mapping[str, object] = field(default_factory=dict)  # handed to the reward by name
+    messages: tuple[Mapping[str, str], ...] = ()  # role and content of each, where the data has a conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,7 @@ class TrainStats:
     entropy: float  # nats per token, of the distribution tokens were drawn from
     clipped_share: float  # of trained tokens, ratio outside the clip range on the side that matters
     ratio_mean: float
-    logprob_gap_mean: float  # |trainer - engine| per trained token, nats
+    logprob_gap_mean: float  # |trainer - engine| per trained token, nats, whatever version wrote it
     logprob_gap_max: float
     kept_set_misses: float  # share of tokens that the trainer's own top_p/top_k set would have left out
     ratio_p1: float = 1.0  # percentiles of the ratio over trained tokens, by nearest rank
@@ -303,6 +304,11 @@ class TrainStats:
     truncated_share: float = 0.0  # of trained tokens, whose importance weight was cut or masked
     kl: float | None = None  # to the reference policy per trained token, nats; None without a reference
     value_loss: float | None = None  # None without a value head
+    # The gap again: of tokens written by the very version that is trained, with no older keys and values, and of all others.
+    fresh_gap_mean: float | None = None  # engine and trainer alone; None: no such token, or nobody looked
+    fresh_gap_max: float | None = None
+    stale_gap_mean: float | None = None  # and what the policy has become since; likewise
+    stale_gap_max: float | None = None
 
 
 class TensorInfo(NamedTuple):

@@ -6,7 +6,6 @@ torch is imported only when a station needs it.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,10 +17,6 @@ from urllib.parse import urlsplit
 from rollyard.config import Config
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.environment import node_address
-from rollyard.episode.host import Order
-from rollyard.episode.load import SHIPPED, check_environment, load_environment
-from rollyard.episode.stage import Player, Stage
-from rollyard.episode.workers import InWorkers
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event, Rollover
 from rollyard.exchange.folder import Job
@@ -31,12 +26,10 @@ from rollyard.model.machine import Machine, measure
 from rollyard.objective import has_values, options_of
 from rollyard.place.bundles import Bundle, Nodes
 from rollyard.place.layout import Host, Roles
-from rollyard.pool import Launch
 from rollyard.prompts.open import open_prompts
 from rollyard.protocols import (
     Device,
     Engine,
-    Environment,
     Evidence,
     PromptSource,
     Publisher,
@@ -103,7 +96,12 @@ def sampling_of(config: Config) -> Sampling:
 
 def threads_of(config: Config, architecture: Architecture) -> int:
     """CPU threads of torch: those asked for, or one for a small model and all cores for a larger one."""
-    return config.place.threads or (1 if architecture.parameters < SMALL else os.cpu_count() or 1)
+    return threads_for(config, architecture.parameters)
+
+
+def threads_for(config: Config, parameters: int) -> int:
+    """The same for a model with so many parameters."""
+    return config.place.threads or (1 if parameters < SMALL else os.cpu_count() or 1)
 
 
 def set_threads(count: int) -> None:
@@ -240,39 +238,6 @@ def build_trainer(
         reference=policy.reference,
         values=has_values(config),
     )
-
-
-def environment_of(config: Config, given: Environment | None) -> Environment | None:
-    """The environment given directly, or the one that is named; None where prompts are answered once. Raises ConfigError."""
-    if given is not None:
-        return check_environment(given, type(given).__name__)
-    return load_environment(config.environment.name) if config.environment.name else None
-
-
-def build_player(
-    config: Config, given: Environment | None, tokenizer: Tokenizer, folder: Path, launch: Launch, scratch: Path
-) -> Player | None:
-    """What plays episodes, if they are played: in worker processes where the environment is a user's and named.
-
-    Args:
-        folder: of the model.
-        launch: starts a child of this process.
-        scratch: the run's folder.
-    """
-    environment, plays, rollout = environment_of(config, given), config.environment, config.rollout
-    if environment is None:
-        return None
-    vocabulary, most, limit_s = Architecture.from_folder(folder).vocab_size, rollout.max_tokens, plays.limit_s
-    if given is not None or plays.name in SHIPPED or not plays.workers:
-        return Stage(environment, tokenizer, vocabulary, most, plays.turns, limit_s)
-    path, prints = tuple(map(os.path.abspath, sys.path)), str(scratch.resolve() / "environment.log")
-    tokens = scratch.resolve() / "environment.tokens.json"
-    tokenizer.save(tokens)
-    order = Order(plays.name, str(tokens), str(folder.resolve()), vocabulary, most, plays.turns, limit_s, path, prints)
-    at_once = rollout.group_size * rollout.groups_per_step * (rollout.max_staleness + 1)
-    player = InWorkers(launch, order, plays.workers, -(-at_once // plays.workers))
-    player.start()
-    return player
 
 
 def transport_of(config: Config) -> str:
@@ -451,7 +416,8 @@ def roles_of(config: Config, job: Job | None = None) -> Roles:
     place = config.place
     generate = 0 if job is Job.TRAINING else place.generate
     train = 0 if job is Job.GENERATION else place.train
-    return Roles(place.placement, generate, train, config.engine.tensor_parallel_size)
+    judges = int(bool(config.reward.model.folder) and config.reward.model.place == "own" and job is not Job.TRAINING)
+    return Roles(place.placement, generate, train, config.engine.tensor_parallel_size, judges)
 
 
 def devices_there(config: Config) -> int | None:

@@ -65,6 +65,7 @@ def test_a_run_and_all_that_it_leaves_behind(make):
                 assert [span.version.step for span in done.spans] == [step.step - 1]
                 assert rollout.reward.value == share_of_answer("", done.text, str(group.prompt.columns["answer"]))
         assert step.train.logprob_gap_max < 1e-4  # the engine's logprobs are the trainer's
+        assert (step.train.fresh_gap_max, step.train.stale_gap_max) == (step.train.logprob_gap_max, None)  # all is of now
         assert step.train.ratio_mean == pytest.approx(1.0, abs=1e-4)
     assert run.report is not None
     report = json.loads((run.folder.path / "report.json").read_text())

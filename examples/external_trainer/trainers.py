@@ -24,6 +24,7 @@ from rollyard.errors import ConfigError, NonFinite
 from rollyard.model.kept import keep
 from rollyard.train.external import TrainerSetup
 from rollyard.train.loss import Denominators, Known, policy_loss, token_sums
+from rollyard.train.rows import written_by
 from rollyard.train.totals import Totals
 from rollyard.types import Sample, Sampling, TensorInfo, TrainBatch, TrainStats
 
@@ -96,7 +97,8 @@ class HuggingFaceTrainer:
             trained = [sum(sample.mask) for sample in part]
             whole = [count + sample.others for count, sample in zip(trained, part, strict=True)]  # of an episode of several rows
             weights = found.rows([denominators.weight(count, options, self.setup.max_tokens) for count in whole])
-            known = Known(found.of("logprobs"), found.of("advantages"), weights, trained)
+            fresh = torch.from_numpy(written_by(part, self.setup.version._replace(step=batch.step))).to(self.setup.device)
+            known = Known(found.of("logprobs"), found.of("advantages"), weights, trained, fresh=fresh)
             self.backward(policy_loss(found.new, known, options), last=number == len(parts))
             totals.add(token_sums(found.new.detach(), known, options), found.entropy, found.missed)
         rate = options.lr * min(1.0, (batch.step + 1) / options.warmup_steps) if options.warmup_steps else options.lr

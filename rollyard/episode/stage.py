@@ -61,8 +61,6 @@ class Player(Protocol):
         """
         ...
 
-    async def close(self) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -101,9 +99,6 @@ class Stage:
             return Played(verdict_of(episode), asker.text)
         finally:
             episode.cancel()
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
     async def _episode(self, asker: Asker, prompt: Prompt) -> Any:
         try:

@@ -16,9 +16,9 @@ from rollyard.exchange.files import read_whole, write_whole
 from rollyard.exchange.folder import Folder, Job
 from rollyard.model.architecture import Architecture
 
-FORMAT = 2
+FORMAT = 3
 SAMPLING = ("group_size", "groups_per_step", "max_tokens", "temperature", "top_p", "top_k", "stop", "ignore_eos")
-PROMPTS = ("field", "held_out", "shuffle", "epochs", "chat")
+PROMPTS = ("field", "held_out", "shuffle", "epochs", "chat", "options", "system")
 
 Agreed = dict[str, Any]  # what JSON can hold, by the option that it comes from
 AGREED = TypeAdapter(Agreed)
@@ -28,6 +28,7 @@ def agreed(config: Config, architecture: Architecture, job: Job) -> Agreed:
     """What this job must keep to. Only the generation job reads the prompts."""
     found: Agreed = {"format": FORMAT, "run.seed": config.run.seed, "model.dtype": config.model.dtype}
     found |= {f"rollout.{name}": getattr(config.rollout, name) for name in SAMPLING}
+    found["advantage.overlong"] = config.advantage.overlong  # one job leaves out what was cut, the other counts it so
     found["prompts.task"] = config.prompts.task
     found["model.path"] = "a folder" if config.model.path else ""  # which may have another name on another machine
     if config.model.path:

@@ -19,20 +19,25 @@ ANSWER = "the-answer-before"  # in its place
 
 
 class Tokenizer:
-    """The tokenizer of a Hugging Face folder. Raises ConfigError when the folder has none that is usable."""
+    """The tokenizer of a Hugging Face folder. Raises ConfigError when the folder has none that is usable.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of a model.
+        where: the option that names it, for messages.
+    """
+
+    def __init__(self, folder: Path, where: str = WHERE) -> None:
         from transformers import AutoTokenizer  # heavy: only a process that reads text pays for it
 
         if not (folder / "tokenizer_config.json").is_file() and not (folder / "tokenizer.json").is_file():
-            raise ConfigError(f"{folder} has no tokenizer", where=WHERE, remedy="copy tokenizer.json there, and its config")
+            raise ConfigError(f"{folder} has no tokenizer", where=where, remedy="copy tokenizer.json there, and its config")
         try:
             self._full = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             problem = f"the tokenizer in {folder} cannot be read: {error}"
-            raise ConfigError(problem, where=WHERE, remedy="fetch the model again") from error
+            raise ConfigError(problem, where=where, remedy="fetch the model again") from error
         if not self._full.is_fast:
-            raise ConfigError(f"the tokenizer in {folder} is not a fast one", where=WHERE, remedy="convert it to tokenizer.json")
+            raise ConfigError(f"the tokenizer in {folder} is not a fast one", where=where, remedy="convert it to tokenizer.json")
         self._fast: FastTokenizer = self._full.backend_tokenizer
         added = self._fast.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
@@ -42,16 +47,39 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._full.chat_template)
 
+    @property
+    def separates(self) -> bool:
+        """Whether it has a way of its own to put two texts together, as encoders do."""
+        return self._full.sep_token is not None
+
+    @property
+    def typed(self) -> bool:
+        """Whether the model is told which of two texts a token is of."""
+        return "token_type_ids" in self._full.model_input_names
+
+    @property
+    def most_tokens(self) -> int:
+        """What the model takes, as far as the tokenizer knows; else a number beyond all models."""
+        return int(self._full.model_max_length)
+
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Ids of a text, with the special tokens that the tokenizer adds by itself unless `special` is False."""
         return tuple(self._fast.encode(text, add_special_tokens=special).ids)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Ids of a conversation up to where the assistant's answer begins. Raises ConfigError without a template."""
+    def pair(self, first: str, second: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids of two texts put together as the tokenizer does it, and for each which text it is of."""
+        encoded = self._fast.encode(first, second)
+        return tuple(encoded.ids), tuple(encoded.type_ids)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, answered: bool = False) -> tuple[int, ...]:
+        """Ids of a conversation up to where the assistant's answer begins, or of one that ends with it (`answered`).
+
+        Raises ConfigError without a template.
+        """
         if not self.has_chat_template:
             raise ConfigError("the tokenizer has no chat template", where=WHERE, remedy="give texts, or an instruct model")
         turns = [dict(message) for message in messages]
-        text = str(self._full.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        text = str(self._full.apply_chat_template(turns, tokenize=False, add_generation_prompt=not answered))
         # The template writes its own special tokens.
         return tuple(self._fast.encode(text, add_special_tokens=False).ids)
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId
 
+REWARD_MODEL = "reward-model"  # name of its host
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -30,6 +32,7 @@ class Roles:
     generate: int  # engines
     train: int  # data-parallel trainers
     tensor_parallel: int  # devices of one engine
+    judges: int = 0  # models that judge, each on a device of its own
 
 
 def layout(roles: Roles, available: int | None = None) -> tuple[Host, ...]:
@@ -42,6 +45,11 @@ def layout(roles: Roles, available: int | None = None) -> tuple[Host, ...]:
     Raises:
         ConfigError: naming the numbers that do not fit, and the nearest that do.
     """
+    return (*_policy(roles, available), *(Host(REWARD_MODEL, 1) for _ in range(roles.judges)))
+
+
+def _policy(roles: Roles, available: int | None) -> tuple[Host, ...]:
+    """Those with the policy, in an engine or a trainer."""
     needed = devices(roles)
     if available is not None and needed > available:
         problem = f"placement {roles.placement} with {_shown(roles)} needs {needed} devices, and there are {available}"
@@ -57,12 +65,15 @@ def layout(roles: Roles, available: int | None = None) -> tuple[Host, ...]:
 def devices(roles: Roles) -> int:
     """How many devices it takes."""
     if roles.placement in ("separate", "async"):
-        return roles.generate * roles.tensor_parallel + roles.train
-    return 2 if roles.placement == "swap" else roles.train
+        return roles.generate * roles.tensor_parallel + roles.train + roles.judges
+    return (2 if roles.placement == "swap" else roles.train) + roles.judges
 
 
 def _nearest(roles: Roles, available: int) -> str:
     """The layouts of the same placement that differ least and fit, else one that fits in any case."""
+    available -= roles.judges
+    if available < 1 and roles.judges:
+        return "use --reward.model.place colocated"
     if roles.placement in ("separate", "async"):
         most = available // roles.tensor_parallel
         fitting = [
@@ -83,6 +94,10 @@ def _nearest(roles: Roles, available: int) -> str:
 
 
 def _shown(roles: Roles) -> str:
+    return f"{_shown_policy(roles)}{' and a reward model' * roles.judges}"
+
+
+def _shown_policy(roles: Roles) -> str:
     if roles.placement in ("separate", "async"):
         size = f" of {roles.tensor_parallel} devices" if roles.tensor_parallel > 1 else ""
         return f"{roles.generate} engines{size} and {roles.train} trainers"

@@ -8,10 +8,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollyard import gym
 from rollyard.config import Config, PromptsConfig
 from rollyard.errors import ConfigError
 from rollyard.prompts.jsonl import read_rows
-from rollyard.prompts.source import Epochs, Render, Row, Source, Without
+from rollyard.prompts.source import Epochs, Render, Row, Source, Without, prompt_of
 from rollyard.prompts.tasks.task import TASKS, Task
 from rollyard.protocols import PromptSource
 from rollyard.types import Prompt
@@ -31,8 +32,11 @@ def check_prompts(config: Config) -> frozenset[str]:
         return frozenset.intersection(*(frozenset(row.columns) for row in rows))
     if prompts.epochs:
         remedy = "use 0; --steps says how long the run is"
-        raise ConfigError("a built-in task has no epochs, its problems never end", where="prompts.epochs", remedy=remedy)
-    return frozenset({"answer"})
+        raise ConfigError("a task has no epochs, its problems never end", where="prompts.epochs", remedy=remedy)
+    if prompts.task in TASKS:
+        return frozenset({"answer"})
+    gym.check(prompts.task, prompts.options)
+    return frozenset({"answer", "problem"})
 
 
 def open_prompts(config: Config, tokenizer: Tokenizer, done: Set[int] = frozenset()) -> tuple[PromptSource, tuple[Prompt, ...]]:
@@ -44,21 +48,29 @@ def open_prompts(config: Config, tokenizer: Tokenizer, done: Set[int] = frozense
     prompts, seed = config.prompts, config.run.seed
     cursor = next(place for place in count() if place not in done)
     render = _render(tokenizer, prompts)
-    if prompts.task:
+    if prompts.task in TASKS:
         task = TASKS[prompts.task]
         held_out = [(index, _task_row(task, HELD_OUT_SEED, index, held_out=True)) for index in range(prompts.held_out)]
         source = Source(lambda place: (place, _task_row(task, seed, place, held_out=False)), render, None, cursor)
+    elif prompts.task:
+        name, options = prompts.task, prompts.options
+        held_out = [(index, _gym_row(each)) for index, each in enumerate(gym.held_out(name, options, prompts.held_out))]
+        source = Source(lambda place: (place, _gym_row(gym.training(name, options, seed, place))), render, None, cursor)
     else:
         rows, held_out = _split(read_rows(Path(prompts.path), prompts.field), prompts, seed)
         limit = prompts.epochs * len(rows) or None
         source = Source(Epochs(rows, shuffle=prompts.shuffle, seed=seed), render, limit, cursor)
     remaining = Without(source, done) if done else source
-    return remaining, tuple(Prompt(place, number, *render(row), row.columns) for place, (number, row) in enumerate(held_out))
+    return remaining, tuple(prompt_of(place, number, row, render) for place, (number, row) in enumerate(held_out))
 
 
 def _task_row(task: Task, seed: int, index: int, *, held_out: bool) -> Row:
     problem = task.problem(seed, index, held_out=held_out)
     return Row(problem.prompt, {"answer": problem.answer})
+
+
+def _gym_row(problem: gym.Problem) -> Row:
+    return Row(problem.question, {"answer": problem.answer, "problem": problem.name._asdict()})
 
 
 def _split(rows: list[Row], prompts: PromptsConfig, seed: int) -> tuple[list[tuple[int, Row]], list[tuple[int, Row]]]:
@@ -72,12 +84,19 @@ def _split(rows: list[Row], prompts: PromptsConfig, seed: int) -> tuple[list[tup
 
 
 def _render(tokenizer: Tokenizer, prompts: PromptsConfig) -> Render:
-    """Chat where there is a template and it is wanted; messages always need one."""
-    chat = prompts.chat and tokenizer.has_chat_template and not prompts.task
+    """Chat where there is a template and it is wanted; messages always need one. Built-in tasks have models without.
+
+    Raises ConfigError for a system message that no template would put anywhere.
+    """
+    chat = prompts.chat and tokenizer.has_chat_template and prompts.task not in TASKS
+    system = [{"role": "system", "content": prompts.system}] if prompts.system else []
+    if system and not chat:
+        problem = "a system message is put before the prompt by a chat template, and there is none"
+        raise ConfigError(problem, where="prompts.system", remedy="leave it out, or use a model with a chat template")
 
     def render(row: Row) -> tuple[tuple[int, ...], str]:
         if isinstance(row.prompt, str):
-            ids = tokenizer.chat([{"role": "user", "content": row.prompt}]) if chat else tokenizer.encode(row.prompt)
+            ids = tokenizer.chat([*system, {"role": "user", "content": row.prompt}]) if chat else tokenizer.encode(row.prompt)
             return ids, row.prompt
         return tokenizer.chat(row.prompt), "\n".join(f"{message['role']}: {message['content']}" for message in row.prompt)
 

@@ -56,12 +56,16 @@ class Source:
         return prompts, end == self._limit
 
     def _prompt(self, place: int) -> Prompt:
-        number, row = self._row(place)
-        token_ids, text = self._render(row)
-        if not token_ids:
-            remedy = "give it a text that the tokenizer knows"
-            raise ConfigError(f"the tokenizer makes no token of prompt {number}: {text!r}", where="prompts.path", remedy=remedy)
-        return Prompt(place, number, token_ids, text, row.columns)
+        return prompt_of(place, *self._row(place), self._render)
+
+
+def prompt_of(place: int, number: int, row: Row, render: Render) -> Prompt:
+    """The prompt at a place. Raises ConfigError for one without a single token."""
+    token_ids, text = render(row)
+    if not token_ids:
+        remedy = "give it a text that the tokenizer knows"
+        raise ConfigError(f"the tokenizer makes no token of prompt {number}: {text!r}", where="prompts.path", remedy=remedy)
+    return Prompt(place, number, token_ids, text, row.columns, () if isinstance(row.prompt, str) else row.prompt)
 
 
 class Without:

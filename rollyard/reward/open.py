@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollyard.config import Config
+from rollyard.config import BUILT_IN, Config
 from rollyard.errors import ConfigError
 from rollyard.pool import Launch
 from rollyard.protocols import Scorer
@@ -14,12 +14,14 @@ from rollyard.reward import shipped
 from rollyard.reward.combine import Combined, Part, check_parts
 from rollyard.reward.direct import Direct
 from rollyard.reward.function import WHERE, RewardFunction, Takes, check_columns, check_function, load_reward, name_of
+from rollyard.reward.gym import reasoning_gym
 from rollyard.reward.host import Source
 from rollyard.reward.origin import import_name, pickled
 from rollyard.reward.workers import Crew, InWorkers
 from rollyard.types import Completion, Prompt, Reward
 
 Given = RewardFunction | Mapping[str, RewardFunction] | Sequence[RewardFunction]
+MODEL, JUDGE = "reward_model", "judge"  # names in reports
 
 
 def _none(config: Config) -> Mapping[str, object]:
@@ -35,7 +37,10 @@ class Shipped:
     settings: Callable[[Config], Mapping[str, object]] = _none
 
 
-SHIPPED: Mapping[str, Shipped] = {"exact_match": Shipped(shipped.exact_match)}
+SHIPPED: Mapping[str, Shipped] = {
+    "exact_match": Shipped(shipped.exact_match),
+    "reasoning_gym": Shipped(reasoning_gym, direct=False),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +73,31 @@ class Nobody:
 
 
 def judges_of(config: Config, given: Given | None, *, optional: bool = False) -> tuple[tuple[Judge, float], ...]:
-    """The functions and their weights. Raises ConfigError when there is none, or they do not go together.
+    """The functions and their weights; none where models alone judge.
 
     Args:
-        optional: there may be none.
+        optional: nobody need judge.
+
+    Raises ConfigError when nobody does, or weights do not go with them.
     """
-    judges = _given(given, config) if given is not None else _named(config, optional)
-    if not judges and optional and not config.reward.weights:
+    others = others_of(config)
+    judges = _given(given, config) if given is not None else _named(config, optional or bool(others))
+    if not judges and optional and not config.reward.weights and not others:
         return ()
     weights = config.reward.weights or (1.0,) * len(judges)
     if len(weights) != len(judges):
         problem = f"{len(weights)} weights for {len(judges)} rewards"
         raise ConfigError(problem, where="reward.weights", remedy="give each reward one, or leave them out")
     found = tuple(zip(judges, weights, strict=True))
-    check_parts([(judge.name, weight) for judge, weight in found])
+    check_parts([*((judge.name, weight) for judge, weight in found), *others])
     return found
+
+
+def others_of(config: Config) -> list[tuple[str, float]]:
+    """Names and weights of judges that are no functions: a sequence classifier, a language model."""
+    reward = config.reward
+    found = [(MODEL, reward.model.weight)] if reward.model.folder else []
+    return [*found, (JUDGE, reward.judge.weight)] if reward.judge.url else found
 
 
 def check_rewards(config: Config, given: Given | None, columns: Set[str], *, optional: bool = False) -> None:
@@ -93,13 +108,13 @@ def check_rewards(config: Config, given: Given | None, columns: Set[str], *, opt
             judge.content()
 
 
-def open_scorer(config: Config, given: Given | None, launch: Launch, scratch: Path, *, optional: bool = False) -> Scorer:
-    """All judges of a run as one; worker processes begin to start. Raises ConfigError, also where there is none.
+def open_functions(config: Config, given: Given | None, launch: Launch, scratch: Path, *, optional: bool = False) -> list[Part]:
+    """The functions; their worker processes begin to start. Raises ConfigError, also where there is none.
 
     Args:
         launch: starts a child of this process.
         scratch: the run's folder.
-        optional: there may be none.
+        optional: nobody need judge.
     """
     found, max_tokens = judges_of(config, given, optional=optional), config.rollout.max_tokens
     away = [judge for judge, _ in found if not judge.direct]
@@ -113,6 +128,16 @@ def open_scorer(config: Config, given: Given | None, launch: Launch, scratch: Pa
             scorer = workers = InWorkers(judge.name, away.index(judge), takes, judge.settings, crew, max_tokens)
             workers.start()
         parts.append(Part(judge.name, scorer, weight))
+    return parts
+
+
+def joined(config: Config, functions: Sequence[Part], others: Mapping[str, Scorer]) -> Scorer:
+    """All judges of a run as one.
+
+    Args:
+        others: by their names in `others_of`.
+    """
+    parts = [*functions, *(Part(name, others[name], weight) for name, weight in others_of(config))]
     return Combined(parts) if parts else Nobody()
 
 
@@ -141,7 +166,7 @@ def _shipped(name: str, ours: Shipped, config: Config) -> Judge:
 def _named(config: Config, optional: bool) -> list[Judge]:
     names = config.reward.function
     if not names and config.prompts.task:
-        names = ("exact_match",)
+        names = ("exact_match" if config.prompts.task in BUILT_IN else "reasoning_gym",)
     if not names and not optional:
         raise ConfigError("prompts from a file need a reward", where=WHERE, remedy="give --reward FILE.py:function")
     return [_load(name, config) for name in names]

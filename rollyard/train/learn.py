@@ -48,18 +48,16 @@ def learn(
 
 
 @torch.no_grad()
-def predicting_states(model: CausalLM, rows: Rows, products: torch.dtype) -> Tensor:
-    """The hidden states that predict the trained tokens, `[trained, hidden]`, and no gradient."""
+def look(model: CausalLM, rows: Rows, products: torch.dtype, read: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `read` makes of the hidden states that predict the trained tokens, `[trained, hidden]`. No gradient."""
     where = model.head_weight.device
     with torch.autocast(where.type, products, enabled=products != model.head_weight.dtype):
         hidden = model.hidden(rows.ids, rows.positions, packed_attention(rows.trees, where))
+        found = read(hidden.index_select(0, rows.predicting))
     model.parts.rest()
-    return hidden.index_select(0, rows.predicting)
+    return found
 
 
 def policy_logprobs(model: CausalLM, rows: Rows, sampling: Sampling, products: torch.dtype) -> Tensor:
-    """The logprobs of the trained tokens, `[trained]` float32, as `learn` has them, and no gradient."""
-    where = model.head_weight.device
-    states = predicting_states(model, rows, products)
-    with torch.autocast(where.type, products, enabled=products != model.head_weight.dtype):
-        return logprobs(states, model.head_weight, rows.targets, sampling)
+    """The logprobs of the trained tokens, `[trained]` float32, as `learn` has them. No gradient."""
+    return look(model, rows, products, lambda states: logprobs(states, model.head_weight, rows.targets, sampling))

@@ -48,6 +48,7 @@ class Known:
     reference: Tensor | None = None  # logprobs of a reference policy
     row_ratio: Tensor | None = None  # mean log ratio of a token's row, where the loss takes that (`of_rows`)
     row_weight: Tensor | None = None  # log importance ratio of a token's row, likewise
+    fresh: Tensor | None = None  # [trained] bool: written by the version that is trained; None: nobody looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,12 @@ class TokenSums:
     ratio: Tensor
     gap: Tensor
     gap_max: Tensor
+    fresh: Tensor  # tokens; the two kinds are none together where nobody looked
+    fresh_gap: Tensor
+    fresh_gap_max: Tensor
+    stale: Tensor
+    stale_gap: Tensor
+    stale_gap_max: Tensor
     kl: Tensor
     ratios: Tensor  # [trained] float32: new / behaviour
 
@@ -148,9 +155,20 @@ def token_sums(new: Tensor, known: Known, config: TrainConfig) -> TokenSums:
         ratio=ratios.sum(dtype=torch.float64),
         gap=gap.sum(dtype=torch.float64),
         gap_max=gap.max(),
+        **_by_age(gap, known.fresh),
         kl=kl_.sum(dtype=torch.float64),
         ratios=ratios,
     )
+
+
+def _by_age(gap: Tensor, fresh: Tensor | None) -> dict[str, Tensor]:
+    """Of fresh tokens and of the others: how many they are, their gaps' sum, and the largest."""
+    found: dict[str, Tensor] = {}
+    for name in ("fresh", "stale"):
+        which = torch.zeros_like(gap, dtype=torch.bool) if fresh is None else fresh if name == "fresh" else ~fresh
+        own = gap.where(which, 0.0)
+        found |= {name: which.sum(), f"{name}_gap": own.sum(dtype=torch.float64), f"{name}_gap_max": own.max()}
+    return found
 
 
 def _log_ratios(new: Tensor, known: Known, part: slice, config: TrainConfig) -> tuple[Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rollyard.model.attention import Tree
-from rollyard.types import Sample
+from rollyard.types import Sample, WeightVersion
 
 # On a CPU the activations of so many tokens stay in its cache from one operation to the next.
 CACHED_TOKENS = 1200
@@ -38,9 +38,17 @@ class Rows:
     whole: tuple[int, ...]  # trained tokens of its rollout, in all of that one's rows
     values: Tensor | None = None  # [trained] float32, where there is a value head: before this batch
     returns: Tensor | None = None  # [trained] float32, likewise
+    fresh: Tensor | None = None  # [trained] bool, where a version is given: it wrote the token (`written_by`)
 
     @classmethod
-    def of(cls, families: Sequence[Sequence[Sample]], device: torch.device, *, values: bool = False) -> Rows:
+    def of(
+        cls,
+        families: Sequence[Sequence[Sample]],
+        device: torch.device,
+        *,
+        values: bool = False,
+        version: WeightVersion | None = None,
+    ) -> Rows:
         """Each family's samples begin with the same prompt, and have a trained token each. `values`: and values, and returns."""
         ids: list[Sequence[int]] = []
         positions: list[Iterable[int]] = []
@@ -78,12 +86,24 @@ class Rows:
             whole=tuple(sum(sample.mask) + sample.others for sample in samples),
             values=of_trained("values", np.float32) if values else None,
             returns=of_trained("returns", np.float32) if values else None,
+            fresh=None if version is None else torch.from_numpy(written_by(samples, version)).to(device),
         )
 
 
 def prompt_tokens(sample: Sample) -> int:
     """How many tokens come before the first one that is trained on."""
     return sample.mask.index(True)
+
+
+def written_by(samples: Sequence[Sample], version: WeightVersion) -> NDArray[np.bool_]:
+    """`[trained]`: which tokens a version wrote, attending to nothing older."""
+    found = [np.zeros(sum(sample.mask), np.bool_) for sample in samples]
+    for sample, own in zip(samples, found, strict=True):
+        first = 0
+        for span in sample.spans:
+            own[first : first + span.tokens] = span.version == version == span.oldest_kv
+            first += span.tokens
+    return np.concatenate(found)
 
 
 def tree_of(members: Sequence[Sample]) -> Tree:

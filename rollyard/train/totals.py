@@ -12,12 +12,16 @@ from rollyard.train.loss import TokenSums
 from rollyard.train.ranks import Ranks
 from rollyard.types import TrainStats, WeightVersion
 
-SUMS = ("loss", "value_loss", "clipped", "truncated", "ratio", "gap", "kl", "entropy", "missed")
+SUMS = (
+    "loss", "value_loss", "clipped", "truncated", "ratio", "gap", "fresh", "fresh_gap", "stale", "stale_gap", "kl", "entropy",
+    "missed",
+)  # fmt: skip
+LARGEST = ("gap_max", "fresh_gap_max", "stale_gap_max")
 
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the trained tokens so far, and the largest gap."""
+    """Sums over the trained tokens so far, and the largest gaps."""
 
     loss: float = 0.0
     value_loss: float = 0.0
@@ -25,30 +29,37 @@ class Totals:
     truncated: float = 0.0
     ratio: float = 0.0
     gap: float = 0.0
+    fresh: float = 0.0  # tokens
+    fresh_gap: float = 0.0
+    stale: float = 0.0  # tokens
+    stale_gap: float = 0.0
     kl: float = 0.0
     entropy: float = 0.0
     missed: float = 0.0
     gap_max: float = 0.0
+    fresh_gap_max: float = 0.0
+    stale_gap_max: float = 0.0
     ratios: list[Tensor] = field(default_factory=list)  # of every token
 
     def add(self, sums: TokenSums, entropy: Tensor, missed: Tensor, value_loss: Tensor | None = None) -> None:
         """Those of one pass; `entropy` and `missed` are `[trained]`."""
         found = {"entropy": entropy.sum(dtype=torch.float64), "missed": missed.sum()}
         found["value_loss"] = entropy.new_zeros(()) if value_loss is None else value_loss
-        found |= {name: getattr(sums, name) for name in SUMS if name not in found}
-        *each, gap_max = torch.stack([value.double() for value in (*(found[name] for name in SUMS), sums.gap_max)]).tolist()
-        for name, value in zip(SUMS, each, strict=True):
-            setattr(self, name, getattr(self, name) + value)
-        self.gap_max = max(self.gap_max, gap_max)
+        found |= {name: getattr(sums, name) for name in (*SUMS, *LARGEST) if name not in found}
+        each = dict(zip(found, torch.stack([value.double() for value in found.values()]).tolist(), strict=True))
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + each[name])
+        for name in LARGEST:
+            setattr(self, name, max(getattr(self, name), each[name]))
         self.ratios.append(sums.ratios)
 
     def over(self, ranks: Ranks) -> Totals:
         """Of all ranks together: the same on each."""
-        own = [*(getattr(self, name) for name in SUMS), self.gap_max]
-        *sums, gaps = ranks.gather(torch.tensor(own, dtype=torch.float64)).t().tolist()
-        found = Totals(gap_max=max(gaps), ratios=[_gathered(self.ratios, ranks)])
-        for name, each in zip(SUMS, sums, strict=True):
-            setattr(found, name, sum(each))
+        own = [getattr(self, name) for name in (*SUMS, *LARGEST)]
+        gathered = ranks.gather(torch.tensor(own, dtype=torch.float64)).t().tolist()
+        found = Totals(ratios=[_gathered(self.ratios, ranks)])
+        for name, each in zip((*SUMS, *LARGEST), gathered, strict=True):
+            setattr(found, name, max(each) if name in LARGEST else sum(each))
         return found
 
     def stats(
@@ -65,7 +76,7 @@ class Totals:
             tokens=tokens,
             entropy=self.entropy / each,
             clipped_share=self.clipped / each,
-            ratio_mean=self.ratio / each,
+            ratio_mean=self.ratio / tokens if tokens else 1.0,
             logprob_gap_mean=self.gap / each,
             logprob_gap_max=self.gap_max,
             kept_set_misses=self.missed / each,
@@ -74,6 +85,10 @@ class Totals:
             truncated_share=self.truncated / each,
             kl=self.kl / each if kl else None,
             value_loss=self.value_loss if values else None,
+            fresh_gap_mean=self.fresh_gap / self.fresh if self.fresh else None,
+            fresh_gap_max=self.fresh_gap_max if self.fresh else None,
+            stale_gap_mean=self.stale_gap / self.stale if self.stale else None,
+            stale_gap_max=self.stale_gap_max if self.stale else None,
         )
 
 
@@ -83,7 +98,8 @@ def joined(steps: Sequence[Totals]) -> Totals:
     for name in SUMS:
         setattr(found, name, sum(getattr(each, name) for each in steps))
     found.loss, found.value_loss = (value / max(len(steps), 1) for value in (found.loss, found.value_loss))
-    found.gap_max = max((each.gap_max for each in steps), default=0.0)
+    for name in LARGEST:
+        setattr(found, name, max((getattr(each, name) for each in steps), default=0.0))
     return found
 
 

@@ -19,7 +19,7 @@ from rollyard.model.shards import exhaust
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols import Device
 from rollyard.train.gradients import Copies, Gradients, Shards
-from rollyard.train.learn import learn, policy_logprobs, predicting_states
+from rollyard.train.learn import learn, look, policy_logprobs
 from rollyard.train.loss import Denominators, Known, needs_rows, of_rows, part_loss, token_sums
 from rollyard.train.minibatches import Part, cut
 from rollyard.train.ranks import Joint, Ranks
@@ -230,7 +230,7 @@ class ReferenceTrainer:
         totals = Totals()
         for number, families in enumerate(parts):
             before = proximal[number] if proximal else None
-            self._accumulate(families, before, sampling, denominators, Totals() if families is NOTHING else totals)
+            self._accumulate(families, before, sampling, denominators, totals)
         self._gradients.add_up()
         if self._head is not None:
             self._head.add_up(self._ranks)
@@ -240,11 +240,14 @@ class ReferenceTrainer:
         self, families: Families, proximal: Tensor | None, sampling: Sampling, denominators: Denominators, totals: Totals
     ) -> None:
         """Forward and backward of one pass; logits only where a trained token is predicted."""
-        config, rows = self._config, Rows.of(families, self._where, values=self._head is not None)
-        each = [denominators.weight(count, config, self._max_tokens) for count in rows.whole]
+        config, whole_version = self._config, proximal is not None or self._model.stamp.whole  # else a minibatch was learnt from
+        version = self._version if whole_version else None
+        rows = Rows.of(families, self._where, values=self._head is not None, version=version)
+        counted = families is not NOTHING  # a reference or a value head would teach it something
+        each = [denominators.weight(count, config, self._max_tokens) * counted for count in rows.whole]
         weights = torch.from_numpy(np.repeat(np.array(each, np.float32), rows.trained)).to(self._where)
         reference = None if self._reference is None else self._reference.logprobs(rows, sampling, self._products)
-        known = Known(rows.behaviour, rows.advantages, weights, rows.trained, proximal, reference)
+        known = Known(rows.behaviour, rows.advantages, weights, rows.trained, proximal, reference, fresh=rows.fresh)
         whole, value_loss = known, None
 
         def before(logprobs: Tensor) -> None:
@@ -272,7 +275,8 @@ class ReferenceTrainer:
             before=before if rows_first else None,
             beside=None if self._head is None else beside,
         )
-        totals.add(token_sums(found.logprobs, known, config), found.entropy, found.missed, value_loss)
+        if counted:
+            totals.add(token_sums(found.logprobs, known, config), found.entropy, found.missed, value_loss)
 
     def _update(self, rate: float, totals: Totals, where: str, changing: ExitStack | None) -> float:
         """Clip and step. Returns the norm of the policy's gradients before clipping.
@@ -308,7 +312,7 @@ class ReferenceTrainer:
         found: dict[int, tuple[float, ...]] = {}
         for families in self._pieces(batch.micro_batches):
             rows = Rows.of(families, self._where)
-            values = self._head.values(predicting_states(self._model, rows, self._products)).cpu().split(list(rows.trained))
+            values = look(self._model, rows, self._products, self._head.values).cpu().split(list(rows.trained))
             samples = (sample for members in families for sample in members)
             found |= {id(sample): tuple(each.tolist()) for sample, each in zip(samples, values, strict=True)}
         return tuple(found.get(id(sample), ()) for sample in batch.samples)

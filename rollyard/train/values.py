@@ -36,8 +36,9 @@ class ValueHead:
         }
 
     def values(self, hidden: Tensor) -> Tensor:
-        """`[n, hidden]` -> `[n]` float32."""
-        return F.linear(hidden.float(), *self.parameters.values()).squeeze(1)
+        """`[n, hidden]` -> `[n]` float32, whatever the policy's products are computed in."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.linear(hidden.float(), *self.parameters.values()).squeeze(1)
 
     @torch.enable_grad()
     def learn(self, hidden: Tensor, old: Tensor, returns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -50,8 +51,7 @@ class ValueHead:
         Returns the loss, and the gradient for `hidden` where the body is to learn too.
         """
         states = hidden.detach().float().requires_grad_(self._config.value_body > 0)
-        with torch.autocast(hidden.device.type, enabled=False):
-            values = self.values(states)
+        values = self.values(states)
         near = old + (values - old).clamp(-self._config.value_clip, self._config.value_clip)
         loss = (torch.maximum((values - returns).square(), (near - returns).square()) * weights).sum() / 2
         loss.backward()

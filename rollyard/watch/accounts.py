@@ -27,6 +27,7 @@ EXPLAINS: Final = {
 DRIVER: Final = "driver"
 ENGINE: Final = "engine"  # roles
 TRAINER: Final = "trainer"
+SCORER: Final = "scorer"
 
 
 @dataclass(slots=True)

@@ -152,13 +152,13 @@ async def telling(spans: Spans, channel: Channel) -> AsyncIterator[None]:
             await task
 
 
-def hear(channel: Channel) -> SpanLog:
-    """What the process at the other end tells of its device. Call it before `channel.ready()`.
+def hear(channel: Channel, spans: SpanLog | None = None) -> SpanLog:
+    """What the process at the other end tells of its device, added to `spans`. Call it before `channel.ready()`.
 
     The clock of another machine is set to this one's by the message that was under way for the shortest time: what that
     machine did is late by that time.
     """
-    spans = SpanLog()
+    spans = SpanLog() if spans is None else spans
     shift: int | None = None  # nanoseconds
 
     async def take(content: bytes) -> bytes:

@@ -151,6 +151,7 @@ def own(config_: Config, job: Job) -> dict[str, object]:
         ({"rollout__temperature": 0.5}, "rollout.temperature"),
         ({"rollout__groups_per_step": 3}, "rollout.groups_per_step"),
         ({"rollout__stop": "a,b"}, "rollout.stop"),
+        ({"advantage__overlong": "mask"}, "advantage.overlong"),
         ({"warmup__width": 96}, "warmup.width"),
         ({"warmup__steps": 99}, "warmup.steps"),
         ({"model__dtype": "bfloat16"}, "model.dtype"),

@@ -125,3 +125,16 @@ def test_without_a_folder_there_is_no_training_job(made: Callable[[str], Config]
     alone = config_.model_copy(update={"exchange": config_.exchange.model_copy(update={"folder": ""})})
     with pytest.raises(ConfigError, match=r"exchange.folder"):
         Training(alone)
+
+
+async def test_the_value_head_goes_on_too(made: Callable[[str], Config]) -> None:
+    """Ended after the first step and begun again: what is trained token by token comes to the same, bit for bit."""
+    whole, again = (
+        plain.model_copy(update={"advantage": plain.advantage.model_copy(update={"kind": "gae"})})
+        for plain in (made("whole"), made("again"))
+    )
+    await trained(whole)
+    first = await trained(again.model_copy(update={"run": again.run.model_copy(update={"steps": 1})}))
+    second = await trained(again)
+    assert [stats.step for stats in (*first, *second)] == [1, 2] and second[0].value_loss is not None
+    assert content(again) == content(whole)

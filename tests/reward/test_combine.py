@@ -14,7 +14,7 @@ from rollyard.config import Config
 from rollyard.errors import ConfigError, ScoringError
 from rollyard.place.child import Children
 from rollyard.reward.combine import Combined, Part, combine
-from rollyard.reward.open import check_rewards, judges_of, open_scorer
+from rollyard.reward.open import check_rewards, judges_of, open_functions
 from rollyard.types import Completion, FinishReason, Prompt, Reward
 
 PROMPT = Prompt(0, 0, (1,), "2+3=", {"answer": "5"})
@@ -128,6 +128,6 @@ async def test_functions_from_files_by_name_and_weight(tmp_path):
     overrides = {"reward.function": named, "reward.weights": "2,0.5"}
     config = rollyard.resolve(preset="tiny", environment={}, overrides=overrides).config
     children = Children(at_once=True)
-    scorer = open_scorer(config, None, children.launch, tmp_path)
+    scorer = Combined(open_functions(config, None, children.launch, tmp_path))
     assert await scorer.score(PROMPT, DONE) == Reward(2.5, {"right": 1.0, "length": 1.0})
     await scorer.close()

@@ -22,8 +22,9 @@ from rollyard.errors import ConfigError, RollyardError, ScoringError
 from rollyard.functions import load_function
 from rollyard.place.child import Children
 from rollyard.reward import origin
+from rollyard.reward.combine import Combined
 from rollyard.reward.host import Asked, Judge, Order
-from rollyard.reward.open import check_rewards, open_scorer
+from rollyard.reward.open import check_rewards, open_functions
 from rollyard.types import Completion, FinishReason, Prompt, Reward
 from tests.workers import Died, FakeLauncher
 
@@ -40,7 +41,7 @@ def config(**changes: object) -> Config:
 
 
 async def judge(launcher, scratch: Path, given, texts, **changes: object) -> list[Reward]:
-    scorer = open_scorer(config(**changes), given, launcher.launch, scratch)
+    scorer = Combined(open_functions(config(**changes), given, launcher.launch, scratch))
     try:
         return await asyncio.gather(*(scorer.score(PROMPT, completion(text)) for text in texts))
     finally:
@@ -126,11 +127,11 @@ async def test_a_function_that_always_dies_ends_the_run(tmp_path):
 
 
 async def test_a_column_that_is_no_json_is_no_verdict(tmp_path):
-    scorer = open_scorer(config(), mortal, Here().launch, tmp_path)
+    scorer = Combined(open_functions(config(), mortal, Here().launch, tmp_path))
     prompt = Prompt(0, 0, (1,), "p", {"set": {1}})
     assert (await scorer.score(prompt, completion("a"))).value == 1.0  # it does not take the column
     await scorer.close()
-    scorer = open_scorer(config(), lambda prompt, completion, **columns: 1.0, Here().launch, tmp_path)
+    scorer = Combined(open_functions(config(), lambda prompt, completion, **columns: 1.0, Here().launch, tmp_path))
     found = await scorer.score(prompt, completion("a"))
     assert found.value is None and "set is not JSON serializable" in found.problem
     await scorer.close()
@@ -213,11 +214,12 @@ import asyncio, sys
 from pathlib import Path
 import rollyard
 from rollyard.place.child import Children
-from rollyard.reward.open import open_scorer
+from rollyard.reward.combine import Combined
+from rollyard.reward.open import open_functions
 from tests.reward.test_workers import PROMPT, completion, config, stuck
 
 async def main():
-    scorer = open_scorer(config(time_limit_s=600), stuck, Children(at_once=True).launch, Path(sys.argv[1]))
+    scorer = Combined(open_functions(config(time_limit_s=600), stuck, Children(at_once=True).launch, Path(sys.argv[1])))
     await scorer.score(PROMPT, completion(sys.argv[1]))
 
 asyncio.run(main())

@@ -60,7 +60,7 @@ class Fleet:
         post = self._inbox.put_nowait
         source = Source(prompts(*range(asked_for)) if isinstance(asked_for, int) else asked_for)
         self._controller = Controller(
-            self.engines, source, Judge(), lambda ids, finish: "", post, post, Timeline()  # type: ignore[arg-type]
+            self.engines, source, Judge(), lambda ids, stop, finish: "", post, post, Timeline()  # type: ignore[arg-type]
         )  # fmt: skip
         self.batches: list[tuple[Group, ...]] = []
         self.most_live = 0

@@ -105,7 +105,7 @@ async def test_the_shell_gives_the_text_of_the_whole_completion(folder: Path) ->
             {engine.id: engine},
             None,  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
-            lambda ids, finish: tokenizer.completion_text(ids, stop, finish),
+            tokenizer.completion_text,
             posted.put_nowait,
             posted.put_nowait,
             Timeline(),

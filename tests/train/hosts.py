@@ -19,6 +19,7 @@ from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Channel
 from rollyard.train.group import TrainerGroup
 from rollyard.train.host import serve_member
+from rollyard.train.reference import Reference
 from rollyard.train.remote import RemoteTrainer
 from rollyard.train.trainer import ReferenceTrainer
 from rollyard.types import WeightVersion
@@ -27,10 +28,17 @@ ROOT = Path(__file__).parents[2]
 LOCAL = "127.0.0.1"
 
 
-def make(folder: Path, **config: object) -> ReferenceTrainer:
-    """A trainer with a device of its own: ranks of one process must not wait for one another on the same."""
-    values = {"lr": 1e-2, "max_grad_norm": 1e6, "correction": "none"} | config
-    return ReferenceTrainer(load(folder), DeviceThread(), TrainConfig(**values), 9, folder, WeightVersion(0))
+def make(folder: Path, *, first: Path | None = None, values: bool = False, **config: object) -> ReferenceTrainer:
+    """A trainer with a device of its own: ranks of one process must not wait for one another on the same.
+
+    Args:
+        first: of a reference policy.
+        values: with a value head.
+    """
+    reference = None if first is None else Reference(load(first))
+    options = {"lr": 1e-2, "max_grad_norm": 1e6, "correction": "none"} | config
+    made, v0 = TrainConfig(**options), WeightVersion(0)
+    return ReferenceTrainer(load(folder), DeviceThread(), made, 9, folder, v0, reference=reference, values=values)
 
 
 async def trainer(channel: Channel, order: bytes) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rollyard import hosts, worker
-from rollyard.config import Config, PlaceConfig, RolloutConfig, TrainConfig, WeightsConfig
+from rollyard.config import AdvantageConfig, Config, PlaceConfig, RolloutConfig, TrainConfig, WeightsConfig
 from rollyard.place.child import Child, launch
 from rollyard.place.layout import Host
 from rollyard.protocols import Channel
@@ -41,11 +41,12 @@ class Shared:
     evidence: RanksEvidence
 
 
-def config(size: int, *, kind: str = "shared_memory", limit_s: float = LIMIT_S, **train: Any) -> Config:
-    """`kind`: of `moving.MOVING`."""
+def config(size: int, *, kind: str = "shared_memory", limit_s: float = LIMIT_S, values: bool = False, **train: Any) -> Config:
+    """`kind`: of `moving.MOVING`. `values`: with a value head."""
     transport, _, delta = kind.replace("relay", "broadcast").partition(" ")
     return Config(
         rollout=RolloutConfig(max_tokens=9),
+        advantage=AdvantageConfig(kind="gae" if values else "grpo"),
         train=TrainConfig(**{"lr": 1e-2, "max_grad_norm": 1e6, "shard": size > 1, "limit_s": limit_s} | train),
         weights=WeightsConfig(transport=transport, delta=bool(delta), limit_s=limit_s),
         place=PlaceConfig(placement="separate", train=size, threads=1, device="cpu"),

@@ -94,4 +94,4 @@ class Here:
 
 
 def trainer(folder) -> ReferenceTrainer:
-    return ReferenceTrainer(load(folder), Here(), TrainConfig(lr=1e-2, max_grad_norm=1e6), 9, folder, V0)
+    return ReferenceTrainer(load(folder), Here(), TrainConfig(lr=1e-2, correction="none", max_grad_norm=1e6), 9, folder, V0)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,10 @@ async def group(folder: Path, size: int, limit_s: float = 20.0, **config: Any) -
             member._device.close()
 
 
+SHARES = ("loss", "grad_norm", "entropy", "clipped_share", "ratio_mean")
+GAPS = ("logprob_gap_mean", "logprob_gap_max", "stale_gap_mean", "stale_gap_max")
+
+
 def parts(samples: list[Sample], *sizes: int, step: int = 0) -> list[TrainBatch]:
     """Parts of these sizes, in micro-batches of at most 3; what is left goes to the last one."""
     found, rest = [], list(samples)
@@ -79,7 +83,7 @@ async def test_the_number_of_ranks_changes_nothing(folder: Path, aggregation: st
             single = await alone.train(parts(samples, 13, step=step))
             several = await together.train(parts(samples, *sizes, step=step))
             assert several.tokens == single.tokens
-            for name in ("loss", "grad_norm", "entropy", "clipped_share", "ratio_mean", "logprob_gap_mean", "logprob_gap_max"):
+            for name in (*SHARES, *GAPS):
                 assert getattr(several, name) == pytest.approx(getattr(single, name), abs=1e-5), name
             for gradients in found:
                 for name, gradient in gradients.items():
@@ -90,6 +94,57 @@ async def test_the_number_of_ranks_changes_nothing(folder: Path, aggregation: st
             torch.testing.assert_close(first[name], value, rtol=0, atol=1e-5)
         for member in members[1:]:
             assert all(torch.equal(value, first[name]) for name, value in parameters(member).items())
+
+
+EVERYTHING = {"loss": "gspo", "correction": "truncate", "correction_level": "sequence", "kl": 0.3, "kl_kind": "k2"}
+TOLD = ("loss", "grad_norm", "ratio_mean", "ratio_p1", "ratio_p99", "truncated_share", "kl", "value_loss", "clipped_share")
+
+
+def valued(samples: list[Sample], values: Iterable[tuple[float, ...]]) -> list[Sample]:
+    """With what was expected of them, and a return of 1 at every trained token."""
+    found = []
+    for each, own in zip(samples, map(iter, values), strict=True):
+        expected = tuple(next(own) if on else 0.0 for on in each.mask)
+        found.append(replace(each, values=expected, returns=tuple(map(float, each.mask))))
+    return found
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+@pytest.mark.parametrize("sizes", [(2, 10, 1), (0, 13)])
+async def test_the_number_of_ranks_changes_nothing_of_an_objective(
+    folder: Path, tmp_path: Path, sizes: tuple[int, ...], minibatches: int
+) -> None:
+    """Ratios of rows, weights of rows, a reference, a value head, percentiles; and the groups of each step are the same ones."""
+    first = tiny_folder(tmp_path, layers=1, seed=3)
+    config = {**EVERYTHING, "minibatches": minibatches, "eps": 1e-4, "first": first, "values": True}
+    async with group(folder, 1, **config) as ((one,), alone), group(folder, len(sizes), **config) as (members, together):
+        for step in range(2):
+            samples = make_samples(13, seed=step)
+            (expected,) = await alone.values(parts(samples, 13, step=step))
+            values = [row for part in await together.values(parts(samples, *sizes, step=step)) for row in part]
+            assert len(values) == 13 == len(expected)
+            for own, row in zip(values, expected, strict=True):
+                assert own == pytest.approx(row, abs=1e-5)
+            rows = valued(samples, expected)
+            single = await alone.train(parts(rows, 13, step=step))
+            several = await together.train(parts(rows, *sizes, step=step))
+            for name in TOLD:
+                assert getattr(several, name) == pytest.approx(getattr(single, name), abs=2e-5), name
+        expected_state = one.state()
+        for member in members:
+            for name, tensor in member.state().items():
+                if "random" not in name:
+                    torch.testing.assert_close(tensor, expected_state[name], rtol=0, atol=2e-5)
+
+
+async def test_no_number_in_a_later_step_tears_all_ranks_alike(folder: Path) -> None:
+    samples = make_samples(12)
+    inf = [replace(each, advantages=tuple(math.inf if on else 0.0 for on in each.mask)) for each in samples]
+    spoilt = [*samples[:8], inf[8], *samples[9:]]  # of the last of three groups
+    async with group(folder, 2, minibatches=3) as (members, together):
+        with pytest.raises(TrainError, match=r"^step 0, minibatch 3 of 3: .*steps before it were taken"):
+            await together.train(parts(spoilt, 3, 9))
+        assert not any(member._model.stamp.whole for member in members)
 
 
 async def test_a_part_that_is_not_finite_stops_all_alike_and_changes_nothing(folder: Path) -> None:

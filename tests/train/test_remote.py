@@ -44,6 +44,10 @@ class Noting:
         self.version = self.version._replace(step=shards[0].step + 1)
         return TrainStats(self.version.step, 0.1 + 0.2, math.inf, 1e-6, 7, math.nan, 0.0, 1.0, 5e-324, 0.0, 0.0)
 
+    async def values(self, shards: tuple[TrainBatch, ...]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        await self._note("values", shards)
+        return (((0.1 + 0.2, math.nan), ()), ((-5e-324,),))
+
     async def settle(self) -> WeightVersion:
         return self.version
 
@@ -97,6 +101,8 @@ async def test_every_call_arrives() -> None:
         assert remote.version == WeightVersion(5, 1)
         assert (stats.step, stats.loss, stats.grad_norm, stats.logprob_gap_mean) == (5, 0.1 + 0.2, math.inf, 5e-324)
         assert math.isnan(stats.entropy)
+        ((row, none), other) = await remote.values([batch])
+        assert row[0] == 0.1 + 0.2 and math.isnan(row[1]) and (none, other) == ((), ((-5e-324,),))
         await remote.save(Path("/there/5"))
         assert await remote.open("10.0.0.1", 7.5) == await remote.open("", 7.5) == "there:1/1"
         await remote.join("there:1/1", 1, 2, 7.5)
@@ -104,6 +110,7 @@ async def test_every_call_arrives() -> None:
         assert remote.version == WeightVersion(8, 2)
         assert trainer.seen == [
             ("train", (batch,)),
+            ("values", (batch,)),
             ("save", Path("/there/5")),
             ("open", "10.0.0.1", 7.5),
             ("open", "10.0.0.9", 7.5),  # its own, where none is named

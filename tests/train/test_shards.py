@@ -7,6 +7,7 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from rollyard.types import Sample, TrainStats, WeightVersion
 from tests.tiny import tiny_folder
 from tests.train.hosts import make
 from tests.train.sharing import Shared, shared
-from tests.train.test_ranks import parts
+from tests.train.test_ranks import parts, valued
 from tests.train.test_trainer import make_samples, parameters
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def alike(several: TrainStats, single: TrainStats, rel: float = 1e-4) -> None:
     assert (several.step, several.tokens) == (single.step, single.tokens)
-    for name in ("loss", "grad_norm", "entropy", "ratio_mean", "logprob_gap_mean", "logprob_gap_max"):
+    for name in ("loss", "grad_norm", "entropy", "ratio_mean", "logprob_gap_mean", "logprob_gap_max", "stale_gap_mean"):
         assert getattr(several, name) == pytest.approx(getattr(single, name), rel=rel, abs=1e-6), name
 
 
@@ -54,6 +55,38 @@ async def test_two_ranks_learn_what_one_learns(tmp_path: Path, family: str, tied
         with pytest.raises(CheckpointError, match="saved exists"):
             await both.trainer.save(tmp_path / "saved")
     one._device.close()
+
+
+async def test_ranks_that_share_a_policy_share_the_first_one_too(folder: Path, tmp_path: Path) -> None:
+    """A reference in parts, a value head beside the parts, logprobs before the first of two steps; uneven and empty ranks."""
+    config: dict[str, Any] = {
+        "loss": "gspo", "correction": "truncate", "minibatches": 2, "kl": 0.3, "lr": 1e-3, "values": True, "max_grad_norm": 0.05,
+    }  # fmt: skip
+    one = make(folder, first=folder, **config)
+    async with shared(folder, tmp_path / "scratch", 2, **config) as both:
+        for step in range(3):
+            samples, sizes = make_samples(13, seed=step), ((6, 7), (2, 11), (13, 0))[step]
+            (expected,) = await one.values(parts(samples, 13, step=step))
+            found = [row for part in await both.trainer.values(parts(samples, *sizes, step=step)) for row in part]
+            for own, row in zip(found, expected, strict=True):
+                assert own == pytest.approx(row, abs=1e-5)
+            rows = valued(samples, expected)
+            single, several = (
+                await one.train(parts(rows, 13, step=step)),
+                await both.trainer.train(parts(rows, *sizes, step=step)),
+            )
+            alike(several, single)
+            assert several.kl == pytest.approx(single.kl, abs=1e-6) and (several.kl is not None and several.kl >= 0)
+            assert several.value_loss == pytest.approx(single.value_loss, rel=1e-4)
+        await both.trainer.save(tmp_path / "saved")
+    fresh = make(tmp_path / "saved", first=folder, **config)
+    await fresh.load_state(tmp_path / "saved")
+    state = one.state()
+    for name, tensor in fresh.state().items():
+        if "random" not in name:
+            torch.testing.assert_close(tensor, state[name], rtol=0, atol=1e-5)
+    for each in (one, fresh):
+        each._device.close()
 
 
 def spoilt(samples: list[Sample]) -> list[Sample]:

@@ -63,7 +63,7 @@ class Driven:
         self.inbox: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         self.machine = RolloverMachine(config.rollover, config.retries)
         timeline, post = Timeline(), self.inbox.put_nowait
-        text = lambda ids, finish: ""  # noqa: E731
+        text = lambda ids, stop, finish: ""  # noqa: E731
         self.controller = Controller(cast(Any, engines), cast(Any, None), cast(Any, None), text, post, post, timeline)
         self.recorder = Recording()
         publishers, prover = dict.fromkeys(engines, both.publisher), cast(Any, None)

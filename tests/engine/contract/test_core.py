@@ -67,7 +67,7 @@ class Loop:
         self._inbox: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         self._core = RolloutCore(POLICY)
         post = self._inbox.put_nowait
-        self.controller = Controller(engines, Source(), Judge(), lambda ids, finish: "", post, post, Timeline())  # type: ignore[arg-type]
+        self.controller = Controller(engines, Source(), Judge(), lambda ids, stop, finish: "", post, post, Timeline())  # type: ignore[arg-type]
         self.batches: list[ev.BatchTaken] = []
 
     def send(self, message: ev.Event | ev.Signal) -> None:

@@ -1,0 +1,90 @@
+"""Models that judge, beside the reward functions: a sequence classifier here or in a process of its own, a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from pydantic import TypeAdapter
+
+from rollyard import worker
+from rollyard.config import Config
+from rollyard.engine.openai.client import OpenAIClient
+from rollyard.engine.openai.limits import Limits
+from rollyard.environment import judge_key, process_environment
+from rollyard.place.inline import DeviceThread
+from rollyard.protocols import Channel, Device, Scorer
+from rollyard.reward.batched import Batched
+from rollyard.reward.judge import Answer, Judge
+from rollyard.reward.model import RemoteModel
+from rollyard.reward.model import serve as serve_model
+from rollyard.reward.open import JUDGE, MODEL
+from rollyard.types import Sampling
+
+CONFIG = TypeAdapter(Config)
+
+
+@dataclass(slots=True)
+class Judges:
+    """Those of a run, by their names in reports; `remote` is among them where it has a process of its own."""
+
+    scorers: dict[str, Scorer] = field(default_factory=dict)
+    remote: RemoteModel | None = None
+
+
+async def build_judges(config: Config, device: Device, launch: Callable[..., Awaitable[Channel]] | None) -> Judges:
+    """Raises ConfigError for what only loading shows.
+
+    Args:
+        device: the trainer's, where the model is to be colocated.
+        launch: of protocols.Launcher; starts its process where it is not.
+    """
+    found, model = Judges(), config.reward.model
+    if launch is not None:
+        found.remote = RemoteModel(partial(_launched, config, launch), model, config.engine.start_s)
+        found.scorers[MODEL] = found.remote
+    elif model.folder:
+        found.scorers[MODEL] = await device.run(_reward_model, config, device)
+    if config.reward.judge.url:
+        found.scorers[JUDGE] = _judge(config)
+    return found
+
+
+def _judge(config: Config) -> Judge:
+    judge = config.reward.judge
+    limits = Limits(per_server=judge.concurrency, tries=judge.retries + 1, total_s=judge.limit_s, silence_s=judge.limit_s)
+    client, sampling = OpenAIClient(judge.url, judge.model, judge_key(), limits), Sampling(judge.max_tokens, judge.temperature)
+
+    async def ask(text: str) -> Answer:
+        piece = await client.chat([{"role": "user", "content": text}], sampling)
+        return Answer(piece.text, piece.finish == "length")
+
+    return Judge(ask, judge, client.close)
+
+
+def _reward_model(config: Config, device: Device, alone: bool = False) -> Batched:
+    """Called on the device's thread. Raises ConfigError when it cannot be read. `alone`: nothing else runs there."""
+    from rollyard.reward.classifier import Classifier
+
+    model = config.reward.model
+    classifier = Classifier(model, worker.device_of(config))
+    if alone:
+        worker.set_threads(worker.threads_for(config, classifier.parameters))
+    return Batched(classifier, device, model.token_budget, model.limit_s)
+
+
+async def _launched(config: Config, launch: Callable[..., Awaitable[Channel]]) -> Channel:
+    """A process with the reward model. Raises EngineLost when it cannot be started."""
+    order = CONFIG.dump_json(config)
+    return await launch("rollyard.judges:serve_reward_model", order, name="reward model", environment=process_environment())
+
+
+async def serve_reward_model(channel: Channel, order: bytes) -> None:
+    """What it runs: load the model and judge until the line ends."""
+    config, device = CONFIG.validate_json(order), DeviceThread()
+    try:
+        model = await device.run(_reward_model, config, device, True)
+        await serve_model(model, device.spans, channel)
+    finally:
+        device.close()

@@ -1,0 +1,150 @@
+"""Tasks of reasoning-gym: always the same problem at a place, on its own side, judged by the dataset's own rule."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import reasoning_gym
+
+from rollyard import gym
+from rollyard.combinations import check
+from rollyard.config import Config
+from rollyard.errors import ConfigError
+from rollyard.model.tokenizer import Tokenizer
+from rollyard.prompts.open import check_prompts, open_prompts
+from rollyard.reward.gym import reasoning_gym as reward
+from tests.tiny import tiny_folder
+
+SUM = "reasoning_gym/chain_sum"
+SMALL = '{"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}'
+
+
+def config(task: str = SUM, options: str = "", **prompts) -> Config:
+    return Config.model_validate({"model": {"path": "m"}, "prompts": {"task": task, "options": options, **prompts}})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    return Tokenizer(tiny_folder(tmp_path_factory.mktemp("model"), chat=True))
+
+
+def test_a_problem_is_named_by_what_makes_it_again():
+    problem = gym.training(SUM, SMALL, seed=5, place=1234)
+    name, options, seed, place = problem.name
+    entry = reasoning_gym.create_dataset(name, seed=seed, size=500, **json.loads(options))[place]
+    assert (entry["question"], entry["answer"]) == (problem.question, problem.answer)
+    assert place == 1234 % 500
+
+
+@pytest.mark.parametrize("task", ["chain_sum", "spell_backward", "countdown", "acre", "arc_1d", "gsm_symbolic"])
+def test_streams_are_seeded_endless_and_never_held_out(task):
+    task = gym.PREFIX + task
+    places = [0, 1, 499, 500, 50_001]
+    drawn = [gym.training(task, "", 3, place) for place in places]
+    gym._dataset.cache_clear()
+    gym._entry.cache_clear()
+    assert drawn == [gym.training(task, "", 3, place) for place in places]
+    assert len({problem.question for problem in drawn}) == 5
+    assert [p.question for p in drawn] != [gym.training(task, "", 4, place).question for place in places]
+    assert not any(problem.held_out for problem in drawn)
+    held_out = gym.held_out(task, "", 5)
+    assert len({problem.question for problem in held_out}) == 5 and all(problem.held_out for problem in held_out)
+
+
+def test_sides_are_apart_even_where_there_are_few_problems():
+    trained = {gym.training(SUM, SMALL, 0, place).question for place in range(600)}
+    held_out = {problem.question for problem in gym.held_out(SUM, SMALL, 15)}
+    assert 100 < len(trained) < 200 and len(held_out) == 15 and not trained & held_out
+    with pytest.raises(ConfigError, match=r"only \d+ different problems that may be held out"):
+        gym.held_out(SUM, SMALL, 30)
+
+
+def test_neighbouring_runs_do_not_share_their_problems():
+    """A dataset adds the index to its seed: taken as it is, run 4 would have run 3's problems, one place earlier."""
+    three, four = ({gym.training(SUM, "", seed, place).question for place in range(200)} for seed in (3, 4))
+    assert len(three & four) < 10
+
+
+@pytest.mark.parametrize(
+    ("completion", "value"),
+    [
+        ("{}", 1.0),
+        ("  {}\n", 1.0),
+        ("<think>1 or 2</think>\n<answer>{}</answer>", 1.0),
+        ("<answer>99999</answer> no: <answer> {} </answer>", 1.0),
+        ("{} <answer>99999</answer>", 0.0),
+        ("99999", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_answer_stands_in_tags_or_is_all_there_is(completion, value):
+    problem = gym.training(SUM, SMALL, 0, 7)
+    text = completion.replace("{}", problem.answer)
+    assert reward(problem.question, text, problem.name._asdict()) == value
+
+
+def test_what_has_many_right_answers_is_judged_by_the_dataset():
+    problem = gym.training("reasoning_gym/countdown", "", 0, 0)
+    entry = reasoning_gym.create_dataset("countdown", seed=problem.name.seed, size=500)[problem.name.place]
+    assert reward("", entry["metadata"]["expression"], problem.name._asdict()) == 1.0
+    assert reward("", "1 + 1", problem.name._asdict()) < 0.1
+
+
+def test_several_datasets_at_once():
+    options = json.dumps({"datasets": [{"name": each, "weight": 1, "config": {}} for each in ("chain_sum", "gcd")]})
+    drawn = [gym.training("reasoning_gym/composite", options, 0, place) for place in range(20)]
+    assert {"arithmetic" in problem.question for problem in drawn} == {True, False}
+    assert all(reward("", problem.answer, problem.name._asdict()) == 1.0 for problem in drawn)
+
+
+def test_prompts_and_the_columns_that_the_reward_needs(tokenizer):
+    asked = config(options=SMALL, held_out=3, system="be brief")
+    assert check_prompts(asked) == {"answer", "problem"}
+    source, held_out = open_prompts(asked, tokenizer)
+    (first, second), exhausted = source.take(2)
+    assert not exhausted and first.text.startswith("State the final answer")
+    assert tokenizer.decode(first.token_ids) == f"system=be briefuser={first.text}assistant=".replace("S", "").replace(":", "")
+    assert reward(second.text, str(second.columns["answer"]), second.columns["problem"]) == 1.0
+    assert json.loads(json.dumps(first.columns)) == first.columns
+    assert len({prompt.text for prompt in (*held_out, first, second)}) == 5
+    assert open_prompts(asked, tokenizer, frozenset({0}))[0].take(1)[0][0].text == second.text
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "told"),
+    [
+        ("reasoning_gym/chain_sums", "", "did you mean reasoning_gym/chain_sum"),
+        ("reasoning_gym/", "", "such as reasoning_gym/chain_sum"),
+        (SUM, '{"max_term": 3}', "did you mean max_terms"),
+        (SUM, '{"colour": 3}', "it has: min_terms"),
+        (SUM, '{"seed": 3}', "come from the stream's place"),
+        (SUM, '{"min_terms": 9}', "max_terms must be >= min_terms"),
+        (SUM, '{"min_terms": "two"}', "does not work with"),
+    ],
+)
+def test_what_there_is_not_is_told_with_what_is_near(task, options, told):
+    with pytest.raises(ConfigError) as raised:
+        check_prompts(config(task, options))
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"prompts": {"task": "srot"}}, "did you mean sort"),
+        ({"prompts": {"task": "gsm8k"}}, "one of sort, reverse, arithmetic, or reasoning_gym/NAME"),
+        ({"prompts": {"task": SUM}}, "a task of reasoning-gym needs a model"),
+        ({"prompts": {"task": SUM, "options": "[1]"}, "model": {"path": "m"}}, "is no object"),
+        ({"prompts": {"task": "sort", "options": "{}"}}, "options are for a dataset of reasoning-gym"),
+    ],
+)
+def test_combinations(given, told):
+    with pytest.raises(ConfigError) as raised:
+        check(Config.model_validate(given))
+    assert told in str(raised.value)
+
+
+def test_a_system_message_needs_a_template(tmp_path):
+    with pytest.raises(ConfigError, match="there is none"):
+        open_prompts(config(system="be brief"), Tokenizer(tiny_folder(tmp_path)))
