@@ -117,6 +117,9 @@ class EnvironmentConfig(Section):
     )
     turns: Count = Field(8, description="answers of the policy in an episode at most, of rollout.max_tokens each")
     limit_s: Positive = Field(30.0, description="seconds it may work between two answers; beyond it there is no verdict")
+    workers: Natural = Field(
+        1, description="processes that play episodes (0: the run's own, where an environment that blocks stops everything)"
+    )
 
 
 class RewardModelConfig(Section):
