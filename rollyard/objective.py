@@ -43,8 +43,8 @@ def told(config: Config, size: int) -> str:
     if train.minibatches > 1:
         parts.append(f"{train.minibatches} minibatches")
     if train.kl:
-        each = size / (config.place.train if train.shard else 1) / 1e6
-        parts.append(f"KL {train.kl:g} ({train.kl_kind}) to the first policy, {each:,.1f} MB beside each trainer")
+        each = -(-size // (config.place.train if train.shard else 1))
+        parts.append(f"KL {train.kl:g} ({train.kl_kind}) to the first policy, {each:,} bytes beside each trainer")
     if has_values(config):
         parts.append("a value head")
     return ", ".join(parts)
@@ -89,6 +89,7 @@ def _check_external(config: Config) -> None:
     for wanted, where, what in (
         (train.minibatches > 1, "train.minibatches", "takes one step on each batch"),
         (train.kl > 0, "train.kl", "keeps no reference policy"),
+        (has_values(config), "advantage.kind", "has no value head"),
     ):
         if wanted:
             raise ConfigError(

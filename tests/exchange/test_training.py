@@ -127,14 +127,18 @@ def test_without_a_folder_there_is_no_training_job(made: Callable[[str], Config]
         Training(alone)
 
 
-async def test_the_value_head_goes_on_too(made: Callable[[str], Config]) -> None:
-    """Ended after the first step and begun again: what is trained token by token comes to the same, bit for bit."""
-    whole, again = (
-        plain.model_copy(update={"advantage": plain.advantage.model_copy(update={"kind": "gae"})})
-        for plain in (made("whole"), made("again"))
-    )
+async def test_the_value_head_goes_on_too_and_so_does_the_reference(made: Callable[[str], Config]) -> None:
+    """Ended after the first step and begun again: what is trained token by token comes to the same, bit for bit. The policy is
+    kept near the one that it began with, not near the version that it goes on from."""
+
+    def valued(plain: Config) -> Config:
+        advantage, train = plain.advantage.model_copy(update={"kind": "gae"}), plain.train.model_copy(update={"kl": 0.1})
+        return plain.model_copy(update={"advantage": advantage, "train": train})
+
+    whole, again = valued(made("whole")), valued(made("again"))
     await trained(whole)
     first = await trained(again.model_copy(update={"run": again.run.model_copy(update={"steps": 1})}))
     second = await trained(again)
     assert [stats.step for stats in (*first, *second)] == [1, 2] and second[0].value_loss is not None
+    assert first[0].kl == pytest.approx(0.0, abs=1e-9) and (second[0].kl or 0.0) > 1e-4
     assert content(again) == content(whole)

@@ -13,6 +13,9 @@ from rollyard.config import LoraConfig, TrainConfig
 from rollyard.errors import TrainError
 from rollyard.model import adapter
 from rollyard.model.folder import load, save, tensors
+from rollyard.train.learn import policy_logprobs
+from rollyard.train.reference import Reference
+from rollyard.train.rows import Rows, families
 from rollyard.train.trainer import ReferenceTrainer
 from rollyard.types import Sample, Sampling, TrainBatch, WeightVersion
 from tests.tiny import tiny_folder
@@ -40,6 +43,30 @@ def loss_by_peft(model: torch.nn.Module, samples: list[Sample]) -> torch.Tensor:
                 advantage = sample.advantages[at]
                 loss = loss - torch.min(ratio * advantage, ratio.clip(0.8, 1.3) * advantage) / total
     return loss
+
+
+async def test_the_reference_is_the_adapter_that_the_run_began_with(tmp_path: Path) -> None:
+    """None at first, so the model under it: transformers' logprobs, also once the adapter has an effect. Or one of a folder."""
+    folder, samples = tiny_folder(tmp_path), make_samples(6)
+    rows = Rows.of(families(samples), torch.device("cpu"))
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        every = {id(each): plain(torch.tensor([each.token_ids])).logits[0].log_softmax(-1) for each in samples}
+    order = [each for members in families(samples) for each in members]
+    expected = [every[id(each)][t - 1, each.token_ids[t]] for each in order for t in range(len(each.mask)) if each.mask[t]]
+    ours = trainer(folder)
+    await ours.train([TrainBatch(0, split(samples, 2), Sampling(9))])
+    before = {name: each.detach().clone() for name, each in ours._model.trained().items()}
+    first = Reference.of(ours._model, folder, lambda: pytest.fail("nothing is copied"))
+    found = first.logprobs(rows, Sampling(9), torch.float32)
+    torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=1e-5)
+    trained = policy_logprobs(ours._model, rows, Sampling(9), torch.float32)
+    assert (trained - found).abs().max() > 1e-3
+    assert all(torch.equal(each, before[name]) and each.requires_grad for name, each in ours._model.trained().items())
+    await ours.save(tmp_path / "later")
+    later = Reference.of(ours._model, tmp_path / "later", lambda: pytest.fail("nothing is copied"))
+    await ours.train([TrainBatch(1, split(samples, 2), Sampling(9))])
+    torch.testing.assert_close(later.logprobs(rows, Sampling(9), torch.float32), trained, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "v_proj")])

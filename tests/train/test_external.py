@@ -67,6 +67,20 @@ async def test_ten_steps_of_the_example(tmp_path: Path, aggregation: str, sampli
     await same_as_the_reference(tiny_folder(tmp_path), "hugging_face", sampling, **options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "gspo", "aggregation": "sequence", "clip_high": 0.05},
+        {"loss": "cispo", "correction": "none"},
+        {"correction": "truncate", "correction_cap": 1.1},
+        {"correction": "mask", "correction_floor": 0.8, "correction_level": "sequence", "loss": "gspo"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+async def test_losses_and_corrections_of_the_example(tmp_path: Path, options: dict[str, Any]) -> None:
+    await same_as_the_reference(tiny_folder(tmp_path), "hugging_face", Sampling(9, 0.7, 0.9), **options)
+
+
 DEEPSPEED = """
 import asyncio, sys
 from pathlib import Path
