@@ -5,6 +5,7 @@ The map, in the order data flows:
     types  events  protocols  config      what everything speaks
     prompts     1 what to ask             a resumable stream of prompts
     rollout     2 ask, K times            which request goes where; groups; staleness
+    episode     2 in several turns        environments and tools that play with the policy
     reward      3 judge                   verdicts
     advantage   4 compare                 rewards of a group -> advantages
     batch       5 pack                    training rows under a token budget
@@ -31,14 +32,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rollyard.config import Config
+    from rollyard.episode.transcript import Transcript
     from rollyard.errors import ConfigError, RollyardError, RunFailed
     from rollyard.layers import resolve
     from rollyard.loop import Run
+    from rollyard.types import Prompt, Reward
     from rollyard.watch.step import Step
 
-__all__ = ["Config", "ConfigError", "RollyardError", "Run", "RunFailed", "Step", "resolve"]
+__all__ = ["Config", "ConfigError", "Prompt", "Reward", "RollyardError", "Run", "RunFailed", "Step", "Transcript", "resolve"]
 
-_FROM = {"Config": "config", "Run": "loop", "Step": "watch.step", "resolve": "layers"}  # the others: errors
+_FROM = {  # the others: errors
+    "Config": "config",
+    "Prompt": "types",
+    "Reward": "types",
+    "Run": "loop",
+    "Step": "watch.step",
+    "Transcript": "episode.transcript",
+    "resolve": "layers",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -11,6 +11,7 @@ from rollyard.config import Config, EngineConfig
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
 from rollyard.engine.vllm import arguments as vllm
+from rollyard.episode.open import environment_of
 from rollyard.errors import ConfigError
 from rollyard.exchange.folder import Job, check_place
 from rollyard.journal.folder import check_folder
@@ -44,7 +45,7 @@ def check(
     check_capabilities(config)
     check_options(config)
     layout(worker.roles_of(config, worker.job_of(config)), worker.devices_there(config))
-    plays, columns = worker.environment_of(config, environment) is not None, check_prompts(config)
+    plays, columns = environment_of(config, environment) is not None, check_prompts(config)
     check_rewards(config, reward, columns, optional=plays)
     _check_models(config, columns)
     check_window(config, architecture)

@@ -16,6 +16,7 @@ from rollyard.config import (
     JudgeConfig,
     LoraConfig,
     PlaceConfig,
+    RemoteConfig,
     RewardConfig,
     RewardModelConfig,
     RolloutConfig,
@@ -43,13 +44,19 @@ def check(config: Config) -> None:
 
 def _check_models(reward: RewardConfig) -> None:
     """Models that judge."""
-    model, judge = reward.model, reward.judge
+    model, judge, remote = reward.model, reward.judge, reward.remote
     if not model.folder and model != RewardModelConfig():
         problem = "options of a reward model are given, and there is none"
         raise ConfigError(problem, where="reward.model.folder", remedy="name its folder, or leave them out")
     if not judge.url and judge != JudgeConfig():
         problem = "options of a judge are given, and there is none"
         raise ConfigError(problem, where="reward.judge.url", remedy="give such as http://127.0.0.1:8000/v1, or leave them out")
+    if not remote.url and remote != RemoteConfig():
+        problem = "options of a remote judge are given, and there is none"
+        raise ConfigError(problem, where="reward.remote.url", remedy="give its address, or leave them out")
+    if remote.url and not is_address(remote.url):
+        problem = f"{remote.url!r} is no address"
+        raise ConfigError(problem, where="reward.remote.url", remedy="give such as http://127.0.0.1:8000/score")
     for url in judge.url:
         if not is_address(url):
             raise ConfigError(f"{url!r} is no address", where="reward.judge.url", remedy="give such as http://127.0.0.1:8000/v1")

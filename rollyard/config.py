@@ -117,6 +117,9 @@ class EnvironmentConfig(Section):
     )
     turns: Count = Field(8, description="answers of the policy in an episode at most, of rollout.max_tokens each")
     limit_s: Positive = Field(30.0, description="seconds it may work between two answers; beyond it there is no verdict")
+    workers: Natural = Field(
+        1, description="processes that play episodes (0: the run's own, where an environment that blocks stops everything)"
+    )
 
 
 class RewardModelConfig(Section):
@@ -156,6 +159,17 @@ class JudgeConfig(Section):
     concurrency: Count = Field(16, description="requests under way at each of its servers")
 
 
+class RemoteConfig(Section):
+    """A judge behind an HTTP address, beside the reward functions: POST {prompt, completion, columns} -> {"reward": number}."""
+
+    url: str = Field("", description="address that is sent what to judge (empty: none)")
+    weight: float = Field(1.0, description="what its verdict is multiplied by in the reward (0: only reported)")
+    retries: Natural = Field(3, description="times a request is tried again: no connection, a status of 429, or of 500 and more")
+    limit_s: Positive = Field(60.0, description="seconds a verdict of it may take, all tries included; beyond it there is none")
+    concurrency: Count = Field(32, description="requests under way at a time")
+    cache: Natural = Field(65536, description="verdicts kept, by what was sent (0: everything is sent)")
+
+
 class RewardConfig(Section):
     function: tuple[str, ...] = Field(
         (), description="FILE.py:function, package.module:function, or a name such as exact_match (empty: the task's own)"
@@ -165,11 +179,19 @@ class RewardConfig(Section):
     workers: Count = Field(4, description="processes at most that run functions, one call at a time each; they start as needed")
     concurrency: Count = Field(32, description="judgements at a time by coroutine functions, which share one process")
     batch: Count = Field(32, description="completions at most that a function of several (prompts, completions) gets at once")
+    pattern: str = Field("", description="regular expression of the reward called regex")
+    format: str = Field(
+        r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", description="regular expression of the reward called format"
+    )
+    overlong_buffer: Natural = Field(
+        0, description="tokens before max_tokens from which on soft_overlong punishes (0: a fifth of max_tokens)"
+    )
     give_up_after: Count = Field(
         16, description="workers lost in a row, none of which answered a call, after which the run stops as failed"
     )
     model: RewardModelConfig = RewardModelConfig()
     judge: JudgeConfig = JudgeConfig()
+    remote: RemoteConfig = RemoteConfig()
 
 
 class AdvantageConfig(Section):

@@ -31,6 +31,11 @@ def judge_key() -> str:
     return os.environ.get("ROLLYARD_JUDGE_KEY", "")
 
 
+def reward_key() -> str:
+    """Key of the address that judges."""
+    return os.environ.get("ROLLYARD_REWARD_KEY", "")
+
+
 DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 TUNING = ("OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM")  # those of them that change how fast a library is
 TUNED = "ROLLYARD_TUNED"  # names the ones that are set by Rollyard and not by the user
@@ -69,6 +74,7 @@ KEYS = (
     "ROLLYARD_ENGINE_KEY",
     "ROLLYARD_ENGINE_ADMIN_KEY",
     "ROLLYARD_JUDGE_KEY",
+    "ROLLYARD_REWARD_KEY",
     "HF_TOKEN",
 )  # never kept where others may read them
 

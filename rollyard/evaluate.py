@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rollyard.episode.stage import Stage
+from rollyard.episode.stage import Player
 from rollyard.events import EngineId
 from rollyard.protocols import Scorer
 from rollyard.rollout.controller import Controller
@@ -46,7 +46,7 @@ class Evaluator:
         window: tokens of prompt and completion at most.
         samples: completions of each prompt.
         seed: of the run.
-        stage: where prompts are played as episodes; None: they are answered once.
+        player: where prompts are played as episodes; None: they are answered once.
     """
 
     prompts: tuple[Prompt, ...]
@@ -54,12 +54,12 @@ class Evaluator:
     window: int
     samples: int
     seed: int
-    stage: Stage | None = None
+    player: Player | None = None
 
     async def run(self, controller: Controller, scorer: Scorer, engines: Sequence[EngineId] = ()) -> Evaluation:
         """Ask the engines that are named, or all. Raises EngineError when none of them is left."""
-        if self.stage is not None:
-            rewards = await self._play(self.stage, controller, scorer, engines)
+        if self.player is not None:
+            rewards = await self._play(self.player, controller, scorer, engines or controller.engines)
         else:
             asked = {request.id: prompt for prompt, request in self._requests()}
             completions = await controller.complete([request for _, request in self._requests()], engines)
@@ -80,15 +80,14 @@ class Evaluator:
                 seed = completion_seed(self.seed, group, member)
                 yield prompt, Request(RequestId(group, member), prompt.token_ids, sampling, seed)
 
-    async def _play(self, stage: Stage, controller: Controller, scorer: Scorer, engines: Sequence[EngineId]) -> Sequence[Reward]:
+    async def _play(self, player: Player, controller: Controller, scorer: Scorer, names: Sequence[EngineId]) -> list[Reward]:
         """Every prompt as `samples` episodes, all at once."""
-        names = tuple(engines or controller.engines)
         episodes: list[asyncio.Future[Reward]] = []
         for position, prompt in enumerate(self.prompts):
             for member in range(self.samples if len(prompt.token_ids) < self.window else 0):
                 first = len(episodes) % max(len(names), 1)  # each begins with another engine
                 order = (*names[first:], *names[:first])
-                heard = _Heard(self, stage, controller, RequestId(-1 - position, member), order)
+                heard = _Heard(self, player, controller, RequestId(-1 - position, member), order)
                 episodes.append(asyncio.ensure_future(heard.judged(prompt, scorer)))
         try:
             return await asyncio.gather(*episodes)
@@ -106,7 +105,7 @@ class _Heard:
     """One episode outside the core: what the policy wrote in it."""
 
     asks: Evaluator
-    stage: Stage
+    player: Player
     controller: Controller
     id: RequestId
     engines: Sequence[EngineId]
@@ -114,13 +113,13 @@ class _Heard:
     parts: list[Completion] = field(default_factory=list)
 
     async def judged(self, prompt: Prompt, scorer: Scorer) -> Reward:
-        played = await self.stage.play(prompt, self.answer)
+        played = await self.player.play(prompt, self.answer)
         return played.verdict or await scorer.score(prompt, self.completion(played.text))
 
     async def answer(self, asking: Asking) -> Reply:
         """As the core has it answered."""
         asks, turn, (group, member, _) = self.asks, len(self.taken), self.id
-        room = room_for(asking, turn, asks.window, self.stage.turns)
+        room = room_for(asking, turn, asks.window, self.player.turns)
         if isinstance(room, FinishReason):
             self.taken.append(Turn(asking.prompt_ids, 0, room))
             return Reply((), "", room)

@@ -1,6 +1,7 @@
 """Tasks of reasoning-gym, by name: problems from a seed, and how it judges an answer to one.
 
-A problem is named by what makes it again, so that whoever judges needs nothing but that name.
+A problem goes to whoever judges as a text with all that its dataset wants to know of it. To make it again there would not
+do: some datasets walk through sets of strings, whose order is another one in each process unless PYTHONHASHSEED is set.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,21 +30,21 @@ TRIES: Final = 100  # for a problem of the wanted side; of each held-out one tha
 OWN: Final = ("seed", "size")  # options that the stream sets
 
 
-class Name(NamedTuple):
-    """Which problem: the one at this place of a dataset with this seed. `options` is a JSON object."""
+class Source(NamedTuple):
+    """Where problems come from: a dataset, with options (a JSON object) and a seed."""
 
     dataset: str
     options: str
     seed: int
-    place: int
 
 
 class Problem(NamedTuple):
-    """A question, and its answer where there is a single one. Example: Problem(Name(...), "4 + 3 =", "7")."""
+    """A question, and its answer where there is a single one. Example: Problem(Source(...), "4 + 3 =", "7", ...)."""
 
-    name: Name
+    source: Source
     question: str
     answer: str | None
+    entry: str  # all that the dataset knows of it, as text
 
     @property
     def held_out(self) -> bool:
@@ -64,7 +67,7 @@ def check(task: str, options: str) -> None:
     if set(OWN) & json.loads(options or "{}").keys():
         problem = f"{' and '.join(OWN)} of a dataset come from the stream's place and the run's seed"
         raise ConfigError(problem, where="prompts.options", remedy="leave them out")
-    problem_of(Name(name, options, 0, 0))
+    problem_at(Source(name, options, 0), 0)
 
 
 def training(task: str, options: str, seed: int, place: int) -> Problem:
@@ -72,7 +75,7 @@ def training(task: str, options: str, seed: int, place: int) -> Problem:
     name = task.removeprefix(PREFIX)
     chunk, index = divmod(place, SIZE)
     for attempt in range(TRIES):
-        problem = problem_of(Name(name, options, _seed(f"{name}/{seed}/{chunk}/{attempt}"), index))
+        problem = problem_at(Source(name, options, _seed(f"{name}/{seed}/{chunk}/{attempt}")), index)
         if not problem.held_out:
             return problem
     raise _exhausted(task, "trained on", 0)
@@ -92,7 +95,7 @@ def held_out(task: str, options: str, wanted: int) -> tuple[Problem, ...]:
     return tuple(found.values())
 
 
-def score(name: Name, completion: str) -> float:
+def score(source: Source, entry: str, completion: str) -> float:
     """What reasoning-gym gives the answer in a completion, 0 to 1.
 
     The answer is what stands in the last `<answer>` tags, as its own prompts ask for; without any it is the whole
@@ -101,20 +104,24 @@ def score(name: Name, completion: str) -> float:
     from reasoning_gym.utils import extract_answer
 
     answer = extract_answer(completion)
-    dataset = _dataset(name.dataset, name.options, name.seed)
-    return float(dataset.score_answer(completion.strip() if answer is None else answer, _entry(name)))
+    given = completion.strip() if answer is None else answer
+    return float(_dataset(source).score_answer(given, _unpacked(json.loads(entry))))
 
 
-def problem_of(name: Name) -> Problem:
-    """The problem of this name. Raises ConfigError when its dataset cannot make one with these options."""
-    entry = _entry(name)
-    return Problem(name, entry["question"], entry["answer"])
+def problem_at(source: Source, index: int) -> Problem:
+    """One of its problems. Raises ConfigError when the dataset cannot make one with these options."""
+    dataset = _dataset(source)
+    try:
+        entry = dataset[index]
+        return Problem(source, entry["question"], entry["answer"], json.dumps(_packed(entry)))
+    except Exception as error:  # a dataset may raise anything
+        raise _refused(source, error) from error
 
 
 def _all(name: str, options: str) -> Iterator[Problem]:
     for chunk in count():
         seed = _seed(f"{name}/held out/{chunk}")
-        yield from (problem_of(Name(name, options, seed, index)) for index in range(SIZE))
+        yield from (problem_at(Source(name, options, seed), index) for index in range(SIZE))
 
 
 def _seed(text: str) -> int:
@@ -122,20 +129,41 @@ def _seed(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
-@lru_cache(maxsize=512)  # the members of a group are judged by the same one, and some take a second to make
-def _entry(name: Name) -> dict[str, Any]:
-    dataset = _dataset(name.dataset, name.options, name.seed)
-    try:
-        return dict(dataset[name.place])
-    except Exception as error:  # a dataset may raise anything
-        raise _refused(name.dataset, name.options, error) from error
+def _packed(value: Any) -> Any:
+    """JSON makes lists of tuples and texts of keys; some datasets then give their own answers nothing."""
+    match value:
+        case Fraction() | Decimal():
+            return {type(value).__name__: str(value)}
+        case tuple():
+            return {"tuple": [_packed(each) for each in value]}
+        case list():
+            return [_packed(each) for each in value]
+        case dict():
+            return {"dict": [[_packed(key), _packed(each)] for key, each in value.items()]}
+    return value
+
+
+def _unpacked(value: Any) -> Any:
+    match value:
+        case {"Fraction": text}:
+            return Fraction(text)
+        case {"Decimal": text}:
+            return Decimal(text)
+        case {"tuple": inner}:
+            return tuple(_unpacked(each) for each in inner)
+        case {"dict": pairs}:
+            return {_unpacked(key): _unpacked(each) for key, each in pairs}
+        case list():
+            return [_unpacked(each) for each in value]
+    return value
 
 
 @lru_cache(maxsize=16)
-def _dataset(name: str, options: str, seed: int) -> ProceduralDataset:
+def _dataset(source: Source) -> ProceduralDataset:
     from reasoning_gym.composite import DatasetSpec
     from reasoning_gym.factory import DATASETS, create_dataset
 
+    name, options, seed = source
     given = json.loads(options or "{}")
     known = [field.name for field in dataclasses.fields(DATASETS[name][1]) if field.name not in OWN]
     for option in given:
@@ -148,11 +176,11 @@ def _dataset(name: str, options: str, seed: int) -> ProceduralDataset:
             given["datasets"] = [DatasetSpec(**each) for each in given.get("datasets", ())]
         return create_dataset(name, seed=seed, size=SIZE, **given)
     except Exception as error:  # its checks are assertions, and whatever else a wrong type comes to
-        raise _refused(name, options, error) from error
+        raise _refused(source, error) from error
 
 
-def _refused(name: str, options: str, error: Exception) -> ConfigError:
-    problem = f"{name} does not work with {options or 'its defaults'}: {type(error).__name__}: {error}"
+def _refused(source: Source, error: Exception) -> ConfigError:
+    problem = f"{source.dataset} does not work with {source.options or 'its defaults'}: {type(error).__name__}: {error}"
     return ConfigError(
         problem, where="prompts.options", remedy='give such as {"min_terms": 2, "max_terms": 3}, as the dataset has'
     )

@@ -1,4 +1,4 @@
-"""Models that judge, beside the reward functions: a sequence classifier here or in a process of its own, a language model."""
+"""Who judges beside the reward functions: a sequence classifier here or in a process of its own, a language model, an address."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from rollyard import worker
 from rollyard.config import Config
 from rollyard.engine.openai.client import OpenAIClient
 from rollyard.engine.openai.limits import Limits
-from rollyard.environment import judge_key, process_environment
+from rollyard.environment import judge_key, process_environment, reward_key
 from rollyard.place.inline import DeviceThread
 from rollyard.protocols import Channel, Device, Scorer
 from rollyard.reward.batched import Batched
 from rollyard.reward.judge import Answer, Judge
 from rollyard.reward.model import RemoteModel
 from rollyard.reward.model import serve as serve_model
-from rollyard.reward.open import JUDGE, MODEL
+from rollyard.reward.open import JUDGE, MODEL, REMOTE
+from rollyard.reward.remote import Remote
 from rollyard.types import Sampling
 
 CONFIG = TypeAdapter(Config)
@@ -48,6 +49,8 @@ async def build_judges(config: Config, device: Device, launch: Callable[..., Awa
         found.scorers[MODEL] = await device.run(_reward_model, config, device)
     if config.reward.judge.url:
         found.scorers[JUDGE] = _judge(config)
+    if config.reward.remote.url:
+        found.scorers[REMOTE] = Remote(config.reward.remote, reward_key())
     return found
 
 

@@ -139,10 +139,10 @@ class Ring:
         """The shells around the conductor, between it and the stations."""
         config, stations = self._config, self._stations
         sampling, seed = worker.sampling_of(config), config.run.seed
-        if stations.stage is not None:
-            self._episodes = Episodes(stations.stage, self._inbox.put_nowait, self._inbox.put_nowait, self._timeline)
+        if stations.player is not None:
+            self._episodes = Episodes(stations.player, self._inbox.put_nowait, self._inbox.put_nowait, self._timeline)
             self._built.push_async_callback(self._episodes.close)
-        self._evaluator = Evaluator(stations.held_out, sampling, stations.window, config.eval.samples, seed, stations.stage)
+        self._evaluator = Evaluator(stations.held_out, sampling, stations.window, config.eval.samples, seed, stations.player)
         post, books = self._inbox.put_nowait, self._recorder
         self._learners: dict[ev.EngineId | None, Learner] = {
             half: TrainerLearner(config, trainer, stations.ranks, books.trains, books.flush)
@@ -215,7 +215,7 @@ class Ring:
             give_up_after=rollout.give_up_after,
             seed=config.run.seed,
             exact=config.place.placement == "swap",
-            turns=config.environment.turns if stations.stage is not None else 0,
+            turns=config.environment.turns if stations.player is not None else 0,
             filter=rollout.filter,
             refills=rollout.refills,
             mask_truncated=config.advantage.overlong == "mask",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rollyard import worker
 from rollyard.config import Config
 from rollyard.environment import only_devices
-from rollyard.episode.stage import Stage
+from rollyard.episode.open import Player, open_player
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId
 from rollyard.exchange.folder import Job
@@ -80,7 +80,7 @@ class Stations:
     spans: Sequence[tuple[str, str, Spans]] = ()  # name, role and device of whatever the report accounts for
     nodes: Nodes = dict
     exchange: Generation | None = None  # where another job trains
-    stage: Stage | None = None  # where prompts are played as episodes
+    player: Player | None = None  # where prompts are played as episodes
 
     async def start(self) -> None:
         """Wait until all are ready. Raises EngineError or TrainError for one that cannot be."""
@@ -209,10 +209,10 @@ class Builder:
         tokenizer = await self._device.run(Tokenizer, self._folder)
         tokenizer.check_stop(config.rollout.stop, "rollout.stop")
         source, held_out = worker.build_prompts(config, tokenizer, done)
-        stage = worker.build_stage(config, environment, tokenizer, Architecture.from_folder(self._folder))
         workers = Children(at_once=True)
         self._built.push_async_callback(workers.close)
-        functions = open_functions(config, reward, workers.launch, self._scratch, optional=stage is not None)
+        player = open_player(config, environment, tokenizer, self._folder, workers.launch, self._scratch, self._built)
+        functions = open_functions(config, reward, workers.launch, self._scratch, optional=player is not None)
         for part in functions:
             self._built.push_async_callback(part.scorer.close)
         await self._host_all()
@@ -220,7 +220,7 @@ class Builder:
         self._built.push_async_callback(scorer.close)
         if exchange is not None:
             self._record(exchange)
-        return replace(self._joined(source, held_out, scorer, tokenizer.completion_text, exchange), stage=stage)
+        return replace(self._joined(source, held_out, scorer, tokenizer.completion_text, exchange), player=player)
 
     async def trainers(self, *, resume: bool) -> Trainers:
         """Of a job that only trains. Raises ConfigError for what only loading shows, TrainerLost for a host that does not start.

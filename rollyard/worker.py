@@ -17,8 +17,6 @@ from urllib.parse import urlsplit
 from rollyard.config import Config
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.environment import node_address
-from rollyard.episode.load import check_environment, load_environment
-from rollyard.episode.stage import Stage
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId, Event, Rollover
 from rollyard.exchange.folder import Job
@@ -32,7 +30,6 @@ from rollyard.prompts.open import open_prompts
 from rollyard.protocols import (
     Device,
     Engine,
-    Environment,
     Evidence,
     PromptSource,
     Publisher,
@@ -241,21 +238,6 @@ def build_trainer(
         reference=policy.reference,
         values=has_values(config),
     )
-
-
-def environment_of(config: Config, given: Environment | None) -> Environment | None:
-    """The environment given directly, or the one that is named; None where prompts are answered once. Raises ConfigError."""
-    if given is not None:
-        return check_environment(given, type(given).__name__)
-    return load_environment(config.environment.name) if config.environment.name else None
-
-
-def build_stage(config: Config, given: Environment | None, tokenizer: Tokenizer, shape: Architecture) -> Stage | None:
-    """Where episodes are played, if they are."""
-    environment, plays = environment_of(config, given), config.environment
-    if environment is None:
-        return None
-    return Stage(environment, tokenizer, shape.vocab_size, config.rollout.max_tokens, plays.turns, plays.limit_s)
 
 
 def transport_of(config: Config) -> str:

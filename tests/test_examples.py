@@ -13,11 +13,14 @@ import pytest
 from rollyard import worker
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
+from rollyard.episode.load import load_environment
+from rollyard.episode.stage import Stage
 from rollyard.layers import resolve
 from rollyard.place.bundles import Bundle, fitting
 from rollyard.place.layout import layout
 from rollyard.prompts.jsonl import read_rows
 from rollyard.reward.function import check_columns, load_reward
+from rollyard.types import FinishReason, Prompt, Reply, Reward
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub}
@@ -79,3 +82,44 @@ def test_a_config_for_a_cluster_fills_that_many_nodes(name: str, nodes: int) -> 
     assert how == ("one" if nodes == 1 else "few")
     check_capabilities(config)
     check_options(config)
+
+
+class Chat:
+    """A tokenizer whose ids are characters, and whose answers end with a line."""
+
+    def encode(self, text, *, special=True):
+        return tuple(map(ord, text))
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+    def chat_after(self, messages):
+        return self.encode("\n" + "".join(f"{message['role']}: {message['content']}\n" for message in messages))
+
+    chat = chat_after
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        (["It is 144."], (1.0, 0.0)),
+        (["Hm. <calc>57 + 87</calc>", "So 144"], (1.0, 1.0)),
+        (["<calc>57-87</calc>", "<calc>57*87</calc>", "<calc>1+1</calc>"], (0.0, 2.0)),
+        (["<calc>no</calc>"], (0.0, 0.0)),
+    ],
+)
+async def test_the_environment_of_ones_own(said, verdict):
+    left, read = list(said), []
+
+    async def policy(asking):
+        read.append("".join(map(chr, asking.prompt_ids)))
+        text = left.pop(0)
+        return Reply(tuple(map(ord, text)), text.split("</calc>")[0], FinishReason.STOP)
+
+    player = Stage(load_environment(f"{EXAMPLES}/environment.py:WithCalculator"), Chat(), 200, 48, 8, 5.0)
+    prompt = Prompt(0, 0, Chat().encode("57 + 87?\n"), "57 + 87?", {"answer": "144"})
+    right, calls = verdict
+    assert (await player.play(prompt, policy)).verdict == Reward(right, {"right": right, "calls": calls})
+    assert not left
+    if len(said) == 2:
+        assert read[1] == "57 + 87?\nHm. <calc>57 + 87</calc>\nuser: <result>144</result>\n"

@@ -52,6 +52,9 @@ def test_generation_goes_on_while_the_trainer_trains(make: Callable[..., Config]
     for step in run:
         spans = [span for group in step.groups for rollout in group.rollouts for span in rollout.completion.spans]
         lags |= {step.step - 1 - span.version.step for span in spans}
+        fresh = [span.version.step == step.step - 1 == span.oldest_kv.step for span in spans]
+        assert (step.train.fresh_gap_max is None, step.train.stale_gap_max is None) == (not any(fresh), all(fresh))
+        assert (step.train.fresh_gap_max or 0.0) < 1e-4  # whatever the policy has become since older tokens were written
     report = run.report
     assert report is not None and not report.finished.failed and report.steps == 4
     assert lags == {0, 1}

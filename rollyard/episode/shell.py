@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-from rollyard.episode.stage import Stage
+from rollyard.episode.stage import Player
 from rollyard.events import Drop, Event, Instruction
 from rollyard.turns import Asked, EpisodeEnded, Play, Tell
 from rollyard.types import Asking, Prompt, Reply
@@ -22,16 +22,16 @@ class Episodes:
     """Plays the members' episodes of a run.
 
     Args:
-        stage: where they are played.
+        player: where they are played.
         post: takes the events.
         broke: takes the exception that broke an episode other than by its environment; the run cannot go on.
         timeline: environments at work are opened and closed on it.
     """
 
     def __init__(
-        self, stage: Stage, post: Callable[[Event], None], broke: Callable[[BaseException], None], timeline: Timeline
+        self, player: Player, post: Callable[[Event], None], broke: Callable[[BaseException], None], timeline: Timeline
     ) -> None:
-        self._stage, self._post, self._broke, self._timeline = stage, post, broke, timeline
+        self._player, self._post, self._broke, self._timeline = player, post, broke, timeline
         self._going: dict[Key, asyncio.Task[None]] = {}
         self._answers: dict[Key, asyncio.Future[Reply]] = {}
 
@@ -70,7 +70,7 @@ class Episodes:
         def working() -> AbstractContextManager[None]:
             return self._timeline.phase(Phase.TOOLS)
 
-        played = await self._stage.play(prompt, answer, working)
+        played = await self._player.play(prompt, answer, working)
         self._post(EpisodeEnded(*key, played.verdict, played.text))
 
     def _done(self, key: Key, episode: asyncio.Task[None]) -> None:

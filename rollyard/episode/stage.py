@@ -44,9 +44,27 @@ class Played:
     text: str
 
 
+class Player(Protocol):
+    """Plays episodes of one environment."""
+
+    @property
+    def turns(self) -> int:
+        """Answers in one episode at most."""
+        ...
+
+    async def play(self, prompt: Prompt, answer: Answer, working: Working = nullcontext) -> Played:
+        """One episode.
+
+        Args:
+            answer: gives what the policy writes. What it raises is raised.
+            working: entered while the environment is at work.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Plays episodes of one environment.
+    """Plays episodes of one environment in this process (`Player`).
 
     Args:
         environment: of the run.
@@ -65,12 +83,6 @@ class Stage:
     limit_s: float
 
     async def play(self, prompt: Prompt, answer: Answer, working: Working = nullcontext) -> Played:
-        """One episode.
-
-        Args:
-            answer: gives what the policy writes.
-            working: entered while the environment is at work.
-        """
         asker = Asker(self, prompt, answer)
         episode = asyncio.ensure_future(self._episode(asker, prompt))
         episode.add_done_callback(lambda done: done.cancelled() or done.exception())  # what nobody waits for is no news

@@ -120,6 +120,10 @@ class Tokenizer:
                 )
                 raise ConfigError(problem, where=where, remedy=remedy)
 
+    def save(self, path: Path) -> None:
+        """Write what encodes and decodes, for a process that does not want to wait for transformers. Raises OSError."""
+        path.write_text(self._fast.to_str())
+
     def stream(self, stop: tuple[str, ...]) -> StopWatcher:
         """Watches one completion for stop strings, token by token."""
         return StopWatcher(self._fast, stop, self._mute)

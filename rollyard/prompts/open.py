@@ -70,7 +70,7 @@ def _task_row(task: Task, seed: int, index: int, *, held_out: bool) -> Row:
 
 
 def _gym_row(problem: gym.Problem) -> Row:
-    return Row(problem.question, {"answer": problem.answer, "problem": problem.name._asdict()})
+    return Row(problem.question, {"answer": problem.answer, "problem": {"source": list(problem.source), "entry": problem.entry}})
 
 
 def _split(rows: list[Row], prompts: PromptsConfig, seed: int) -> tuple[list[tuple[int, Row]], list[tuple[int, Row]]]:

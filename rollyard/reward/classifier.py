@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from jinja2 import TemplateError
+
 from rollyard.config import RewardModelConfig
 from rollyard.errors import ConfigError, ScoringError
 
@@ -125,7 +127,10 @@ class Classifier:
         tokenizer = self._tokenizer
         if tokenizer.has_chat_template:
             messages = asked.messages or ({"role": "user", "content": asked.prompt},)
-            ids = tokenizer.chat([*messages, {"role": "assistant", "content": asked.completion}], answered=True)
+            try:
+                ids = tokenizer.chat([*messages, {"role": "assistant", "content": asked.completion}], answered=True)
+            except TemplateError as error:  # some take no system message, or ask for roles in turn
+                raise ScoringError(f"the reward model's chat template refuses the conversation: {error}") from error
             row = Row(ids, (0,) * len(ids))
         elif tokenizer.separates:
             row = Row(*tokenizer.pair(asked.prompt, asked.completion))

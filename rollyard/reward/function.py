@@ -81,14 +81,18 @@ def check_function(function: Any, name: str) -> None:
         check_takes(function, 2, name, WHERE, "(prompt, completion, **columns)")
 
 
-def check_columns(function: RewardFunction, columns: Set[str]) -> None:
-    """Raises ConfigError when the function cannot be given the columns, or needs one that the prompts do not have."""
+def check_columns(function: RewardFunction, columns: Set[str], settings: Set[str] = frozenset()) -> None:
+    """Raises ConfigError when the function cannot be given the columns, or needs one that the prompts do not have.
+
+    Args:
+        settings: what it is given besides, by name.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     more = _further(parameters, is_batched(parameters))
-    facts = {parameter.name for parameter in more if parameter.kind in BY_NAME} & set(FACTS)
+    facts = {parameter.name for parameter in more if parameter.kind in BY_NAME} & {*FACTS, *settings}
     _check_names(parameters, more, columns)
     for name in sorted(facts & columns):
-        problem = f"the prompts have a column {name!r}, and the reward asks for {name!r} of the completion by that name"
+        problem = f"the prompts have a column {name!r}, and the reward is given something else by that name"
         raise ConfigError(problem, where=WHERE, remedy="rename the column")
     for parameter in more:
         name, given = parameter.name, parameter.name in columns or parameter.name in facts

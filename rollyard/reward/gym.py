@@ -12,6 +12,6 @@ def reasoning_gym(prompt: str, completion: str, problem: Mapping[str, Any]) -> f
     """What the dataset's own `score_answer` says of the answer in a completion, 0 to 1.
 
     Args:
-        problem: the column that such a task gives its prompts: what names the problem.
+        problem: the column that such a task gives its prompts: `source` and `entry` of the problem.
     """
-    return gym.score(gym.Name(**problem), completion)
+    return gym.score(gym.Source(*problem["source"]), problem["entry"], completion)

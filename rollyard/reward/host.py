@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +24,15 @@ Verdict = tuple[float | None, str]  # a number, or why there is none
 
 
 class Source(NamedTuple):
-    """Where a function comes from: `load`, as the config names it; or `file`, where it was written to."""
+    """Where a function comes from: `load`, as the config names it; or `file`, where it was written to.
+
+    `needs` is a module that it imports when it is called, and that takes long.
+    """
 
     name: str
     load: str = ""
     file: str = ""
+    needs: str = ""
 
 
 class Order(NamedTuple):
@@ -56,7 +61,7 @@ async def serve(channel: Channel, order: bytes) -> None:
     """Judge. Raises ConfigError when a function cannot be loaded here."""
     ordered = Order.read(order)
     _settle(ordered)
-    judges = [Judge(source.name, _loaded(source)) for source in ordered.functions]
+    judges = [Judge(source.name, loaded(source)) for source in ordered.functions]
 
     async def start(content: bytes) -> bytes:
         return b""
@@ -83,7 +88,10 @@ def _settle(ordered: Order) -> None:
     sys.path.extend(entry for entry in ordered.path if entry not in sys.path)
 
 
-def _loaded(source: Source) -> Callable[..., Any]:
+def loaded(source: Source) -> Callable[..., Any]:
+    """The function. Raises ConfigError when it cannot be loaded here."""
+    if source.needs:
+        import_module(source.needs)
     return origin.read(Path(source.file)) if source.file else load_function(source.load, WHERE)
 
 

@@ -6,13 +6,13 @@ import asyncio
 import math
 import re
 import string
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 from typing import Final
 
 from rollyard.config import JudgeConfig
 from rollyard.errors import ConfigError, EngineError, ScoringError, TimeLimitExceeded
+from rollyard.reward.cache import Cache
 from rollyard.types import Completion, Prompt, Reward
 
 TEMPLATE, PARSE = "reward.judge.template", "reward.judge.parse"
@@ -46,33 +46,19 @@ class Judge:
     def __init__(self, ask: Ask, config: JudgeConfig, close: Callable[[], Awaitable[None]]) -> None:
         self._ask, self._config, self._close = ask, config, close
         self._read = reader(config.parse)
-        self._kept: OrderedDict[str, float] = OrderedDict()  # by question
-        self._asking: dict[str, asyncio.Task[float]] = {}  # likewise
+        self._cache = Cache(KEPT)
 
     async def score(self, prompt: Prompt, completion: Completion) -> Reward:
         """No verdict where there is no answer in time, or none that can be read: it stands in the problem."""
         question = filled(self._config.template, prompt, completion)
         try:
-            return Reward(await self._verdict(question))
+            return Reward(await self._cache.verdict(question, lambda: self._asked(question)))
         except (ScoringError, TimeLimitExceeded, EngineError) as error:
             return Reward(None, problem=str(error))
 
     async def close(self) -> None:
-        tasks = list(self._asking.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._cache.close()
         await self._close()
-
-    async def _verdict(self, question: str) -> float:
-        if question in self._kept:
-            self._kept.move_to_end(question)
-            return self._kept[question]
-        task = self._asking.get(question)
-        if task is None:
-            task = self._asking[question] = asyncio.create_task(self._asked(question), name="judge")
-            task.add_done_callback(lambda done: self._asking.pop(question))
-        return await asyncio.shield(task)  # others may wait for it too
 
     async def _asked(self, question: str) -> float:
         limit = self._config.limit_s
@@ -87,10 +73,7 @@ class Judge:
         number = self._read(answer.text)
         if number is None or not math.isfinite(number * self._config.scale):
             raise ScoringError(f"the judge's answer cannot be read by {self._config.parse!r}: {shown}")
-        verdict = self._kept[question] = number * self._config.scale
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        return verdict
+        return number * self._config.scale
 
 
 def filled(template: str, prompt: Prompt, completion: Completion) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
-from rollyard.config import BUILT_IN, Config
+from rollyard.config import BUILT_IN, Config, RewardConfig
 from rollyard.errors import ConfigError
 from rollyard.pool import Launch
 from rollyard.protocols import Scorer
@@ -21,24 +23,62 @@ from rollyard.reward.workers import Crew, InWorkers
 from rollyard.types import Completion, Prompt, Reward
 
 Given = RewardFunction | Mapping[str, RewardFunction] | Sequence[RewardFunction]
-MODEL, JUDGE = "reward_model", "judge"  # names in reports
+MODEL, JUDGE, REMOTE = "reward_model", "judge", "remote"  # names in reports
 
 
 def _none(config: Config) -> Mapping[str, object]:
     return {}
 
 
+def _pattern(config: Config) -> Mapping[str, object]:
+    return {"pattern": _expression(config.reward.pattern, "reward.pattern")}
+
+
+def _form(config: Config) -> Mapping[str, object]:
+    return {"form": _expression(config.reward.format, "reward.format")}
+
+
+def _expression(text: str, where: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"no regular expression: {error}", where=where, remedy="see Python's re") from None
+    if not text:
+        raise ConfigError("nothing is looked for", where=where, remedy=f"give --{where} REGEX")
+    return text
+
+
+def _buffer(config: Config) -> Mapping[str, object]:
+    buffer, most = config.reward.overlong_buffer, config.rollout.max_tokens
+    if buffer > most:
+        problem = f"a buffer of {buffer} tokens is longer than a completion of {most}"
+        raise ConfigError(problem, where="reward.overlong_buffer", remedy=f"use at most {most}, or 0 for a fifth of it")
+    return {"buffer": buffer or max(1, most // 5)}
+
+
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A function of ours. `direct`: it is quick and cannot hang. `settings`: what it is given besides columns."""
+    """A function of ours.
+
+    `direct`: it is quick and cannot hang. `settings`: what it is given besides columns, by the `option` if one alone says it.
+    `needs`: a package, and the extra that has it.
+    """
 
     function: RewardFunction
     direct: bool = True
     settings: Callable[[Config], Mapping[str, object]] = _none
+    option: str = ""
+    needs: tuple[str, str] = ("", "")
 
 
 SHIPPED: Mapping[str, Shipped] = {
     "exact_match": Shipped(shipped.exact_match),
+    "numeric_match": Shipped(shipped.numeric_match),
+    "regex": Shipped(shipped.regex, direct=False, settings=_pattern, option="pattern"),
+    "format": Shipped(shipped.format, direct=False, settings=_form, option="format"),
+    "length_penalty": Shipped(shipped.length_penalty),
+    "soft_overlong": Shipped(shipped.soft_overlong, settings=_buffer, option="overlong_buffer"),
+    "math_verify": Shipped(shipped.math_verify, direct=False, needs=("math_verify", "math")),
     "reasoning_gym": Shipped(reasoning_gym, direct=False),
 }
 
@@ -88,22 +128,32 @@ def judges_of(config: Config, given: Given | None, *, optional: bool = False) ->
     if len(weights) != len(judges):
         problem = f"{len(weights)} weights for {len(judges)} rewards"
         raise ConfigError(problem, where="reward.weights", remedy="give each reward one, or leave them out")
+    _check_options(config, judges)
     found = tuple(zip(judges, weights, strict=True))
     check_parts([*((judge.name, weight) for judge, weight in found), *others])
     return found
 
 
+def _check_options(config: Config, judges: Sequence[Judge]) -> None:
+    """An option of a reward that does not judge is a mistake."""
+    for name, ours in SHIPPED.items():
+        changed = ours.option and getattr(config.reward, ours.option) != RewardConfig.model_fields[ours.option].default
+        if changed and all(judge.function is not ours.function for judge in judges):
+            problem = f"it is for the reward called {name}, which does not judge"
+            raise ConfigError(problem, where=f"reward.{ours.option}", remedy=f"leave it out, or add {name} to reward.function")
+
+
 def others_of(config: Config) -> list[tuple[str, float]]:
-    """Names and weights of judges that are no functions: a sequence classifier, a language model."""
-    reward = config.reward
-    found = [(MODEL, reward.model.weight)] if reward.model.folder else []
-    return [*found, (JUDGE, reward.judge.weight)] if reward.judge.url else found
+    """Names and weights of judges that are no functions: a sequence classifier, a language model, an address."""
+    model, judge, remote = config.reward.model, config.reward.judge, config.reward.remote
+    known = ((MODEL, model.folder, model.weight), (JUDGE, judge.url, judge.weight), (REMOTE, remote.url, remote.weight))
+    return [(name, weight) for name, there, weight in known if there]
 
 
 def check_rewards(config: Config, given: Given | None, columns: Set[str], *, optional: bool = False) -> None:
     """Raises ConfigError when a reward cannot judge prompts with these columns, or cannot be given to a worker process."""
     for judge, _ in judges_of(config, given, optional=optional):
-        check_columns(judge.function, columns | set(judge.settings))
+        check_columns(judge.function, columns, judge.settings.keys())
         if not judge.direct:
             judge.content()
 
@@ -159,7 +209,11 @@ def _judge(name: str, function: RewardFunction, config: Config) -> Judge:
 
 
 def _shipped(name: str, ours: Shipped, config: Config) -> Judge:
-    source = Source(name, load=import_name(ours.function))
+    package, extra = ours.needs
+    if package and find_spec(package) is None:
+        problem = f"{name} needs {package.replace('_', '-')}, which is not installed"
+        raise ConfigError(problem, where=WHERE, remedy=f"pip install 'rollyard[{extra}]'")
+    source = Source(name, load=import_name(ours.function), needs=package)
     return Judge(name, ours.function, source, ours.direct, ours.settings(config))
 
 

@@ -152,6 +152,8 @@ class LivePanel:
         now = Text(snapshot.activity)
         if snapshot.wanted:
             now.append(f"  {snapshot.judged}/{snapshot.wanted} completions judged", "dim")
+        if snapshot.phases.scoring_s:
+            now.append(f"  scoring {snapshot.phases.scoring_hidden_s / snapshot.phases.scoring_s:.0%} hidden", "dim")
         speed = Text(f"{snapshot.tokens_per_s:,.0f} tokens/s   dropped {snapshot.dropped}")
         if snapshot.slots_busy is not None:
             speed.append(f"   slots busy {snapshot.slots_busy:.0%} ").append_text(bar(snapshot.slots_busy, 16, "blue"))
@@ -176,6 +178,7 @@ def table(report: Report) -> RenderableType:
         *([("", Text(_unscored(report.eval), "bold red"))] if report.eval.unscored else []),
         *(_by_name(report.rewards) if len(report.rewards) > 1 else []),
         ("speed", f"{speed}, slots busy {report.slots_busy:.0%}"),
+        *([("scoring", _scoring(report.phases))] if report.phases.scoring_s else []),
         *([("decoder", Text(report.decoder))] if report.decoder else []),
         *([("objective", Text(report.objective))] if report.objective else []),
         ("lengths", _lengths(report.lengths)),
@@ -192,6 +195,11 @@ def table(report: Report) -> RenderableType:
     ]
     title = Text(f"rollyard · {report.name}", "bold")
     return Panel(Group(_grid(rows), Text(), _phases(report.phases), *tables(report.usage)), title=title, title_align="left")
+
+
+def _scoring(phases: PhaseSeconds) -> str:
+    hidden = phases.scoring_hidden_s / phases.scoring_s
+    return f"{phases.scoring_s:.2f} s, {hidden:.0%} of it while completions were written; {phases.score_s:.2f} s waited for"
 
 
 def _unscored(found: EvalRewards) -> str:

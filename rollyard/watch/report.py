@@ -19,7 +19,7 @@ from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.metrics import LengthCounts, RewardStats, has_verdict, part_names
 from rollyard.watch.roofline import Operation
 from rollyard.watch.step import Step
-from rollyard.watch.timeline import PhaseSeconds
+from rollyard.watch.timeline import BESIDE, PhaseSeconds
 
 SOFTWARE: Final = ("rollyard", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 
@@ -196,7 +196,7 @@ class Report:
         record = asdict(self)
         phases = record["phases"]
         del phases["wall_s"]
-        record["generating_s"] = phases.pop("generating_s")
+        record |= {name: phases.pop(name) for name in BESIDE}
         record |= record.pop("prompts")
         lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in record.items())
         return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -217,7 +217,7 @@ def read_report(path: Path) -> Report:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         usage = record.pop("usage")
         return Report(
-            phases=PhaseSeconds(wall_s=record["wall_s"], generating_s=record.pop("generating_s"), **record.pop("phases")),
+            phases=PhaseSeconds(wall_s=record["wall_s"], **{name: record.pop(name) for name in BESIDE}, **record.pop("phases")),
             reward=_read_curve(record.pop("reward")),
             rewards={name: _read_curve(curve) for name, curve in record.pop("rewards").items()},
             eval=EvalRewards(**record.pop("eval")),

@@ -63,4 +63,5 @@ class Step:
             **train,
             "seconds": self.seconds,
             **{f"phase/{name}_s": seconds for name, seconds in self.phases.parts().items()},
+            **self.phases.beside(),
         }

@@ -37,11 +37,15 @@ class Interval(NamedTuple):
     end_ns: int
 
 
+BESIDE = ("generating_s", "scoring_s", "scoring_hidden_s")
+
+
 @dataclass(frozen=True, slots=True)
 class PhaseSeconds:
     """Seconds of the main timeline. Each is measured; only `unaccounted_s` is what the others leave of `wall_s`.
 
-    `generating_s` stands beside them: an engine held a request of the run, whatever else was done meanwhile.
+    Beside them stand, whatever else was done meanwhile: `generating_s`, an engine held a request of the run; `scoring_s`, a
+    verdict was awaited; and `scoring_hidden_s`, both at once.
     """
 
     wall_s: float = 0.0
@@ -55,6 +59,8 @@ class PhaseSeconds:
     setup_s: float = 0.0
     unaccounted_s: float = 0.0
     generating_s: float = 0.0
+    scoring_s: float = 0.0
+    scoring_hidden_s: float = 0.0
 
     def since(self, earlier: PhaseSeconds) -> PhaseSeconds:
         """What came after `earlier` on the same timeline."""
@@ -62,7 +68,11 @@ class PhaseSeconds:
 
     def parts(self) -> dict[str, float]:
         """Seconds by phase name, `unaccounted` last; they add up to `wall_s`."""
-        return {f.name.removesuffix("_s"): getattr(self, f.name) for f in fields(self)[1:-1]}
+        return {f.name.removesuffix("_s"): getattr(self, f.name) for f in fields(self)[1 : -len(BESIDE)]}
+
+    def beside(self) -> dict[str, float]:
+        """Seconds of what may go on at the same time as a phase, by name."""
+        return {name: getattr(self, name) for name in BESIDE}
 
 
 class Timeline:
@@ -79,7 +89,7 @@ class Timeline:
         self._depth = dict.fromkeys(Phase, 0)
         self._opened = dict.fromkeys(Phase, 0)
         self._spent = dict.fromkeys(Phase, 0)
-        self._generating = 0
+        self._beside = dict.fromkeys(BESIDE, 0)
         self._intervals: list[Interval] = []
 
     def open(self, phase: Phase) -> None:
@@ -127,7 +137,8 @@ class Timeline:
         wall = now - self._start
         spent = {f"{phase}_s": nanoseconds / 1e9 for phase, nanoseconds in self._spent.items()}
         left = wall - sum(self._spent.values())
-        return PhaseSeconds(wall_s=wall / 1e9, unaccounted_s=left / 1e9, generating_s=self._generating / 1e9, **spent)
+        beside = {name: nanoseconds / 1e9 for name, nanoseconds in self._beside.items()}
+        return PhaseSeconds(wall_s=wall / 1e9, unaccounted_s=left / 1e9, **spent, **beside)
 
     def _advance(self) -> int:
         """Give the time since the last change to the phase it belongs to."""
@@ -135,7 +146,8 @@ class Timeline:
         phase = self.current
         if phase is not None:
             self._spent[phase] += now - self._since
-        if self._depth[Phase.GENERATE]:
-            self._generating += now - self._since
+        generating, scoring = self._depth[Phase.GENERATE] > 0, self._depth[Phase.SCORE] > 0
+        for name, going in zip(BESIDE, (generating, scoring, generating and scoring), strict=True):
+            self._beside[name] += (now - self._since) * going
         self._since = now
         return now

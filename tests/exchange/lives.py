@@ -157,7 +157,9 @@ class Learning(Training):
         super().__init__(config)
         self._reaper = reaper
 
-    async def _trainers(self, model: Path, device: DeviceThread, built: AsyncExitStack, *, resume: bool) -> Trainers:
+    async def _trainers(
+        self, model: Path, device: DeviceThread, built: AsyncExitStack, origin: Path | None, *, resume: bool
+    ) -> Trainers:
         known = json.loads((model / "lineage.json").read_text()) if resume else []
         return Trainers(Lineage(self._reaper, known), 1, cast(TrainerEvidence, Silent()), ())
 

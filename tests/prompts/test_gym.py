@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 import reasoning_gym
@@ -24,17 +26,21 @@ def config(task: str = SUM, options: str = "", **prompts) -> Config:
     return Config.model_validate({"model": {"path": "m"}, "prompts": {"task": task, "options": options, **prompts}})
 
 
+def column(problem: gym.Problem) -> dict[str, object]:
+    """As prompts have it."""
+    return {"source": list(problem.source), "entry": problem.entry}
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> Tokenizer:
     return Tokenizer(tiny_folder(tmp_path_factory.mktemp("model"), chat=True))
 
 
-def test_a_problem_is_named_by_what_makes_it_again():
+def test_a_problem_is_the_datasets_own():
     problem = gym.training(SUM, SMALL, seed=5, place=1234)
-    name, options, seed, place = problem.name
-    entry = reasoning_gym.create_dataset(name, seed=seed, size=500, **json.loads(options))[place]
+    name, options, seed = problem.source
+    entry = reasoning_gym.create_dataset(name, seed=seed, size=500, **json.loads(options))[1234 % 500]
     assert (entry["question"], entry["answer"]) == (problem.question, problem.answer)
-    assert place == 1234 % 500
 
 
 @pytest.mark.parametrize("task", ["chain_sum", "spell_backward", "countdown", "acre", "arc_1d", "gsm_symbolic"])
@@ -43,7 +49,6 @@ def test_streams_are_seeded_endless_and_never_held_out(task):
     places = [0, 1, 499, 500, 50_001]
     drawn = [gym.training(task, "", 3, place) for place in places]
     gym._dataset.cache_clear()
-    gym._entry.cache_clear()
     assert drawn == [gym.training(task, "", 3, place) for place in places]
     assert len({problem.question for problem in drawn}) == 5
     assert [p.question for p in drawn] != [gym.training(task, "", 4, place).question for place in places]
@@ -81,21 +86,32 @@ def test_neighbouring_runs_do_not_share_their_problems():
 def test_the_answer_stands_in_tags_or_is_all_there_is(completion, value):
     problem = gym.training(SUM, SMALL, 0, 7)
     text = completion.replace("{}", problem.answer)
-    assert reward(problem.question, text, problem.name._asdict()) == value
+    assert reward(problem.question, text, column(problem)) == value
 
 
 def test_what_has_many_right_answers_is_judged_by_the_dataset():
     problem = gym.training("reasoning_gym/countdown", "", 0, 0)
-    entry = reasoning_gym.create_dataset("countdown", seed=problem.name.seed, size=500)[problem.name.place]
-    assert reward("", entry["metadata"]["expression"], problem.name._asdict()) == 1.0
-    assert reward("", "1 + 1", problem.name._asdict()) < 0.1
+    entry = reasoning_gym.create_dataset("countdown", seed=problem.source.seed, size=500)[0]
+    assert reward("", entry["metadata"]["expression"], column(problem)) == 1.0
+    assert reward("", "1 + 1", column(problem)) < 0.1
+
+
+@pytest.mark.parametrize("task", ["arc_1d", "rearc", "knight_swap", "isomorphic_strings", "word_ladder"])
+def test_what_the_dataset_knows_of_a_problem_gets_to_whoever_judges(task):
+    """Tuples and keys that are numbers, which JSON has not; and problems that another process would make otherwise."""
+    for place in range(3):
+        problem = gym.training(gym.PREFIX + task, "", 0, place)
+        gym._dataset.cache_clear()
+        assert reward(problem.question, problem.answer, json.loads(json.dumps(column(problem)))) == 1.0
+    value = {"a": (1, [2, (3,)], {"b": None}), 4: {}, "f": [Fraction(1, 3), Decimal("0.10")], "dict": [], "tuple": [5]}
+    assert gym._unpacked(json.loads(json.dumps(gym._packed(value)))) == value
 
 
 def test_several_datasets_at_once():
     options = json.dumps({"datasets": [{"name": each, "weight": 1, "config": {}} for each in ("chain_sum", "gcd")]})
     drawn = [gym.training("reasoning_gym/composite", options, 0, place) for place in range(20)]
     assert {"arithmetic" in problem.question for problem in drawn} == {True, False}
-    assert all(reward("", problem.answer, problem.name._asdict()) == 1.0 for problem in drawn)
+    assert all(reward("", problem.answer, column(problem)) == 1.0 for problem in drawn)
 
 
 def test_prompts_and_the_columns_that_the_reward_needs(tokenizer):

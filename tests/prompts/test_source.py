@@ -154,6 +154,7 @@ def test_texts_become_user_messages_where_there_is_a_chat_template(write, tmp_pa
     stream, _ = open_prompts(config(path, held_out=0, shuffle=False), tokenizer)
     text, messages = stream.take(2)[0]
     assert text.text == "ab" and tokenizer.decode(text.token_ids) == "user=abassistant="
+    assert messages.messages == ({"role": "user", "content": "cd"},) and text.messages == ()
     assert messages.text == "user: cd" and tokenizer.decode(messages.token_ids) == "user=cdassistant="
     plain, _ = open_prompts(config(path, held_out=0, shuffle=False, chat=False), tokenizer)
     assert tokenizer.decode(plain.take(1)[0][0].token_ids) == "ab"

@@ -131,3 +131,42 @@ async def test_functions_from_files_by_name_and_weight(tmp_path):
     scorer = Combined(open_functions(config, None, children.launch, tmp_path))
     assert await scorer.score(PROMPT, DONE) == Reward(2.5, {"right": 1.0, "length": 1.0})
     await scorer.close()
+
+
+def test_rewards_that_ship_and_their_options():
+    def found(columns: set[str], **changes: object) -> dict[str, dict[str, object]]:
+        named = {f"reward.{name}": value for name, value in changes.items()}
+        config = rollyard.resolve(preset="tiny", environment={}, overrides=named | {"rollout.max_tokens": 20}).config
+        check_rewards(config, None, columns)
+        return {judge.name: dict(judge.settings) for judge, _ in judges_of(config, None)}
+
+    everything = "exact_match,numeric_match,regex,format,length_penalty,soft_overlong"
+    assert found({"answer"}, function=everything, pattern="a+") == {
+        "exact_match": {},
+        "numeric_match": {},
+        "regex": {"pattern": "a+"},
+        "format": {"form": r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*"},
+        "length_penalty": {},
+        "soft_overlong": {"buffer": 4},
+    }
+    assert found(set(), function="soft_overlong", overlong_buffer=20) == {"soft_overlong": {"buffer": 20}}
+    for columns, changes, told in (
+        ({"answer"}, {"function": "regex"}, "reward.pattern: nothing is looked for"),
+        ({"answer"}, {"function": "regex", "pattern": "(a"}, "reward.pattern: no regular expression"),
+        ({"pattern"}, {"function": "regex", "pattern": "a"}, "a column 'pattern', and the reward is given something else"),
+        ({"answer"}, {"pattern": "a"}, "reward.pattern: it is for the reward called regex, which does not judge"),
+        ({"answer"}, {"overlong_buffer": 3}, "reward.overlong_buffer: it is for the reward called soft_overlong"),
+        (set(), {"function": "soft_overlong", "overlong_buffer": 21}, "longer than a completion of 20"),
+        (set(), {"function": "numeric_match"}, "needs a column 'answer'"),
+        ({"tokens"}, {"function": "length_penalty"}, "a column 'tokens'"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            found(columns, **changes)
+        assert told in str(raised.value)
+
+
+def test_a_reward_whose_package_is_not_there(monkeypatch):
+    monkeypatch.setattr("rollyard.reward.open.find_spec", lambda name: None)
+    config = rollyard.resolve(preset="tiny", environment={}, overrides={"reward.function": "math_verify"}).config
+    with pytest.raises(ConfigError, match=r"math_verify needs math-verify, .*pip install 'rollyard\[math\]'"):
+        check_rewards(config, None, {"answer"})

@@ -66,7 +66,7 @@ def test_columns_that_cannot_be_given_are_told_at_once():
         check_columns(any_column, {"question"})
     with pytest.raises(ConfigError, match="needs a column 'answer'"):
         check_columns(after_star, set())
-    with pytest.raises(ConfigError, match="asks for 'tokens' of the completion"):
+    with pytest.raises(ConfigError, match="a column 'tokens', and the reward is given something else"):
         check_columns(counts, {"tokens"})
     with pytest.raises(ConfigError, match="a column 'prompts'"):
         check_columns(several, {"prompts"})

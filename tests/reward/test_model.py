@@ -122,6 +122,14 @@ def test_the_text_is_that_of_the_template(tmp_path):
     assert classifier.row(asked("five", "2+3=")).ids.count(1) == 2  # each message ends, and nothing begins after them
 
 
+def test_a_template_that_refuses_is_no_verdict(tmp_path):
+    folder = classifier_folder(tmp_path, chat=True)
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    classifier = Classifier(RewardModelConfig(folder=str(folder)), "cpu")
+    with pytest.raises(ScoringError, match="refuses the conversation: roles must alternate"):
+        classifier.row(asked("five"))
+
+
 def test_without_a_template_one_follows_the_other_or_both_are_a_pair(tmp_path):
     folder = classifier_folder(tmp_path)
     classifier, tokenizer = Classifier(RewardModelConfig(folder=str(folder)), "cpu"), Tokenizer(folder)

@@ -19,11 +19,10 @@ import pytest
 import rollyard
 from rollyard.config import Config
 from rollyard.errors import ConfigError, RollyardError, ScoringError
-from rollyard.functions import load_function
 from rollyard.place.child import Children
 from rollyard.reward import origin
 from rollyard.reward.combine import Combined
-from rollyard.reward.host import Asked, Judge, Order
+from rollyard.reward.host import Asked, Judge, Order, loaded
 from rollyard.reward.open import check_rewards, open_functions
 from rollyard.types import Completion, FinishReason, Prompt, Reward
 from tests.workers import Died, FakeLauncher
@@ -58,8 +57,7 @@ class Here(FakeLauncher):
 
     async def launch(self, target: str, order: bytes, **how):
         ordered = Order.read(order)
-        found = [(name, origin.read(Path(file)) if file else load_function(load, "t")) for name, load, file in ordered.functions]
-        self._judges = [Judge(name, function) for name, function in found]
+        self._judges = [Judge(source.name, loaded(source)) for source in ordered.functions]
         return await super().launch(target, order, **how)
 
     async def answer(self, name: str, content: bytes) -> bytes:

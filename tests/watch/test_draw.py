@@ -26,7 +26,16 @@ from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.timeline import PhaseSeconds
 
 HEADER = Header(run="sort", model="llama 0.43M", placement="colocated", engine="embedded", steps=100)
-PHASES = PhaseSeconds(wall_s=20.0, generate_s=10.0, train_s=5.0, setup_s=4.0, unaccounted_s=1.0, generating_s=10.0)
+PHASES = PhaseSeconds(
+    wall_s=20.0,
+    generate_s=10.0,
+    train_s=5.0,
+    setup_s=4.0,
+    unaccounted_s=1.0,
+    generating_s=10.0,
+    scoring_s=4.0,
+    scoring_hidden_s=3.0,
+)
 SNAPSHOT = Snapshot(
     step=40,
     phases=PHASES,
@@ -145,7 +154,7 @@ def test_the_live_panel_shows_it_all_in_80_columns() -> None:
         "rollyard · sort",
         "llama 0.43M   colocated · embedded",
         " 40/100 │",
-        "generate  180/256 completions judged",
+        "generate  180/256 completions judged  scoring 75% hidden",
         "0.750  ▁▅█  held-out 0.390 → 0.620",
         "5,000 tokens/s   dropped 2   slots busy 83% █████████████▎",  # 13.28 of 16
         "■ generate 50%  ■ train 25%  ■ setup 20%  ■ unaccounted 5%",
@@ -182,6 +191,7 @@ def test_the_report_as_a_table_in_80_columns() -> None:
         "3 in 0:20 (20.0 s)",
         "0.750  ▁▅█  held-out 0.390 → 0.860",
         "50,000 tokens, 5,000 a second of generation, slots busy 83%",
+        "4.00 s, 75% of it while completions were written; 0.00 s waited",
         "3 of 1,024 held-out completions have no verdict",
         "1.000  ▁ █  exact",
         "0.000  ▁█▁  format",

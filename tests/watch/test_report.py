@@ -23,7 +23,7 @@ from rollyard.watch.roofline import Operation
 from rollyard.watch.timeline import PhaseSeconds
 from tests.watch.records import STEP, V0, group
 
-PHASES = PhaseSeconds(10.0, 4.0, 0.0, 0.5, 3.0, 0.25, 1.0, 0.25, 0.75, 0.25, 4.0)
+PHASES = PhaseSeconds(10.0, 4.0, 0.0, 0.5, 3.0, 0.25, 1.0, 0.25, 0.75, 0.25, 4.0, 1.5, 1.0)
 
 
 def builder() -> ReportBuilder:
@@ -93,6 +93,8 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
             "unaccounted_s": 0.25,
         },
         "generating_s": 4.0,
+        "scoring_s": 1.5,
+        "scoring_hidden_s": 1.0,
         "generation_tokens": 4,
         "generation_tokens_per_s": 1.0,
         "reward": {"first": 0.375, "last": 0.375, "curve": [None, 0.375]},

@@ -79,4 +79,7 @@ def test_metrics_are_flat() -> None:
         "phase/checkpoint_s": 0.0,
         "phase/setup_s": 0.0,
         "phase/unaccounted_s": 0.5,
+        "generating_s": 2.5,
+        "scoring_s": 0.0,
+        "scoring_hidden_s": 0.0,
     }

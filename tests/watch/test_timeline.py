@@ -55,7 +55,7 @@ def test_scoring_counts_only_where_generation_does_not_hide_it() -> None:
     assert timeline.current is Phase.SCORE
     clock.go(4)  # waited for
     timeline.close(Phase.SCORE)
-    assert timeline.seconds() == PhaseSeconds(wall_s=7, generate_s=3, score_s=4, generating_s=3)
+    assert timeline.seconds() == PhaseSeconds(wall_s=7, generate_s=3, score_s=4, generating_s=3, scoring_s=6, scoring_hidden_s=2)
     assert timeline.intervals == (
         Interval(Phase.GENERATE, 0, 3 * SECOND),
         Interval(Phase.SCORE, 1 * SECOND, 7 * SECOND),
@@ -71,7 +71,7 @@ def test_a_phase_opened_twice_ends_with_its_last_close() -> None:
             clock.go(1)
         clock.go(1)
     clock.go(1)
-    assert timeline.seconds() == PhaseSeconds(wall_s=4, score_s=3, unaccounted_s=1)
+    assert timeline.seconds() == PhaseSeconds(wall_s=4, score_s=3, unaccounted_s=1, scoring_s=3)
     assert timeline.intervals == (Interval(Phase.SCORE, 0, 3 * SECOND),)
 
 

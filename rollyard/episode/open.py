@@ -1,0 +1,65 @@
+"""What plays the episodes of a run: in this process, or in processes that may be lost."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollyard.config import Config
+from rollyard.episode.host import Order
+from rollyard.episode.load import SHIPPED, check_environment, load_environment
+from rollyard.episode.stage import Player, Stage
+from rollyard.episode.workers import InWorkers
+from rollyard.model.architecture import Architecture
+from rollyard.pool import Launch
+from rollyard.protocols import Environment
+
+if TYPE_CHECKING:
+    from rollyard.model.tokenizer import Tokenizer
+
+__all__ = ["Player", "environment_of", "open_player"]
+
+
+def environment_of(config: Config, given: Environment | None) -> Environment | None:
+    """The environment given directly, or the one that is named; None where prompts are answered once. Raises ConfigError."""
+    if given is not None:
+        return check_environment(given, type(given).__name__)
+    return load_environment(config.environment.name) if config.environment.name else None
+
+
+def open_player(
+    config: Config,
+    given: Environment | None,
+    tokenizer: Tokenizer,
+    folder: Path,
+    launch: Launch,
+    scratch: Path,
+    closing: AsyncExitStack,
+) -> Player | None:
+    """What plays episodes, if they are played: in worker processes where the environment is a user's and named.
+
+    Args:
+        given: the environment, where it is not named.
+        folder: of the model.
+        launch: starts a child of this process.
+        scratch: the run's folder.
+        closing: closes what is opened.
+    """
+    environment, plays, rollout = environment_of(config, given), config.environment, config.rollout
+    if environment is None:
+        return None
+    vocabulary, most, limit_s = Architecture.from_folder(folder).vocab_size, rollout.max_tokens, plays.limit_s
+    if given is not None or plays.name in SHIPPED or not plays.workers:
+        return Stage(environment, tokenizer, vocabulary, most, plays.turns, limit_s)
+    path, prints = tuple(map(os.path.abspath, sys.path)), str(scratch.resolve() / "environment.log")
+    tokens = scratch.resolve() / "environment.tokens.json"
+    tokenizer.save(tokens)
+    order = Order(plays.name, str(tokens), str(folder.resolve()), vocabulary, most, plays.turns, limit_s, path, prints)
+    at_once = rollout.group_size * rollout.groups_per_step * (rollout.max_staleness + 1)
+    player = InWorkers(launch, order, plays.workers, -(-at_once // plays.workers))
+    closing.push_async_callback(player.close)
+    player.start()
+    return player

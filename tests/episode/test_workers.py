@@ -1,0 +1,242 @@
+"""Episodes in processes that may be lost: who did it loses its verdict, the others begin again and notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rollyard.episode import workers
+from rollyard.episode.host import ASK, PLAY, PLAYED, REPLY, Order
+from rollyard.episode.load import FromFunction
+from rollyard.episode.stage import Played
+from rollyard.episode.workers import InWorkers
+from rollyard.errors import EngineError, EngineLost, WorkersUsedUp
+from rollyard.place.child import Children
+from rollyard.types import Asking, FinishReason, Prompt, Reply, Reward
+from tests.episode.toys import stage
+from tests.tiny import tiny_folder
+
+ORDER = Order("own.py:episode", "", "", 8, 9, 8, 0.1, (), "")
+
+
+def prompt(number: int) -> Prompt:
+    return Prompt(number, number, (4,), "?")
+
+
+class Sham:
+    """A process in name only. An environment that blocks it stops all that goes on in it."""
+
+    def __init__(self, name: str, plays) -> None:
+        self.name, self._stage = name, stage(FromFunction(lambda ask, prompt: plays(self, ask, prompt)))
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._blocked = asyncio.Event()
+        self.stopped: list[bytes] = []
+        self.begun = 0
+
+    def handle(self, name, handler) -> None:
+        self._ask = handler
+
+    def ready(self) -> None: ...
+
+    def tell(self, name: str, content: bytes = b"") -> None:
+        self.stopped.append(content)
+
+    async def block(self) -> None:
+        self._blocked.set()
+        await asyncio.Event().wait()
+
+    async def call(self, name: str, content: bytes = b"", *, limit_s: float) -> bytes:
+        if name == "start":
+            return b""
+        number, asked = PLAY.validate_json(content)
+        self.begun += 1
+
+        async def answer(asking: Asking) -> Reply:
+            (reply,) = REPLY.validate_json(await self._ask(ASK.dump_json((number, asking))))
+            if self._blocked.is_set():
+                await asyncio.Event().wait()
+            return reply
+
+        episode = asyncio.ensure_future(self._stage.play(asked, answer))
+        try:
+            await asyncio.wait((episode, self._end), return_when=asyncio.FIRST_COMPLETED)
+            if self._end.done():
+                raise EngineLost(f"{self.name} {self._end.result()}")
+            return PLAYED.dump_json((episode.result(),))
+        finally:
+            episode.cancel()
+
+    async def ended(self) -> str:
+        return await asyncio.shield(self._end)
+
+    def end(self, cause: str) -> None:
+        if not self._end.done():
+            self._end.set_result(cause)
+
+    def kill(self) -> None:
+        self.end("was ended by signal 9")
+
+    async def close(self) -> None:
+        self.end("was closed")
+
+
+class Crew:
+    def __init__(self, plays, monkeypatch, places: int = 8) -> None:
+        monkeypatch.setattr(workers, "GRACE_S", 0.1)
+        self.started: list[Sham] = []
+        self._plays = plays
+        self.player = InWorkers(self.launch, ORDER, 1, places)
+
+    async def launch(self, target, order, *, name, environment, python=None) -> Sham:
+        self.started.append(Sham(name, self._plays))
+        return self.started[-1]
+
+
+class Policy:
+    """Writes 1 after each question, when it is let to; counts what it wrote for whom."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.written = 0
+
+    async def __call__(self, asking: Asking) -> Reply:
+        await self.open.wait()
+        self.written += 1
+        return Reply((1,), "he", FinishReason.STOP)
+
+
+async def test_what_goes_on_beside_a_blocked_environment_is_not_lost(monkeypatch):
+    """Episode 0 blocks whatever process it is in, after its first turn; 1 waits for the policy then, 2 is at work."""
+
+    async def plays(process, ask, prompt):
+        first = await ask((4,))
+        if prompt.id == 0:
+            await process.block()
+        if prompt.id == 2:
+            await asyncio.sleep(0.05)
+        second = await ask((4, *first.token_ids, 5))
+        return float(len(second.token_ids))
+
+    crew, policy, late = Crew(plays, monkeypatch), Policy(), Policy()
+    policy.open.set()
+    going = [asyncio.create_task(crew.player.play(prompt(number), late if number == 1 else policy)) for number in range(3)]
+    await asyncio.sleep(0.12)
+    late.open.set()
+    async with asyncio.timeout(5):
+        blocked, waited, worked = await asyncio.gather(*going)
+    assert blocked.verdict is not None and blocked.verdict.value is None
+    assert "the environment blocked its process for 0.1 s" in blocked.verdict.problem and blocked.text == "he"
+    assert waited == worked == Played(Reward(1.0, {"environment": 1.0}), "he=he")
+    assert (policy.written, late.written) == (1 + 2, 2), "nothing is written twice"
+    names = [process.name for process in crew.started]
+    assert names[0] == "environment worker 0" and "environment worker for one 0" in names
+    await crew.player.close()
+
+
+async def test_a_process_that_dies_with_one_episode_in_it_is_started_again(monkeypatch):
+    async def plays(process, ask, prompt):
+        if prompt.id == 0:
+            process.end("ended with exit code 3")
+            await asyncio.sleep(5)
+        return 1.0
+
+    crew = Crew(plays, monkeypatch)
+    async with asyncio.timeout(5):
+        dead = await crew.player.play(prompt(0), Policy())
+        alive = await crew.player.play(prompt(1), Policy())
+    assert dead.verdict is not None and "exit code 3" in dead.verdict.problem
+    assert alive.verdict == Reward(1.0, {"environment": 1.0})
+    await crew.player.close()
+
+
+async def test_an_environment_that_asks_otherwise_the_second_time_has_no_verdict(monkeypatch):
+    async def plays(process, ask, prompt):
+        await ask((4,) * (1 + (process.begun > 0) * len(crew.started)))
+        if len(crew.started) == 1:
+            process.end("ended with exit code 3")
+            await asyncio.sleep(5)
+        return 1.0
+
+    crew, policy = Crew(plays, monkeypatch), Policy()
+    policy.open.set()
+    async with asyncio.timeout(5):
+        played = await crew.player.play(prompt(0), policy)
+    assert played.verdict is not None and "did not ask as before" in played.verdict.problem and policy.written == 1
+    await crew.player.close()
+
+
+async def test_what_breaks_the_policy_is_not_the_environments_fault(monkeypatch):
+    async def plays(process, ask, prompt):
+        await ask((4,))
+
+    async def breaks(asking):
+        raise EngineError("no engine is left")
+
+    crew = Crew(plays, monkeypatch)
+    with pytest.raises(EngineError, match="no engine is left"):
+        async with asyncio.timeout(5):
+            await crew.player.play(prompt(0), breaks)
+    await crew.player.close()
+
+
+async def test_a_dropped_member_ends_in_its_process_too(monkeypatch):
+    async def plays(process, ask, prompt):
+        await ask((4,))
+
+    crew = Crew(plays, monkeypatch)
+    going = asyncio.create_task(crew.player.play(prompt(0), Policy()))
+    await asyncio.sleep(0.05)
+    going.cancel()
+    await asyncio.wait((going,))
+    assert going.cancelled() and crew.started[0].stopped == [b"0"]
+    await crew.player.close()
+
+
+async def test_environments_that_always_die_end_the_run(monkeypatch):
+    async def plays(process, ask, prompt):
+        process.end("ended with exit code 3")
+        await asyncio.sleep(5)
+
+    crew = Crew(plays, monkeypatch)
+    with pytest.raises(WorkersUsedUp, match=r"in a row were lost.*exit code 3"):
+        async with asyncio.timeout(5):
+            for number in range(20):
+                await crew.player.play(prompt(number), Policy())
+    await crew.player.close()
+
+
+OWN = """
+class Own:
+    async def episode(self, ask, prompt):
+        first = await ask(prompt.token_ids)
+        print("played", prompt.id)
+        if prompt.columns["do"] == "block":
+            while True:
+                pass
+        second = await ask((*prompt.token_ids, *first.token_ids, *ask.encode("b")))
+        return len(second.text) / 10
+"""
+
+
+@pytest.mark.slow
+async def test_real_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "GRACE_S", 0.2)
+    (tmp_path / "own.py").write_text(OWN)
+    prints = tmp_path / "environment.log"
+    folder = tiny_folder(tmp_path)
+    order = Order(f"{tmp_path}/own.py:Own", str(folder / "tokenizer.json"), str(folder), 50, 9, 8, 0.5, (), str(prints))
+    children = Children(at_once=True)
+    player = InWorkers(children.launch, order, 1, 8)
+    policy = Policy()
+    policy.open.set()
+    prompts = [Prompt(number, number, (4,), "?", {"do": do}) for number, do in enumerate(("fine", "block", "fine"))]
+    try:
+        async with asyncio.timeout(50):
+            played = await asyncio.gather(*(player.play(each, policy) for each in prompts))
+    finally:
+        await player.close()
+        await children.close()
+    assert [each.verdict and each.verdict.value for each in played] == [0.2, None, 0.2]
+    assert "blocked its process for 0.5 s" in played[1].verdict.problem
+    assert policy.written == 2 * 2 + 1 and "played 0" in prints.read_text()
