@@ -19,13 +19,18 @@ class Others(Ranks):
 
     def __init__(self, groups: list[list[int]]) -> None:
         super().__init__(torch.device("cpu"), 0, len(groups))
+        self._asked = 0
         self._sorted = [torch.tensor(sorted(set(own)), dtype=torch.int64) for own in groups]
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        if len(values) == 1 and len(self._sorted[0]) == values.item():  # how many groups each has
-            return torch.tensor([[len(own)] for own in self._sorted])
+        """First how many groups each has, then which."""
+        self._asked += 1
         longest = max(map(len, self._sorted))
-        return torch.stack([torch.cat((own, own.new_zeros(longest - len(own)))) for own in self._sorted])
+        rows = [torch.cat((own, own.new_zeros(longest - len(own)))) for own in self._sorted]
+        counts = [torch.tensor([len(own)]) for own in self._sorted]
+        found = torch.stack(counts if self._asked == 1 else rows)
+        assert torch.equal(found[0], values)
+        return found
 
 
 def sample(group: int, member: int, sampled: int) -> Sample:
