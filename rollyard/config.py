@@ -31,7 +31,7 @@ class RunConfig(Section):
     name: str = Field("run", description="name of the run; its folder is runs/NAME unless --run.out says otherwise")
     out: str = Field("", description="folder of the run (empty: runs/NAME)")
     overwrite: bool = Field(False, description="replace the folder of an earlier run")
-    steps: Count = Field(100, description="optimizer steps")
+    steps: Count = Field(100, description="batches to train on; each makes a new version of the policy")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of everything random in the run")
 
 
