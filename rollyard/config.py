@@ -177,6 +177,7 @@ class RewardConfig(Section):
     weights: tuple[float, ...] = Field((), description="of each of them in the sum (empty: 1; 0: only reported)")
     time_limit_s: Positive = Field(10.0, description="seconds one judgement may take; beyond it there is no verdict")
     workers: Count = Field(4, description="processes at most that run functions, one call at a time each; they start as needed")
+    start_s: Positive = Field(120.0, description="seconds one of them may take to be ready, imports included")
     concurrency: Count = Field(32, description="judgements at a time by coroutine functions, which share one process")
     batch: Count = Field(32, description="completions at most that a function of several (prompts, completions) gets at once")
     pattern: str = Field("", description="regular expression of the reward called regex")

@@ -6,7 +6,7 @@ import asyncio
 import faulthandler
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,6 +94,10 @@ class _Tokens:
         from tokenizers import Tokenizer
 
         self._fast, self._folder = Tokenizer.from_file(ordered.tokens), Path(ordered.folder)
+
+    @cached_property
+    def special(self) -> Collection[str]:
+        return [token.content for token in self._fast.get_added_tokens_decoder().values() if token.special]
 
     @cached_property
     def _full(self) -> Tokenizer:

@@ -9,7 +9,7 @@ import asyncio
 import math
 import operator
 import reprlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,6 +26,11 @@ Working = Callable[[], AbstractContextManager[None]]
 
 class Tokens(Protocol):
     """What an environment needs of a tokenizer."""
+
+    @property
+    def special(self) -> Collection[str]:
+        """Tokens that have no text."""
+        ...
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]: ...
 
@@ -139,6 +144,8 @@ class Asker:
             raise ValueError(f"{wanted} tokens are asked for, and rollout.max_tokens is {most}")
         if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop is {stop!r}, not a sequence of texts")
+        if found := [word for word in self._stage.tokens.special if any(word in text for text in stop)]:
+            raise ValueError(f"stop is {stop!r}, and no text ever holds the special token {found[0]}")
         return Asking(ids, wanted, tuple(stop))
 
     async def next(self, episode: asyncio.Future[Any], limit_s: float) -> Asking | None:

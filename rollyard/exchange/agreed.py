@@ -38,6 +38,7 @@ def agreed(config: Config, architecture: Architecture, job: Job) -> Agreed:
         found |= {f"warmup.{name}": value for name, value in config.warmup.model_dump().items()}
     if job is Job.GENERATION:
         found |= {f"prompts.{name}": getattr(config.prompts, name) for name in PROMPTS}
+        found |= {f"environment.{name}": getattr(config.environment, name) for name in ("name", "turns")}
         if path := config.prompts.path:
             found["prompts.path (contents)"] = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
     return dict(json.loads(json.dumps(found)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +119,11 @@ class Tokenizer:
                     f"leave {found} out: where eos_token_id of the model's generation_config.json has it, it ends a completion"
                 )
                 raise ConfigError(problem, where=where, remedy=remedy)
+
+    @property
+    def special(self) -> Collection[str]:
+        """Tokens that have no text."""
+        return self._special.values()
 
     def save(self, path: Path) -> None:
         """Write what encodes and decodes, for a process that does not want to wait for transformers. Raises OSError."""

@@ -94,6 +94,7 @@ async def test_what_is_no_verdict(value):
         (lambda ask: ask((1,), max_tokens=10), "ValueError: 10 tokens are asked for, and rollout.max_tokens is 9"),
         (lambda ask: ask((1,), max_tokens=0), "ValueError: 0 tokens"),
         (lambda ask: ask((1,), stop="x"), "ValueError: stop is 'x'"),
+        (lambda ask: ask((1,), stop=["x<eos>"]), "ValueError: stop is ['x<eos>'], and no text ever holds"),
         (lambda ask: 1 / 0, "ZeroDivisionError"),
         (lambda ask: sys.exit(3), "RuntimeError: SystemExit: 3"),
     ],

@@ -15,6 +15,8 @@ PROMPT = Prompt(0, 0, (4,), "?", {"answer": "hello"})
 class Toy:
     """`hello` is 3 to this tokenizer; the policy may well write 1 2."""
 
+    special = ("<eos>",)
+
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         ids: list[int] = []
         while text:

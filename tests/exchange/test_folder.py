@@ -31,6 +31,7 @@ from rollyard.types import (
     Reward,
     Rollout,
     TrainStats,
+    Turn,
     VersionSpan,
     WeightVersion,
 )
@@ -44,7 +45,12 @@ ODD = 0.1 + 0.2  # a number with all its digits
 def group(id_: int = 7) -> Group:
     """With whatever is hard to write down: half a character, no number, no verdict."""
     done = Completion(id_, 0, (5, 6, 0), (-ODD, -1e-300, 0.0), SPANS, FinishReason.STOP, "a\ud800\nb")
-    mute = Completion(id_, 1, (5, 6, 0), (-1.0, -2.0, -3.0), SPANS, FinishReason.LENGTH, "é")
+    turns = (
+        Turn((3, 4), 2, FinishReason.STOP),
+        Turn((3, 4, 5, 6, 9), 1, FinishReason.LENGTH),
+        Turn((8,), 0, FinishReason.CONTEXT),
+    )
+    mute = Completion(id_, 1, (5, 6, 0), (-1.0, -2.0, -3.0), SPANS, FinishReason.LENGTH, "é", turns)
     prompt = Prompt(id_, 3, (1, 2), "p\udcff", {"answer": "x", "parts": [1, {"a": None}]})
     return Group(prompt, (Rollout(done, Reward(ODD, {"a": float("inf")})), Rollout(mute, Reward(None, problem="no"))))
 
