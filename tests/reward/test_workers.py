@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import rollyard
 from rollyard.config import Config
@@ -25,7 +27,7 @@ from rollyard.reward.combine import Combined
 from rollyard.reward.host import Asked, Judge, Order, loaded
 from rollyard.reward.open import check_rewards, open_functions
 from rollyard.types import Completion, FinishReason, Prompt, Reward
-from tests.workers import Died, FakeLauncher
+from tests.workers import Died, FakeLauncher, Hung
 
 PROMPT = Prompt(0, 0, (1,), "2+3=", {"answer": "5", "level": 2})
 
@@ -109,6 +111,45 @@ async def test_who_was_lost_with_another_is_asked_alone(tmp_path):
     assert [reward.value for reward in found] == [1.0, None, 1.0] and "died of os._exit" in found[1].problem
     names = {process.name for process in launcher.started}
     assert names >= {"reward worker for coroutines 0", "reward worker 0"} and launcher.started[0].killed
+
+
+async def each(prompt, completion):
+    return float(len(completion))
+
+
+def all_(completions):
+    return [float(len(text)) for text in completions]
+
+
+def one(prompt, completion):
+    return float(len(completion))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from([each, all_, one]),
+    st.lists(st.sampled_from(["a", "bb", "ccc", "die", "hang"]), max_size=12),
+    st.integers(1, 3),
+    st.integers(1, 5),
+)
+async def test_whoever_hangs_or_dies_the_others_have_their_verdicts(tmp_path, function, texts, workers, batch):
+    launcher = Here()
+
+    async def answer(name: str, content: bytes) -> bytes:
+        await asyncio.sleep(0)
+        if b'"die"' in content:
+            raise Died("it")
+        if b'"hang"' in content:
+            raise Hung
+        return await launcher.answer(name, content)
+
+    launcher.handle = answer
+    how = {"workers": workers, "batch": batch, "concurrency": batch, "give_up_after": 99}
+    found = await judge(launcher, tmp_path, {"it": function}, texts, **how)
+    assert [reward.value for reward in found] == [None if text in ("die", "hang") else float(len(text)) for text in texts]
+    for reward, text in zip(found, texts, strict=True):
+        assert {"die": "died of it", "hang": "no verdict within 10 s"}.get(text, "") in reward.problem
+    assert all(process.closed for process in launcher.started)
 
 
 async def test_a_function_that_always_dies_ends_the_run(tmp_path):
