@@ -221,12 +221,12 @@ async def test_whatever_a_function_does_costs_its_own_verdict_only(tmp_path):
     children = Children(at_once=True)
     began = time.monotonic()
     texts = ["a", "regex", "b", "exit", "crash", "signal", "script"]
-    found = await judge(children, tmp_path, wild, texts, time_limit_s=1, workers=2)
+    found = await judge(children, tmp_path, wild, texts, time_limit_s=2, workers=2)
     assert time.monotonic() - began < 20
     pids = [reward.value for reward in found]
     assert [pid is None for pid in pids] == [False, True, False, True, True, False, False]
     assert os.getpid() not in pids and all(_state(f"{pid:.0f}") == "Z" for pid in pids if pid)
-    assert found[1].problem == "no verdict within 1 s"
+    assert found[1].problem == "no verdict within 2 s"
     assert "ended with exit code 3" in found[3].problem
     assert "ended by signal 11" in found[4].problem and "in wild" in found[4].problem
     assert sorted((tmp_path / "reward.log").read_text().splitlines()) == sorted(f"judging {text}" for text in texts)
@@ -242,9 +242,9 @@ async def blocking(prompt, completion):
 
 async def test_a_coroutine_that_blocks_the_loop_costs_its_own_verdict_only(tmp_path):
     children = Children(at_once=True)
-    found = await judge(children, tmp_path, blocking, ["a", "block", "b"], time_limit_s=0.5)
+    found = await judge(children, tmp_path, blocking, ["a", "block", "b"], time_limit_s=1)
     assert [reward.value for reward in found] == [1.0, None, 1.0]
-    assert found[1].problem == "no verdict within 0.5 s"
+    assert found[1].problem == "no verdict within 1 s"
     await children.close()
     assert not list(tmp_path.glob("*.pickle"))
 
