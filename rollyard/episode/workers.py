@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from contextlib import nullcontext, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 
 from rollyard.environment import process_environment
 from rollyard.episode.host import ASK, ASK_S, ORDER, PLAY, PLAYED, REPLY, STOP, Order
@@ -59,7 +59,9 @@ class InWorkers:
         told, alone = _Told(answer), False
         try:
             while True:
-                async with (self._alone if alone else self._shared).worker() as worker:
+                async with AsyncExitStack() as place:
+                    with working():  # a process may have to start first
+                        worker = await place.enter_async_context((self._alone if alone else self._shared).worker())
                     visit = _Visit(told)
                     try:
                         return await self._visit(worker, visit, prompt, working)
