@@ -31,7 +31,7 @@ class RunConfig(Section):
     name: str = Field("run", description="name of the run; its folder is runs/NAME unless --run.out says otherwise")
     out: str = Field("", description="folder of the run (empty: runs/NAME)")
     overwrite: bool = Field(False, description="replace the folder of an earlier run")
-    steps: Count = Field(100, description="optimizer steps")
+    steps: Count = Field(100, description="batches to train on; each makes a new version of the policy")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of everything random in the run")
 
 
@@ -177,6 +177,7 @@ class RewardConfig(Section):
     weights: tuple[float, ...] = Field((), description="of each of them in the sum (empty: 1; 0: only reported)")
     time_limit_s: Positive = Field(10.0, description="seconds one judgement may take; beyond it there is no verdict")
     workers: Count = Field(4, description="processes at most that run functions, one call at a time each; they start as needed")
+    start_s: Positive = Field(120.0, description="seconds one of them may take to be ready, imports included")
     concurrency: Count = Field(32, description="judgements at a time by coroutine functions, which share one process")
     batch: Count = Field(32, description="completions at most that a function of several (prompts, completions) gets at once")
     pattern: str = Field("", description="regular expression of the reward called regex")

@@ -56,6 +56,21 @@ def process_environment() -> dict[str, str]:
     return {**DEFAULTS, **({TUNED: " ".join(own)} if own else {}), **os.environ}
 
 
+PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH")  # what a child is started with so that it finds this package
+
+
+def python_variables() -> dict[str, str]:
+    """Those that the user set, for a child that gives them to what it starts itself."""
+    return {name: os.environ[name] for name in PYTHON if name in os.environ}
+
+
+def take_python_variables(given: Mapping[str, str]) -> None:
+    """In a child that has found this package: have them as the user set them."""
+    for name in PYTHON:
+        os.environ.pop(name, None)
+    os.environ.update(given)
+
+
 def peer_environment() -> dict[str, str]:
     """For a process that is no part of Rollyard: what the user set, and none of Rollyard's tuning."""
     own = {TUNED, *os.environ.get(TUNED, "").split()}

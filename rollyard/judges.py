@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -79,8 +80,15 @@ def _reward_model(config: Config, device: Device, alone: bool = False) -> Batche
 
 async def _launched(config: Config, launch: Callable[..., Awaitable[Channel]]) -> Channel:
     """A process with the reward model. Raises EngineLost when it cannot be started."""
-    order = CONFIG.dump_json(config)
+    order = CONFIG.dump_json(_anywhere(config))
     return await launch("rollyard.judges:serve_reward_model", order, name="reward model", environment=process_environment())
+
+
+def _anywhere(config: Config) -> Config:
+    """The same for a process that works in another folder."""
+    reward, model = config.reward, config.reward.model
+    here = model.model_copy(update={"folder": str(Path(model.folder).resolve())})
+    return config.model_copy(update={"reward": reward.model_copy(update={"model": here})})
 
 
 async def serve_reward_model(channel: Channel, order: bytes) -> None:

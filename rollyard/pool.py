@@ -15,7 +15,7 @@ from rollyard.errors import EngineLost, RollyardError, TimeLimitExceeded, Worker
 from rollyard.protocols import Channel
 
 GROW_S = 0.05  # seconds that a call waits for one of the workers there are before one more is started
-START_S = 120.0  # seconds until a worker answers: it may import a lot
+BEGINS = 3  # workers in a row that may be lost before they were ready
 
 
 class Process(Channel, Protocol):
@@ -87,6 +87,7 @@ class Pool:
         size: processes at most.
         places: calls that one of them has at a time.
         most_lost: workers that may be lost one after the other, without an answer to any call in between.
+        start_s: seconds until one is ready.
         greet: sets handlers for what workers ask.
     """
 
@@ -101,11 +102,12 @@ class Pool:
         size: int = 1,
         places: int = 1,
         most_lost: int = 8,
+        start_s: float = 120.0,
         greet: Callable[[Channel], None] = lambda channel: None,
     ) -> None:
         self._launch, self._target, self._order = launch, target, order
         self._name, self._environment, self._greet = name, environment, greet
-        self.size, self.places, self._most_lost = size, places, most_lost
+        self.size, self.places, self._most_lost, self._start_s = size, places, most_lost, start_s
         self._seats: list[asyncio.Task[None]] = []
         self._workers: list[Worker] = []
         self._waiting: deque[asyncio.Future[Worker]] = deque()
@@ -191,16 +193,18 @@ class Pool:
     async def _seat(self, name: str) -> None:
         """One worker after the other."""
         while self._broken is None:
+            most = self._most_lost
             try:
                 process = await self._launch(self._target, self._order, name=name, environment=self._environment)
                 cause = await self._serve(process, name)
-            except (EngineLost, TimeLimitExceeded) as error:  # before it was ready
-                cause = str(error)
-            except RollyardError as error:  # it says that it never will be
-                self._break(error)
+            except EngineLost as error:  # before it was ready
+                cause, most = str(error), min(most, BEGINS)
+            except RollyardError as error:  # it says that it never will be, or takes too long
+                late = isinstance(error, TimeLimitExceeded)
+                self._break(WorkersUsedUp(f"{name} was not ready within {self._start_s:g} s: {error}") if late else error)
                 return
             self._lost += 1
-            if self._lost >= self._most_lost:
+            if self._lost >= most:
                 several = f"{self._lost} {self._name}s in a row were" if self._lost > 1 else f"a {self._name} was"
                 self._break(WorkersUsedUp(f"{several} lost without an answer in between; the last: {cause}"))
 
@@ -210,7 +214,7 @@ class Pool:
         try:
             self._greet(process)
             process.ready()
-            await process.call("start", limit_s=START_S)
+            await process.call("start", limit_s=self._start_s)
             self._workers.append(worker)
             self._starting = False
             self._hand_out()

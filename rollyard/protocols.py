@@ -215,7 +215,7 @@ class Trainer(Protocol):
     def version(self) -> WeightVersion: ...
 
     async def train(self, shards: Sequence[TrainBatch]) -> TrainStats:
-        """One optimizer step. Raises TrainError; the version is then unchanged.
+        """The optimizer steps on one batch, which make a version. Raises TrainError; the version is then unchanged.
 
         Args:
             shards: a part of the batch for each data-parallel rank, in their order; one part for a trainer that is one.

@@ -67,7 +67,7 @@ class Interval(NamedTuple):
 
 
 class WeightVersion(NamedTuple):
-    """Which weights: `step` optimizer steps taken, in the `incarnation`-th life of the run.
+    """Which weights: `step` batches trained on, in the `incarnation`-th life of the run.
 
     A resumed run trains a step again under a higher incarnation, so that the two are never confused.
     Example: WeightVersion(3, 0).

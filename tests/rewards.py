@@ -1,5 +1,7 @@
 """Rewards of runs in tests. Worker processes import this, and so nothing else."""
 
+import time
+
 
 def share_of_a(prompt: str, completion: str, **columns: object) -> float:
     """Seldom the same twice."""
@@ -14,3 +16,8 @@ def moody(prompt: str, completion: str) -> float:
     if "b" in completion:
         raise ValueError("no number in it")
     return float(len(completion))
+
+
+def patient(prompt: str, completion: str, **columns: object) -> float:
+    time.sleep(0.01)
+    return float(len(completion) % 2)

@@ -19,7 +19,7 @@ from rollyard.errors import CheckpointError, ConfigError, EngineLost, RunFailed
 from rollyard.journal.reader import JournalReader
 from rollyard.place.child import launch
 from rollyard.watch.report import read_report
-from tests.rewards import share_of_answer
+from tests.rewards import patient, share_of_answer
 from tests.tiny import tiny_folder
 from tests.watch.page import compare
 
@@ -115,6 +115,24 @@ async def test_in_an_asynchronous_loop(make):
 
     steps = [step.step async for step in rollyard.Run(make(), reward=judge)]
     assert steps == [1, 2, 3]
+
+
+def test_judging_goes_on_while_others_are_written_and_the_books_say_so(make):
+    """Verdicts take far longer than tokens here: the first of a batch are hidden, the last are waited for."""
+    rewards = {"slow": patient, "length": lambda prompt, completion: float(len(completion))}
+    config = make(rollout__max_tokens=24, rollout__ignore_eos=True, engine__slots=1, prompts__held_out=0, reward__weights="1,0.5")
+    run = rollyard.Run(config, rewards)
+    steps = list(run)
+    report = run.report
+    assert report is not None and len(steps) == 3 and report.rewards.keys() == {"slow", "length"}
+    for group in steps[0].groups:
+        for reward in (rollout.reward for rollout in group.rollouts):
+            assert reward.value == reward.parts["slow"] + 0.5 * reward.parts["length"]
+    found = report.phases
+    assert found.scoring_s >= found.scoring_hidden_s > 0 and found.score_s > 0
+    assert found.scoring_s == pytest.approx(found.scoring_hidden_s + found.score_s, abs=0.05)
+    assert sum(step.phases.scoring_s for step in steps) == pytest.approx(found.scoring_s, rel=0.2)
+    assert not list(run.folder.path.glob("*.pickle"))
 
 
 def test_a_short_last_batch_and_the_end_of_the_prompts(make):

@@ -315,6 +315,8 @@ def _killed_with_parent() -> None:
     line = os.dup(0)  # not inherited by what is started here
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
+    if sys.platform != "linux":
+        return  # `outlive_not` does it, as soon as it runs
     fcntl.fcntl(line, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(line, SET_SIGNAL, signal.SIGKILL)
     fcntl.fcntl(line, fcntl.F_SETFL, fcntl.fcntl(line, fcntl.F_GETFL) | os.O_ASYNC)

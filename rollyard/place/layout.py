@@ -71,9 +71,9 @@ def devices(roles: Roles) -> int:
 
 def _nearest(roles: Roles, available: int) -> str:
     """The layouts of the same placement that differ least and fit, else one that fits in any case."""
-    available -= roles.judges
-    if available < 1 and roles.judges:
-        return "use --reward.model.place colocated"
+    if roles.judges and 0 < available <= roles.judges:
+        return "use --place.placement colocated --place.train 1 --reward.model.place colocated"
+    available = max(available - roles.judges, 0)
     if roles.placement in ("separate", "async"):
         most = available // roles.tensor_parallel
         fitting = [

@@ -9,16 +9,19 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rollyard.environment import take_python_variables
 from rollyard.functions import load_function
 from rollyard.protocols import Channel
 from rollyard.reward import origin
 from rollyard.reward.function import WHERE, Takes, batch_columns
 from rollyard.reward.verdict import number_of
 
+LOG_BYTES = 2**24
 FIRST_TO_GO = "1000"  # where memory runs out, the system ends a worker before anything else of the run
 Verdict = tuple[float | None, str]  # a number, or why there is none
 
@@ -41,11 +44,12 @@ class Order(NamedTuple):
     functions: tuple[Source, ...]
     path: tuple[str, ...]  # where it finds modules
     prints: str  # file that gets what functions print
+    variables: Mapping[str, str]  # of Python, for what functions start
 
     @classmethod
     def read(cls, content: bytes) -> Order:
-        functions, path, prints = json.loads(content)
-        return cls(tuple(Source(*source) for source in functions), tuple(path), prints)
+        functions, path, *rest = json.loads(content)
+        return cls(tuple(Source(*source) for source in functions), tuple(path), *rest)
 
 
 class Asked(NamedTuple):
@@ -67,6 +71,7 @@ async def serve(channel: Channel, order: bytes) -> None:
         return b""
 
     async def judge(content: bytes) -> bytes:
+        _shorten(2)
         asked = Asked(*json.loads(content))
         return json.dumps(await judges[asked.function].judge(asked)).encode()
 
@@ -84,8 +89,16 @@ def _settle(ordered: Order) -> None:
     prints = os.open(ordered.prints, os.O_CREAT | os.O_APPEND | os.O_WRONLY, origin.PRIVATE)
     os.dup2(prints, 1)
     os.close(prints)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.path.extend(entry for entry in ordered.path if entry not in sys.path)
+    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    take_python_variables(ordered.variables)
+    sys.path[1:] = ordered.path  # the first is where this package is found
+
+
+def _shorten(log: int) -> None:
+    """What is printed there stays for messages alone: its end is enough."""
+    if os.fstat(log).st_size > LOG_BYTES:
+        os.ftruncate(log, 0)
+        os.lseek(log, 0, os.SEEK_SET)
 
 
 def loaded(source: Source) -> Callable[..., Any]:
@@ -114,13 +127,13 @@ class Judge:
 
     async def _call(self, limit_s: float, texts: Sequence[str], named: Mapping[str, Any]) -> tuple[Any, str]:
         """What it returned, or what went wrong."""
+        if not self._takes.asynchronous:
+            return await _outside(partial(self._function, *texts, **named))
         try:
-            if not self._takes.asynchronous:
-                return self._function(*texts, **named), ""  # here and not on a thread: it may set signals
             async with asyncio.timeout(limit_s) as clock:
                 return await self._function(*texts, **named), ""
         except BaseException as error:  # noqa: BLE001 - whatever a user's function raises is a missing verdict, told with its cause
-            if self._takes.asynchronous and clock.expired():
+            if clock.expired():
                 return None, f"no verdict within {limit_s:g} s"
             return None, f"{type(error).__name__}: {error}"
 
@@ -133,3 +146,22 @@ class Judge:
         if len(values) != count:
             return [(None, f"{self._name} returned {len(values)} rewards for {count} completions")] * count
         return [number_of(one, self._name) for one in values]
+
+
+async def _outside(call: Callable[[], Any]) -> tuple[Any, str]:
+    """What `call` returned, or what went wrong. It runs as in a script: on the main thread, so that it may set signals, and
+    with no event loop around it, so that it may run one."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[tuple[Any, str]] = loop.create_future()
+
+    def run() -> None:
+        asyncio._set_running_loop(None)
+        try:
+            outcome.set_result((call(), ""))
+        except BaseException as error:  # noqa: BLE001 - as above
+            outcome.set_result((None, f"{type(error).__name__}: {error}"))
+        finally:
+            asyncio._set_running_loop(loop)
+
+    loop.call_soon(run)
+    return await outcome

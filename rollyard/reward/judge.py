@@ -47,6 +47,7 @@ class Judge:
         self._ask, self._config, self._close = ask, config, close
         self._read = reader(config.parse)
         self._cache = Cache(KEPT)
+        self._gate = asyncio.Semaphore(config.concurrency * len(config.url))
 
     async def score(self, prompt: Prompt, completion: Completion) -> Reward:
         """No verdict where there is no answer in time, or none that can be read: it stands in the problem."""
@@ -63,7 +64,7 @@ class Judge:
     async def _asked(self, question: str) -> float:
         limit = self._config.limit_s
         try:
-            async with asyncio.timeout(limit):
+            async with self._gate, asyncio.timeout(limit):  # waiting for a place is not its own time
                 answer = await self._ask(question)
         except TimeoutError:
             raise TimeLimitExceeded(f"the judge gave no verdict within {limit:g} s") from None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollyard.config import RewardConfig
-from rollyard.environment import process_environment
+from rollyard.environment import process_environment, python_variables
 from rollyard.errors import ConfigError, RollyardError, ScoringError, TimeLimitExceeded, WorkersUsedUp
 from rollyard.pool import Launch, Pool, Worker
 from rollyard.reward.function import Takes
@@ -71,12 +71,15 @@ class Crew:
                 size=size,
                 places=places,
                 most_lost=self.config.give_up_after,
+                start_s=self.config.start_s,
             )
         return self._pools[name]
 
     def _ordered(self) -> bytes:
         sources = [self._kept(number, *function) for number, function in enumerate(self._functions)]
-        return json.dumps(Order(tuple(sources), tuple(search_path()), str(self._scratch / "reward.log"))).encode()
+        return json.dumps(
+            Order(tuple(sources), tuple(search_path()), str(self._scratch / "reward.log"), python_variables())
+        ).encode()
 
     def _kept(self, number: int, source: Source, content: bytes) -> Source:
         if not content:

@@ -30,7 +30,7 @@ class TrainerSetup:
     """What the adapter's function is given."""
 
     model: Path  # a Hugging Face folder: weights to begin with, configuration, tokenizer
-    options: TrainConfig  # learning rate, clipping, how the loss is averaged, ...
+    options: TrainConfig  # learning rate, loss, correction (never auto), how the loss is averaged, ...
     dtype: str  # float32 or bfloat16: what is published has this format
     device: str  # cpu or cuda: of the first GPU that the process sees
     max_tokens: int  # of a completion, for the aggregation `fixed`

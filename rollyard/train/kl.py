@@ -10,7 +10,8 @@ have KL(policy | reference) as their mean (k3 is never negative and varies less)
 What is optimised differs (https://arxiv.org/abs/2506.09477): the gradient of k1 itself is 0 in the mean, so k1 is not added to
 the loss but taken from the token's advantage, as a penalty in the reward is; then, and with k2 added to the loss, what falls is
 KL(policy | reference). k3 added to the loss (as in GRPO, https://arxiv.org/abs/2402.03300, equation 4) has the gradient of
-KL(reference | policy). k1 is clipped and weighed with the advantage; k2 and k3 are not, and a token counts in them as
+KL(reference | policy). All are of each token's own distribution, after what the policy had written: what a token does to
+later ones is in none of them. k1 is clipped and weighed with the advantage; k2 and k3 are not, and a token counts in them as
 `train.aggregation` says.
 """
 

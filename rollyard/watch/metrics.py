@@ -152,5 +152,7 @@ def of_lengths(groups: Sequence[Group]) -> Iterator[tuple[str, object]]:
         yield f"completion_tokens_p{percent}", lengths.percentile(percent)
     yield "completion_tokens_max", lengths.percentile(100)
     yield "completion_truncated_share", lengths.truncated_share
+    turns = [len(rollout.completion.turns) or 1 for group in groups for rollout in group.rollouts]
+    yield "turns_mean", sum(turns) / len(turns) if turns else None
     yield "tokens_per_prompt", lengths.sum / several if several else None
     yield "prompt_tokens_mean", sum(len(group.prompt.token_ids) for group in groups) / several if several else None

@@ -23,6 +23,8 @@ def test_by_hand() -> None:
         Host("engine-1", 4, "engine-1"),
         Host("trainer-0", 1, rank=0),
     )
+    judged = layout(Roles("separate", 1, 1, 1, judges=1), 3)
+    assert judged == (Host("engine-0", 1, "engine-0"), Host("trainer-0", 1, rank=0), Host("reward-model", 1))
     assert layout(Roles("swap", 1, 1, 1), 8) == (Host("half-0", 1, "engine-0", 0), Host("half-1", 1, "engine-1", 0))
 
 
@@ -35,6 +37,11 @@ def test_by_hand() -> None:
         (Roles("separate", 2, 1, 4), 4, "use --place.placement colocated"),
         (Roles("colocated", 1, 8, 1), 4, "use --place.train 4"),
         (Roles("swap", 1, 1, 1), 1, "2 halves needs 2 devices, and there are 1"),
+        (Roles("colocated", 1, 4, 1, 1), 4, "4 trainers and a reward model needs 5 devices, and there are 4"),
+        (Roles("colocated", 1, 4, 1, 1), 4, "use --place.train 3"),
+        (Roles("separate", 1, 1, 1, 1), 2, "use --place.placement colocated"),
+        (Roles("colocated", 1, 1, 1, 1), 1, "--reward.model.place colocated"),
+        (Roles("colocated", 1, 1, 1, 1), 0, "use a machine that has one"),
         (Roles("swap", 1, 1, 1), 0, "use a machine that has one"),
     ],
 )
@@ -44,7 +51,10 @@ def test_what_does_not_fit_is_refused_with_what_does(roles: Roles, available: in
     assert told in str(error.value)
 
 
-@given(st.builds(Roles, st.sampled_from(PLACEMENTS), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4)), st.integers(0, 12))
+SMALL = st.builds(Roles, st.sampled_from(PLACEMENTS), *(st.integers(1, most) for most in (6, 6, 4)), judges=st.integers(0, 1))
+
+
+@given(SMALL, st.integers(0, 12))
 def test_every_role_has_a_host_or_the_remedy_fits(roles: Roles, available: int) -> None:
     try:
         hosts = layout(roles, available)
@@ -53,7 +63,9 @@ def test_every_role_has_a_host_or_the_remedy_fits(roles: Roles, available: int) 
         for remedy in error.remedy.split(" or ") if available else ():
             said = dict(re.findall(r"--place\.(\w+) (\w+)", remedy))
             other = "placement" in said  # colocated, and then one of everything will do
-            nearer = Roles(said.get("placement", roles.placement), int(said.get("generate", 1)), int(said.get("train", 1)), 1)
+            numbers = int(said.get("generate", 1)), int(said.get("train", 1))
+            judges = 0 if "--reward.model.place colocated" in remedy else roles.judges
+            nearer = Roles(said.get("placement", roles.placement), *numbers, 1, judges)
             assert devices(nearer if other else replace(nearer, tensor_parallel=roles.tensor_parallel)) <= available
         return
     assert sum(host.devices for host in hosts) == devices(roles) <= available

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 from decimal import Decimal
 from fractions import Fraction
 
@@ -89,6 +90,19 @@ async def test_a_coroutine_that_takes_too_long():
         await asyncio.sleep(60)
 
     assert await judge(forever, limit_s=0.05) == [(None, "no verdict within 0.05 s")]
+
+
+async def test_a_function_may_run_a_loop_of_its_own_and_set_signals():
+    async def inner():
+        await asyncio.sleep(0.001)
+        return 0.5
+
+    def sync(prompt, completion, **columns):
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+        return asyncio.run(inner())
+
+    assert await judge(sync) == [(0.5, "")]
+    assert asyncio.get_running_loop().is_running() and await judge(sync) == [(0.5, "")]
 
 
 async def test_several_at_once_get_lists():

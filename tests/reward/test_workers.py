@@ -170,15 +170,16 @@ def wild(prompt, completion, **columns):
             ctypes.string_at(0)
         case "signal":  # only the main thread may set one
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        case "child":
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        case "script":
+            command = [sys.executable, "-c", "import os, sys; print(os.environ.get('PYTHONSAFEPATH'), 'package' in sys.path[1])"]
+            assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "None False\n"
     return os.getpid()
 
 
 async def test_whatever_a_function_does_costs_its_own_verdict_only(tmp_path):
     children = Children(at_once=True)
     began = time.monotonic()
-    texts = ["a", "regex", "b", "exit", "crash", "signal", "c"]
+    texts = ["a", "regex", "b", "exit", "crash", "signal", "script"]
     found = await judge(children, tmp_path, wild, texts, time_limit_s=1, workers=2)
     assert time.monotonic() - began < 20
     pids = [reward.value for reward in found]

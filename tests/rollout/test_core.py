@@ -9,6 +9,7 @@ from rollyard import events as ev
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.types import FinishReason, Prompt, RequestId, Reward, Sampling, Segment, WeightVersion
+from tests.right_values.hand import Hand
 from tests.rollout.world import Odds, World
 
 
@@ -289,3 +290,12 @@ def test_what_was_cut_is_in_the_record_and_its_tokens_are_not_trained():
     counts = core.counts
     assert (counts.trained, counts.members_trained, counts.members_dropped) == (1, 1, {"filtered": 1})
     assert (counts.tokens.trained, counts.tokens.dropped) == (5, {"filtered": 5})
+
+
+def test_a_finished_member_is_judged_at_once_while_the_others_are_written():
+    hand = Hand(group_size=3, groups_per_batch=2)
+    hand.offer(0, 1)
+    for group, member in ((0, 1), (1, 2), (0, 0)):
+        said = hand.write(group, member)
+        assert [(one.completion.group, one.completion.member) for one in said if isinstance(one, ev.Score)] == [(group, member)]
+    assert hand.take() is None

@@ -181,6 +181,12 @@ def test_a_ratio_that_overflows_is_a_number_and_is_told(loss: str, correction: s
     assert down.ratios.tolist() == [pytest.approx(0.0), 1.0] and math.isfinite(down.loss.item())
 
 
+def test_sums_lose_no_small_number_beside_a_large_one() -> None:
+    """2^24 + 1 + 1: in float32 the ones are lost."""
+    sums = token_sums(torch.tensor([-(2.0**24), -1.0, -1.0]), known([0.0] * 3), CLIP)
+    assert sums.gap.item() == 2**24 + 2 and sums.gap_max.item() == 2**24
+
+
 # ---------------------------------------------------------------------------------------------------------- the KL
 
 

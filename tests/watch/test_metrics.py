@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollyard.types import FinishReason, Group, Reward, Rollout
+from rollyard.types import FinishReason, Group, Reward, Rollout, Turn
 from rollyard.watch.metrics import LengthCounts, RewardStats, percentile
 from tests.watch.page import compare, documented
 from tests.watch.records import STEP, prompt, rollout
@@ -120,3 +120,13 @@ def test_a_percentile_is_the_smallest_value_with_enough_at_or_below_it(values: l
 def test_the_page_has_the_names_that_are_written() -> None:
     assert compare(STEP.to_metrics()) == ([], [])
     assert len(documented()) == len(set(documented()))
+
+
+def test_an_episode_counts_its_turns_and_the_tokens_of_all_of_them() -> None:
+    """Two answers of 2 and 1 tokens, the second to what a tool said; and a member that was answered once."""
+    turns = (Turn((1, 2), 2, FinishReason.STOP), Turn((1, 2, 7, 7, 9), 1, FinishReason.LENGTH))
+    played = rollout(0, 0, 3, 1.0)
+    played = replace(played, completion=replace(played.completion, turns=turns, finish=FinishReason.LENGTH))
+    metrics = replace(STEP, groups=(Group(prompt(0), (played, rollout(0, 1, 5, 0.0))),)).to_metrics()
+    assert (metrics["turns_mean"], metrics["completion_tokens_mean"], metrics["tokens_per_prompt"]) == (1.5, 4.0, 8.0)
+    assert metrics["completion_truncated_share"] == 0.5  # its last answer was cut

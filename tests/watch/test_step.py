@@ -42,6 +42,7 @@ def test_metrics_are_flat() -> None:
         "completion_tokens_p95": 9,
         "completion_tokens_max": 9,
         "completion_truncated_share": 0.0,
+        "turns_mean": 1.0,
         "tokens_per_prompt": 10.0,
         "prompt_tokens_mean": 2.0,
         "tokens": 50,
