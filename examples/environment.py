@@ -4,7 +4,8 @@
       --rollout.max_tokens 48
 
 The model writes <calc>57 + 87</calc>, reads what that is, and goes on; what it read is not learnt, and nothing that it wrote is
-tokenized again. The verdict is the environment's own: no --reward is needed.
+tokenized again. The verdict is the environment's own: no --reward is needed. That there is such a tool is for the prompts to
+say (prompts.system); a model that never calls it by chance does not learn to.
 """
 
 from __future__ import annotations

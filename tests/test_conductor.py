@@ -14,7 +14,8 @@ from rollyard import events as ev
 from rollyard.conductor import Conductor
 from rollyard.place.mode import Schedule
 from rollyard.rollout.policy import RolloutPolicy
-from rollyard.types import FinishReason, Prompt, Request, RequestId, Reward, Sampling, Segment, WeightVersion
+from rollyard.turns import Asked, EpisodeEnded, Play, Tell
+from rollyard.types import Asking, FinishReason, Prompt, Request, RequestId, Reward, Sampling, Segment, WeightVersion
 
 PUBLISHING = "publishing"
 
@@ -243,6 +244,11 @@ class Answers:
                     self.deaths -= 1
                     return [ev.EngineDown(engine, "killed as it started")]
                 return [ev.EngineUp(engine, 3, None)]
+            case Play(prompt, member):
+                return [Asked(prompt.id, member, Asking(prompt.token_ids, 4))]
+            case Tell(group, member, reply):
+                again = Asking((1, 2, *reply.token_ids, 9), 4)
+                return [Asked(group, member, again) if self.random.randrange(2) else EpisodeEnded(group, member, None, "x")]
             case ev.Score(prompt, completion):
                 value = None if prompt.id in self.broken else 0.5 if prompt.id in self.flat else float(completion.member)
                 return [ev.Scored(prompt.id, completion.member, Reward(value))]
@@ -300,6 +306,7 @@ def conductor(
     spare: int = 0,
     moves: int = 0,
     refills: int = 0,
+    turns: int = 0,
 ) -> Conductor:
     policy = RolloutPolicy(
         group_size=2,
@@ -314,6 +321,7 @@ def conductor(
         moves=moves,
         filter="flat" if refills else "none",
         refills=refills,
+        turns=turns,
     )
     schedule = Schedule(steps, engines, evaluate, every, save, prove, restarts)
     return Conductor(policy, schedule, rollover, WeightVersion(0), placement, retries)
@@ -354,6 +362,7 @@ def test_a_run_in_its_order():
     moves=st.integers(0, 1),
     flat=st.frozensets(st.integers(0, 11)),
     refills=st.sampled_from((0, 0, 1, 99)),
+    turns=st.sampled_from((0, 0, 1, 3)),
     seed=st.integers(0, 2**32),
 )
 def test_every_run_ends_with_its_books_in_order(
@@ -373,12 +382,13 @@ def test_every_run_ends_with_its_books_in_order(
     moves,
     flat,
     refills,
+    turns,
     seed,
 ):
     engines = {"swap": 2}.get(placement, engines)
     spare = spare if limit and placement in ("async", "colocated") else 0
     limit = {"async": limit, "swap": 1, "colocated": limit if spare else 0}.get(placement, 0)
-    rules = dict(spare=spare, moves=moves, refills=refills)
+    rules = dict(spare=spare, moves=moves, refills=refills, turns=turns)
     run = conductor(steps, engines, batch, evaluate, every, save, placement, limit, rollover, prove, **rules)
     world = Answers(run, engines, prompts, seed, broken, flat=flat)
     world.run()
@@ -481,12 +491,16 @@ def test_the_end_does_not_wait_for_an_engine_that_may_come_back(seed):
     prove=st.booleans(),
     limit=st.integers(0, 2),
     moves=st.integers(0, 1),
+    turns=st.sampled_from((0, 0, 1, 3)),
     rollover=st.sampled_from(list(ev.Rollover)),
     seed=st.integers(0, 2**32),
 )
-def test_engines_come_and_go(placement, engines, joins, leaves, deaths, faults, evaluate, prove, limit, moves, rollover, seed):
+def test_engines_come_and_go(
+    placement, engines, joins, leaves, deaths, faults, evaluate, prove, limit, moves, turns, rollover, seed
+):
     limit = limit if placement == "async" else 0
-    run = conductor(5, engines, 2, evaluate, 2, 0, placement, limit, rollover, prove, restarts=2, retries=faults, moves=moves)
+    rules = dict(restarts=2, retries=faults, moves=moves, turns=turns)
+    run = conductor(5, engines, 2, evaluate, 2, 0, placement, limit, rollover, prove, **rules)
     world = Answers(run, engines, 100, seed, deaths=deaths, faults=faults, joins=joins, leaves=leaves)
     world.run()
     end = world.said[-1]

@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollyard.config import Config
+from rollyard.config import Config, EnvironmentConfig
 from rollyard.episode.host import Order
 from rollyard.episode.load import SHIPPED, check_environment, load_environment
 from rollyard.episode.stage import Player, Stage
 from rollyard.episode.workers import InWorkers
+from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.pool import Launch
 from rollyard.protocols import Environment
@@ -24,10 +25,22 @@ __all__ = ["Player", "environment_of", "open_player"]
 
 
 def environment_of(config: Config, given: Environment | None) -> Environment | None:
-    """The environment given directly, or the one that is named; None where prompts are answered once. Raises ConfigError."""
+    """The environment given directly, or the one that is named; None where prompts are answered once.
+
+    Raises ConfigError, also for both, and for options that nobody heeds.
+    """
+    plays = config.environment
+    if given is not None and plays.name:
+        problem = f"an environment is given directly, and {plays.name} is named"
+        raise ConfigError(problem, where="environment.name", remedy="leave one of them out")
     if given is not None:
         return check_environment(given, type(given).__name__)
-    return load_environment(config.environment.name) if config.environment.name else None
+    if plays.name:
+        return load_environment(plays.name)
+    if plays != EnvironmentConfig():
+        problem = "options of an environment are given, and nobody plays with the policy"
+        raise ConfigError(problem, where="environment.name", remedy="name one, or leave them out")
+    return None
 
 
 def open_player(

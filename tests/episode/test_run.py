@@ -77,3 +77,7 @@ def test_an_environment_may_be_all_the_judge_there_is(tmp_path):
         rollyard.Run(config)
     with pytest.raises(ConfigError, match=r"environment.name: there is no environment 'abacus'"):
         rollyard.Run(small.config(tmp_path / "run", **options, environment__name="abacus"))
+    with pytest.raises(ConfigError, match=r"environment.name: an environment is given directly, and calculator is named"):
+        rollyard.Run(small.config(tmp_path / "run", **options, environment__name="calculator"), environment=episode)
+    with pytest.raises(ConfigError, match=r"environment.name: options of an environment are given, and nobody plays"):
+        rollyard.Run(small.config(tmp_path / "run", **options, environment__turns=3), reward=small.share_of_a)

@@ -27,7 +27,8 @@ def prompt(number: int) -> Prompt:
 class Sham:
     """A process in name only. An environment that blocks it stops all that goes on in it."""
 
-    def __init__(self, name: str, plays) -> None:
+    def __init__(self, name: str, plays, lost: asyncio.Event) -> None:
+        self._lost = lost
         self.name, self._stage = name, stage(FromFunction(lambda ask, prompt: plays(self, ask, prompt)))
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._blocked = asyncio.Event()
@@ -73,6 +74,7 @@ class Sham:
     def end(self, cause: str) -> None:
         if not self._end.done():
             self._end.set_result(cause)
+            self._lost.set()
 
     def kill(self) -> None:
         self.end("was ended by signal 9")
@@ -85,11 +87,11 @@ class Crew:
     def __init__(self, plays, monkeypatch, places: int = 8) -> None:
         monkeypatch.setattr(workers, "GRACE_S", 0.1)
         self.started: list[Sham] = []
-        self._plays = plays
+        self._plays, self.lost = plays, asyncio.Event()
         self.player = InWorkers(self.launch, ORDER, 1, places)
 
     async def launch(self, target, order, *, name, environment, python=None) -> Sham:
-        self.started.append(Sham(name, self._plays))
+        self.started.append(Sham(name, self._plays, self.lost))
         return self.started[-1]
 
 
@@ -121,16 +123,17 @@ async def test_what_goes_on_beside_a_blocked_environment_is_not_lost(monkeypatch
     crew, policy, late = Crew(plays, monkeypatch), Policy(), Policy()
     policy.open.set()
     going = [asyncio.create_task(crew.player.play(prompt(number), late if number == 1 else policy)) for number in range(3)]
-    await asyncio.sleep(0.12)
-    late.open.set()
     async with asyncio.timeout(5):
+        await crew.lost.wait()
+        late.open.set()
         blocked, waited, worked = await asyncio.gather(*going)
     assert blocked.verdict is not None and blocked.verdict.value is None
     assert "the environment blocked its process for 0.1 s" in blocked.verdict.problem and blocked.text == "he"
     assert waited == worked == Played(Reward(1.0, {"environment": 1.0}), "he=he")
     assert (policy.written, late.written) == (1 + 2, 2), "nothing is written twice"
-    names = [process.name for process in crew.started]
-    assert names[0] == "environment worker 0" and "environment worker for one 0" in names
+    names = ("environment worker 0", "environment worker for one 0")
+    begun = [sum(process.begun for process in crew.started if process.name == name) for name in names]
+    assert begun == [3 + 1, 2], "who waited for the policy is no suspect"
     await crew.player.close()
 
 

@@ -149,6 +149,17 @@ def test_a_turn_that_was_cut_goes_on_elsewhere_with_its_own_tokens():
     assert one(out, ev.Generate), "each turn may fail as often as any request"
 
 
+def test_a_later_turn_goes_where_its_beginning_was_read():
+    table = Table(group_size=2)
+    first = one(table.ask(3, 4), ev.Generate)
+    assert first.engine == "a"
+    table.core.step(ev.EngineHeld("a"), 0.0)
+    assert one(table.ask(3, 4, member=1), ev.Generate).engine == "b", "where the group was last"
+    table.core.step(ev.EngineReleased("a"), 0.0)
+    table.write(first.request.id, 5)
+    assert one(table.ask(3, 4, 5, 6, 7, 8), ev.Generate).engine == "a"
+
+
 def test_a_prompt_without_room_is_answered_with_no_tokens():
     table = Table(window=6)
     assert one(table.ask(*range(6)), Tell).reply == Reply((), "", FinishReason.CONTEXT)
