@@ -68,6 +68,9 @@ def test_a_task_is_right_seeded_and_divided(name):
         if name == "arithmetic":
             left, right = problem.prompt.removeprefix("Solve ").removesuffix("=").split("+")
             assert int(problem.answer[::-1]) == int(left) + int(right) and len(problem.answer) == 3
+        elif name == "calculator":
+            left, right = problem.prompt.removesuffix("=").split("*")
+            assert int(problem.answer) == int(left) * int(right)
         else:
             letters = problem.prompt.removesuffix("=")
             assert problem.answer == ("".join(sorted(letters)) if name == "sort" else letters[::-1])
