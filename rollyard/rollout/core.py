@@ -154,7 +154,8 @@ class RolloutCore:
         max_tokens = min(policy.sampling.max_tokens, room)
         self.counts.admitted += 1
         self.counts.members_admitted += len(members)
-        return GroupState(prompt, members, max_tokens, clamped=room < policy.sampling.max_tokens, unfinished=len(members))
+        clamped, turns = room < policy.sampling.max_tokens, max(policy.turns, 1)
+        return GroupState(prompt, members, max_tokens, clamped, turns, unfinished=len(members))
 
     def _admit(self, prompt: Prompt) -> Iterable[Output]:
         policy, group = self._policy, self._group(prompt)

@@ -55,7 +55,7 @@ class Lengths:
     def expected(self, group: GroupState) -> float:
         """Tokens of a member of this group that has written none, on average."""
         mean, variance = self._of(group)
-        return min(math.exp(min(mean + variance / 2, 50.0)), group.max_tokens)
+        return min(math.exp(min(mean + variance / 2, 50.0)), group.max_tokens * group.turns)
 
     def remaining(self, group: GroupState, member: Member) -> float:
         """Tokens that this member will still write, on average.

@@ -104,6 +104,7 @@ class GroupState:
     members: list[Member]
     max_tokens: int  # what the window leaves, at most what sampling asks
     clamped: bool  # the window left less than was asked
+    turns: int = 1  # of a member at most, each of which may be that long
     home: EngineId | None = None  # the engine that took a member last
     oldest: int | None = None  # version step of the oldest token written
     unfinished: int = 0  # members that are not final

@@ -12,7 +12,7 @@ from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.lengths import Lengths
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import GroupState, Member, Phase
-from rollyard.types import FinishReason, Prompt, RequestId, Sampling, Segment, WeightVersion
+from rollyard.types import Asking, FinishReason, Prompt, RequestId, Sampling, Segment, WeightVersion
 
 V0 = WeightVersion(0)
 
@@ -48,6 +48,17 @@ def test_a_prompt_that_is_known_is_shrunk_towards_it():
     shrunk = math.log(64) + 0.88 * math.log(10)
     rest = 0.35 + 0.65 * 0.12
     assert found.expected(group(10**6)) == pytest.approx(math.exp(shrunk + rest / 2), rel=0.1)
+
+
+def test_an_episode_may_be_as_long_as_all_its_turns():
+    found, _ = learnt()
+    for turns, most in ((1, 20), (2, 40)):
+        short = group(10**6)
+        short.max_tokens, short.turns = 20, turns
+        assert found.expected(short) == most
+    member = group(10**6, 30).members[0]
+    member.earlier, member.asking = 25, Asking((1, 2), 12)
+    assert found.remaining(group(10**6), member) == 12 - 5, "what its turn may still have"
 
 
 def test_estimates_follow_the_true_means():
