@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rollyard.episode.stage import Player
@@ -29,11 +29,22 @@ from rollyard.types import (
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Mean reward over the completions that have a verdict; `unscored` of `samples` have none."""
+    """Mean reward over the completions that have a verdict; `unscored` of `samples` have none.
+
+    `parts` are the means of the rewards by name, each over the completions that have one of it.
+    """
 
     mean_reward: float | None
     samples: int
     unscored: int
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rewards: Sequence[Reward], samples: int) -> Evaluation:
+        values = [reward.value for reward in rewards if reward.value is not None and math.isfinite(reward.value)]
+        names = dict.fromkeys(name for reward in rewards for name in reward.parts)
+        parts = {name: _mean([reward.parts[name] for reward in rewards if name in reward.parts]) for name in names}
+        return cls(_mean(values) if values else None, samples, samples - len(values), parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +75,7 @@ class Evaluator:
             asked = {request.id: prompt for prompt, request in self._requests()}
             completions = await controller.complete([request for _, request in self._requests()], engines)
             rewards = await self._judge(scorer, [(asked[_id(done)], done) for done in completions])
-        values = [r.value for r in rewards if r.value is not None and math.isfinite(r.value)]
-        samples = len(self.prompts) * self.samples
-        return Evaluation(math.fsum(values) / len(values) if values else None, samples, samples - len(values))
+        return Evaluation.of(rewards, len(self.prompts) * self.samples)
 
     def _requests(self) -> Iterable[tuple[Prompt, Request]]:
         """Negative groups keep these apart from rollouts. A prompt that fills the window is not asked: it stays unscored."""
@@ -140,6 +149,10 @@ class _Heard:
         spans = tuple(span for part in self.parts for span in part.spans)
         finish = self.taken[-1].finish if self.taken else FinishReason.ERROR
         return Completion(self.id.group, self.id.member, ids, logprobs, spans, finish, text, tuple(self.taken))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _id(completion: Completion) -> RequestId:

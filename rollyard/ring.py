@@ -351,7 +351,7 @@ class Ring:
         except EngineLost:  # the last of them; whether one comes back is decided elsewhere
             self._inbox.put_nowait(ev.EvaluationCut(instruction.version))
             return
-        self._recorder.evaluated(instruction.version, result.mean_reward, result.samples, result.unscored)
+        self._recorder.evaluated(instruction.version, result.mean_reward, result.samples, result.unscored, result.parts)
         self._inbox.put_nowait(ev.Evaluated(instruction.version))
 
     async def _checkpoint(self, instruction: ev.Checkpoint) -> None:

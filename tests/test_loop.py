@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rollyard
-from rollyard import stations, worker
+from rollyard import builder, worker
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.remote import RemoteEngine
 from rollyard.errors import CheckpointError, ConfigError, EngineLost, RunFailed
@@ -318,7 +318,7 @@ def test_an_engine_that_cannot_be_started_takes_those_before_it_along(make, monk
         monkeypatch.setattr(publisher, "close", lambda close=publisher.close: closed.append(close()))
         return publisher
 
-    monkeypatch.setattr(stations, "launch_engine", launch_engine)
+    monkeypatch.setattr(builder, "launch_engine", launch_engine)
     monkeypatch.setattr(worker, "build_publisher", build_publisher)
     run = rollyard.Run(make(place__placement="separate", place__generate=2), reward=share_of_answer)
     with pytest.raises(EngineLost, match="no room"):

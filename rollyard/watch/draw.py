@@ -176,7 +176,7 @@ def table(report: Report) -> RenderableType:
         ("steps", f"{report.steps} in {duration(report.wall_s)} ({report.wall_s:.1f} s)"),
         ("reward", _reward(report.reward.curve, report.eval.first, report.eval.last)),
         *([("", Text(_unscored(report.eval), "bold red"))] if report.eval.unscored else []),
-        *(_by_name(report.rewards) if len(report.rewards) > 1 else []),
+        *(_by_name(report.rewards, report.eval.rewards) if len(report.rewards) > 1 else []),
         ("speed", f"{speed}, slots busy {report.slots_busy:.0%}"),
         *([("scoring", _scoring(report.phases))] if report.phases.scoring_s else []),
         *([("decoder", Text(report.decoder))] if report.decoder else []),
@@ -206,9 +206,10 @@ def _unscored(found: EvalRewards) -> str:
     return f"{found.unscored:,} of {found.samples:,} held-out completions have no verdict, and are in no mean"
 
 
-def _by_name(rewards: Mapping[str, RewardCurve]) -> list[tuple[str, RenderableType]]:
+def _by_name(rewards: Mapping[str, RewardCurve], held_out: Mapping[str, tuple[float, float]]) -> list[tuple[str, RenderableType]]:
     """The curve of each reward, before weights."""
-    return [("", _reward(each.curve, None, None).append(f"  {name}")) for name, each in rewards.items()]
+    none = (None, None)
+    return [("", _reward(each.curve, *held_out.get(name, none)).append(f"  {name}")) for name, each in rewards.items()]
 
 
 def _lengths(lengths: Lengths) -> str:

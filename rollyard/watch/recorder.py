@@ -153,9 +153,12 @@ class Recorder:
         """Name a checkpoint that is complete on disk. Raises JournalError."""
         self._journal.commit_checkpoint(version, folder, cursor, counters)
 
-    def evaluated(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int) -> None:
+    def evaluated(
+        self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int, parts: Mapping[str, float]
+    ) -> None:
+        """Held-out prompts were judged. `parts`: the means of the rewards by name."""
         self._evaluations.append(mean_reward)
-        self._builder.add_evaluation(mean_reward, samples, unscored)
+        self._builder.add_evaluation(mean_reward, samples, unscored, parts)
         self._journal.record_evaluation(version, mean_reward, samples, unscored)
 
     def picture(self, activity: str, waiting: str, slots_busy: float | None) -> None:

@@ -45,13 +45,15 @@ class RewardCurve:
 class EvalRewards:
     """Mean reward on held-out prompts, at the first and the last evaluation. None before there is one.
 
-    `unscored` of the `samples` completions of all evaluations have no verdict, and are in no mean.
+    `unscored` of the `samples` completions of all evaluations have no verdict, and are in no mean. `rewards` has the same two
+    means by the name of a reward.
     """
 
     first: float | None
     last: float | None
     samples: int = 0
     unscored: int = 0
+    rewards: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,7 @@ def read_report(path: Path) -> Report:
             phases=PhaseSeconds(wall_s=record["wall_s"], **{name: record.pop(name) for name in BESIDE}, **record.pop("phases")),
             reward=_read_curve(record.pop("reward")),
             rewards={name: _read_curve(curve) for name, curve in record.pop("rewards").items()},
-            eval=EvalRewards(**record.pop("eval")),
+            eval=_read_eval(record.pop("eval")),
             lengths=Lengths(**record.pop("lengths")),
             prompts=Counts(*(record.pop(name) for name in ("admitted", "trained", "dropped"))),
             members=Counts(**record.pop("members")),
@@ -246,6 +248,10 @@ def read_report(path: Path) -> Report:
 
 def _read_curve(record: dict[str, Any]) -> RewardCurve:
     return RewardCurve(record["first"], record["last"], tuple(record["curve"]))
+
+
+def _read_eval(record: dict[str, Any]) -> EvalRewards:
+    return EvalRewards(**{**record, "rewards": {name: tuple(means) for name, means in record["rewards"].items()}})
 
 
 def _read_weights(record: dict[str, Any]) -> WeightTraffic:
@@ -276,6 +282,7 @@ class ReportBuilder:
         self._nodes: Mapping[str, Sequence[str]] = {}
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
+        self._held_out: dict[str, list[float]] = {}  # mean of each evaluation, by reward
         self._samples = self._unscored = 0  # of evaluations
         self._versions: list[WeightVersion] = []
         self._parts: dict[str, list[float | None]] = {}  # mean of each step, by reward
@@ -321,8 +328,10 @@ class ReportBuilder:
             for span in done.spans:
                 self._staleness[step.step - 1 - span.version.step] += span.tokens
 
-    def add_evaluation(self, mean_reward: float | None, samples: int, unscored: int) -> None:
+    def add_evaluation(self, mean_reward: float | None, samples: int, unscored: int, parts: Mapping[str, float]) -> None:
         self._evaluations.append(mean_reward)
+        for name, mean in parts.items():
+            self._held_out.setdefault(name, []).append(mean)
         self._samples += samples
         self._unscored += unscored
 
@@ -361,7 +370,8 @@ class ReportBuilder:
 
     def _evaluated(self) -> EvalRewards:
         first, last = (self._evaluations[at] if self._evaluations else None for at in (0, -1))
-        return EvalRewards(first, last, self._samples, self._unscored)
+        by_name = {name: (means[0], means[-1]) for name, means in self._held_out.items()}
+        return EvalRewards(first, last, self._samples, self._unscored, by_name)
 
     def _traffic(self, copied: int) -> WeightTraffic:
         unchanged = sum(self._unchanged) / len(self._unchanged) if self._unchanged else None

@@ -57,7 +57,7 @@ def whole() -> Report:
     report.record(SegmentArrived("e", Segment(RequestId(1, 0), (4,), (0.0,), V0, V0)))
     for rollout in STEP.groups[0].rollouts + STEP.groups[1].rollouts:  # 2, 4, 6 and 8 tokens
         report.record(Score(STEP.groups[0].prompt, rollout.completion))
-    report.add_evaluation(0.25, 4, 1)
+    report.add_evaluation(0.25, 4, 1, {"right": 0.5})
     report.add_step(replace(STEP, groups=(group(0, (1, None)),)))
     report.add_step(STEP)
     report.record(Published(WeightVersion(1)))
@@ -67,13 +67,14 @@ def whole() -> Report:
     report.add_sent(Sent(10, 0.5))
     report.add_sent(Sent(10))
     report.add_sent(Sent(10, 1.0))
-    report.add_evaluation(0.75, 4, 2)
+    report.add_evaluation(0.75, 4, 2, {"right": 0.625, "late": 1.0})
     return finish(report)
 
 
 def test_the_json_has_the_fields_and_values_it_promises() -> None:
     record = json.loads(whole().to_json())
     software = record.pop("software")
+    by_name = {"right": [0.5, 0.625], "late": [1.0, 1.0]}
     assert record == {
         "name": "sort",
         "model": "tiny",
@@ -99,7 +100,13 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "generation_tokens_per_s": 1.0,
         "reward": {"first": 0.375, "last": 0.375, "curve": [None, 0.375]},
         "rewards": {"x": {"first": 0.25, "last": 0.25, "curve": [None, 0.25]}},
-        "eval": {"first": 0.25, "last": 0.75, "samples": 8, "unscored": 3},
+        "eval": {
+            "first": 0.25,
+            "last": 0.75,
+            "samples": 8,
+            "unscored": 3,
+            "rewards": {"right": [0.5, 0.625], "late": [1.0, 1.0]},
+        },
         "lengths": {"mean": 5.0, "p50": 4, "p95": 8, "max": 8, "truncated_share": 0.0},
         "slots_busy": 0.75,
         "decoder": "native",
