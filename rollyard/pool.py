@@ -41,6 +41,7 @@ class Worker:
         self.busy = 0  # places that are taken
         self.suspects = 0  # places that were taken when it was lost
         self.cause = ""
+        self.given_up = False  # it was killed since nobody waited for it any more
 
     @property
     def lost(self) -> bool:
@@ -136,7 +137,8 @@ class Pool:
         try:
             yield worker
         except asyncio.CancelledError:
-            if self.places == 1:  # what it does goes on
+            if self.places == 1 and not worker.lost:  # what it does goes on
+                worker.given_up = True
                 worker.lose("was killed: nobody waits for it any more")
             raise
         finally:
@@ -196,7 +198,10 @@ class Pool:
             most = self._most_lost
             try:
                 process = await self._launch(self._target, self._order, name=name, environment=self._environment)
-                cause = await self._serve(process, name)
+                worker = await self._serve(process, name)
+                if worker.given_up:
+                    continue
+                cause = worker.cause
             except EngineLost as error:  # before it was ready
                 cause, most = str(error), min(most, BEGINS)
             except RollyardError as error:  # it says that it never will be, or takes too long
@@ -208,8 +213,8 @@ class Pool:
                 several = f"{self._lost} {self._name}s in a row were" if self._lost > 1 else f"a {self._name} was"
                 self._break(WorkersUsedUp(f"{several} lost without an answer in between; the last: {cause}"))
 
-    async def _serve(self, process: Process, name: str) -> str:
-        """Let it work until it is lost, and say why. Raises RollyardError when it does not begin."""
+    async def _serve(self, process: Process, name: str) -> Worker:
+        """Let it work until it is lost. Raises RollyardError when it does not begin."""
         worker = Worker(process, self._answered)
         try:
             self._greet(process)
@@ -219,7 +224,7 @@ class Pool:
             self._starting = False
             self._hand_out()
             worker.lose(f"{name} {await process.ended()}")
-            return worker.cause
+            return worker
         finally:
             idle = worker in self._workers and not worker.busy and not worker.lost
             if worker in self._workers:

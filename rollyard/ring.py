@@ -32,6 +32,7 @@ from typing import Any
 
 from rollyard import events as ev
 from rollyard import worker
+from rollyard.builder import Builder
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.environment import cache_folder
@@ -52,7 +53,7 @@ from rollyard.reward.open import Given
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
-from rollyard.stations import Builder, Nodes, Stations
+from rollyard.stations import Nodes, Stations
 from rollyard.types import Activity, DropReason, EngineStats, Group, TrainStats, WeightVersion
 from rollyard.warmup import base_policy
 from rollyard.watch.accounts import ENGINE

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollyard import worker
+from rollyard.builder import Builder
 from rollyard.checks import check_training
 from rollyard.config import Config
 from rollyard.environment import cache_folder, settle_environment
@@ -30,7 +31,7 @@ from rollyard.exchange.whole import check_whole
 from rollyard.learner import TrainerLearner
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
-from rollyard.stations import Builder, Trainers
+from rollyard.stations import Trainers
 from rollyard.types import Group, TrainStats, WeightVersion
 from rollyard.warmup import architecture, base_policy
 

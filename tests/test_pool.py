@@ -7,13 +7,15 @@ import asyncio
 import pytest
 
 from rollyard.errors import ConfigError, EngineLost, TimeLimitExceeded, WorkerLost, WorkersUsedUp
-from rollyard.pool import GROW_S, Pool
-from tests.workers import Died, FakeLauncher
+from rollyard.pool import Pool
+from tests.workers import Died, FakeLauncher, Hung
 
 
 async def answer(name: str, content: bytes) -> bytes:
     match content.split():
         case [b"hang"]:
+            raise Hung
+        case [b"forever"]:
             await asyncio.sleep(3600)
         case [b"die"]:
             raise Died("it")
@@ -29,7 +31,7 @@ def pool(launcher: FakeLauncher, **how: int) -> Pool:
 async def test_a_call_that_hangs_or_dies_costs_itself_alone():
     launcher = FakeLauncher(answer)
     workers = pool(launcher, size=2)
-    calls = [workers.call("do", content, limit_s=0.1) for content in (b"hang", b"a", b"die", b"b", b"c")]
+    calls = [workers.call("do", content, limit_s=60) for content in (b"hang", b"a", b"die", b"b", b"c")]
     found = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(one) for one in found] == [TimeLimitExceeded, bytes, WorkerLost, bytes, bytes]
     assert [found[1], found[3], found[4]] == [b"a", b"b", b"c"] and "died of it" in str(found[2])
@@ -38,18 +40,20 @@ async def test_a_call_that_hangs_or_dies_costs_itself_alone():
     await workers.close()
     assert all(process.closed for process in launcher.started)
     with pytest.raises(WorkersUsedUp):
-        await workers.call("do", b"a", limit_s=1)
+        await workers.call("do", b"a", limit_s=60)
 
 
-async def test_one_worker_is_enough_until_somebody_waits():
+async def test_one_worker_is_enough_until_somebody_waits(monkeypatch):
+    monkeypatch.setattr("rollyard.pool.GROW_S", 60.0)
     launcher = FakeLauncher(answer)
     workers = pool(launcher, size=3)
     workers.start()
     for _ in range(20):
-        await workers.call("do", b"quick", limit_s=1)
-    await asyncio.gather(*(workers.call("do", b"quick", limit_s=1) for _ in range(20)))
+        await workers.call("do", b"quick", limit_s=60)
+    await asyncio.gather(*(workers.call("do", b"quick", limit_s=60) for _ in range(20)))
     assert len(launcher.started) == 1
-    await asyncio.gather(*(workers.call("do", b"slow %f" % (2.5 * GROW_S), limit_s=1) for _ in range(9)))
+    monkeypatch.setattr("rollyard.pool.GROW_S", 0.01)
+    await asyncio.gather(*(workers.call("do", b"slow 0.1", limit_s=60) for _ in range(9)))
     assert len(launcher.started) == 3
     await workers.close()
 
@@ -62,7 +66,7 @@ async def test_what_shares_a_worker_is_told_how_many_were_lost_with_it():
     async def call(content: bytes) -> None:
         async with workers.worker() as worker:
             try:
-                await worker.call("do", content, limit_s=0.1)
+                await worker.call("do", content, limit_s=60)
             except (TimeLimitExceeded, WorkerLost):
                 suspects.append(worker.suspects)
 
@@ -78,12 +82,12 @@ async def test_a_pool_gives_up_after_losses_in_a_row_and_an_answer_starts_the_co
     workers = pool(launcher, most_lost=3)
     for _ in range(4):
         for content in (b"die", b"die", b"a"):
-            await asyncio.gather(workers.call("do", content, limit_s=1), return_exceptions=True)
+            await asyncio.gather(workers.call("do", content, limit_s=60), return_exceptions=True)
     for _ in range(3):
         with pytest.raises(WorkerLost):
-            await workers.call("do", b"die", limit_s=1)
+            await workers.call("do", b"die", limit_s=60)
     with pytest.raises(WorkersUsedUp, match=r"3 workers in a row were lost .* the last: worker 0 died of it"):
-        await workers.call("do", b"a", limit_s=1)
+        await workers.call("do", b"a", limit_s=60)
     assert len(launcher.started) == 4 * 2 + 3
     await workers.close()
 
@@ -93,7 +97,7 @@ async def test_workers_that_never_begin():
     bad = ConfigError("bad", where="x", remedy="y")
     for fails, raised in ((EngineLost("no such file"), WorkersUsedUp), (late, WorkersUsedUp), (bad, ConfigError)):
         workers = pool(FakeLauncher(answer, fails), most_lost=2)
-        calls = [workers.call("do", b"a", limit_s=1) for _ in range(3)]
+        calls = [workers.call("do", b"a", limit_s=60) for _ in range(3)]
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(one) for one in found] == [raised] * 3 and str(fails) in str(found[0])
         await workers.close()
@@ -101,23 +105,24 @@ async def test_workers_that_never_begin():
 
 async def test_a_call_that_is_given_up_leaves_no_worker_at_work_on_it():
     launcher = FakeLauncher(answer)
-    workers = pool(launcher)
-    call = asyncio.create_task(workers.call("do", b"hang", limit_s=60))
-    waits = asyncio.create_task(workers.call("do", b"a", limit_s=60))
-    await asyncio.sleep(0.01)
-    waits.cancel()
-    call.cancel()
-    await asyncio.gather(call, waits, return_exceptions=True)
-    assert await workers.call("do", b"b", limit_s=1) == b"b"
-    assert launcher.started[0].killed and len(launcher.started) == 2
+    workers = pool(launcher, most_lost=2)
+    for _ in range(3):  # that many are no reason to give up: it was asked for
+        call = asyncio.create_task(workers.call("do", b"forever", limit_s=60))
+        waits = asyncio.create_task(workers.call("do", b"a", limit_s=60))
+        await asyncio.sleep(0.01)
+        waits.cancel()
+        call.cancel()
+        await asyncio.gather(call, waits, return_exceptions=True)
+    assert await workers.call("do", b"b", limit_s=60) == b"b"
+    assert [process.killed for process in launcher.started] == [True, True, True, False]
     await workers.close()
 
 
 async def test_an_idle_worker_that_dies_is_replaced_and_costs_nothing():
     launcher = FakeLauncher(answer)
     workers = pool(launcher)
-    assert await workers.call("do", b"a", limit_s=1) == b"a"
+    assert await workers.call("do", b"a", limit_s=60) == b"a"
     launcher.started[0].end("was ended by signal 9")
-    assert await workers.call("do", b"b", limit_s=1) == b"b"
+    assert await workers.call("do", b"b", limit_s=60) == b"b"
     assert len(launcher.started) == 2
     await workers.close()

@@ -15,6 +15,10 @@ class Died(Exception):
     """What a double raises that ends its process."""
 
 
+class Hung(Exception):
+    """What a double raises in the place of an answer that never comes: its time limit is over at once."""
+
+
 class FakeProcess:
     """A process in name only: it answers with `handle`, hangs when that does, and dies of Died."""
 
@@ -35,7 +39,7 @@ class FakeProcess:
         done, _ = await asyncio.wait((answer, self._end), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if answer in done and isinstance(answer.exception(), Died):
             self.end(f"died of {answer.exception()}")
-        elif answer in done:
+        elif answer in done and not isinstance(answer.exception(), Hung):
             return answer.result()
         answer.cancel()
         if self._end.done():

