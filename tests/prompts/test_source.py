@@ -174,3 +174,21 @@ def test_a_prompt_without_a_token_is_told():
     stream = Source(lambda place: (7, Row("\u200b")), lambda row: ((), row.prompt), limit=None)
     with pytest.raises(ConfigError, match="no token of prompt 7"):
         stream.take(1)
+
+
+def test_the_calculators_lessons_show_calls_and_answers_alike():
+    """A quarter with a call, then what to make of its result; else the answer at once."""
+    task = TASKS["calculator"]
+    calls = 0
+    for index in range(400):
+        problem, lessons = task.problem(3, index), task.lessons(3, index)
+        assert lessons == task.lessons(3, index) and not problem.held_out
+        call = f"[{problem.prompt[:-1]}]"
+        if len(lessons) == 2:
+            calls += 1
+            assert lessons == [(problem.prompt, call), (f"{problem.prompt}{call}{problem.answer}=", problem.answer)]
+        else:
+            assert lessons == [(problem.prompt, problem.answer)]
+        assert set("".join(map("".join, lessons))) <= set(task.alphabet)
+    assert 70 < calls < 130
+    assert TASKS["sort"].lessons(3, 0) == [(TASKS["sort"].problem(3, 0).prompt, TASKS["sort"].problem(3, 0).answer)]
