@@ -74,7 +74,6 @@ def whole() -> Report:
 def test_the_json_has_the_fields_and_values_it_promises() -> None:
     record = json.loads(whole().to_json())
     software = record.pop("software")
-    by_name = {"right": [0.5, 0.625], "late": [1.0, 1.0]}
     assert record == {
         "name": "sort",
         "model": "tiny",
