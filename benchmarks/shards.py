@@ -22,7 +22,7 @@ from rollyard.config import Config, PlaceConfig, RolloutConfig, TrainConfig
 from rollyard.hosts import HostOrder, launch_host
 from rollyard.place.child import launch
 from rollyard.place.layout import Host
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.train.group import TrainerGroup
 from rollyard.train.remote import RemoteTrainer
 from rollyard.types import Sample, Sampling, TrainBatch, WeightVersion

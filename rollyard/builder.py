@@ -29,20 +29,11 @@ from rollyard.model.architecture import Architecture
 from rollyard.place.child import Children
 from rollyard.place.inline import DeviceThread
 from rollyard.place.layout import REWARD_MODEL, Host, layout
-from rollyard.protocols import (
-    Channel,
-    Engine,
-    Environment,
-    Evidence,
-    Handoff,
-    PromptSource,
-    Publisher,
-    Receiver,
-    Scorer,
-    Spans,
-    Trainer,
-    TrainerEvidence,
-)
+from rollyard.protocols.devices import Spans
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.rollouts import Engine, Environment, PromptSource, Scorer
+from rollyard.protocols.training import Trainer
+from rollyard.protocols.weights import Evidence, Handoff, Publisher, Receiver, TrainerEvidence
 from rollyard.reward.open import Given, joined, open_functions
 from rollyard.rollout.controller import Text
 from rollyard.stations import Stations, Trainers

@@ -18,7 +18,7 @@ from rollyard.journal.folder import check_folder
 from rollyard.model.architecture import Architecture
 from rollyard.place.layout import layout
 from rollyard.prompts.open import check_prompts
-from rollyard.protocols import Environment
+from rollyard.protocols.rollouts import Environment
 from rollyard.reward.classifier import check_folder as check_classifier
 from rollyard.reward.judge import check_template, reader
 from rollyard.reward.open import Given, check_rewards

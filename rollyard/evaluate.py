@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from rollyard.episode.stage import Player
 from rollyard.events import EngineId
-from rollyard.protocols import Scorer
+from rollyard.protocols.rollouts import Scorer
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.playing import room_for
 from rollyard.rollout.seeds import completion_seed

@@ -16,7 +16,9 @@ from rollyard.model.folder import save_each
 from rollyard.model.stamp import WeightStamp
 from rollyard.model.transformer import CausalLM
 from rollyard.objective import options_of
-from rollyard.protocols import Device, ProvableTrainer, TrainerEvidence
+from rollyard.protocols.devices import Device
+from rollyard.protocols.training import ProvableTrainer
+from rollyard.protocols.weights import TrainerEvidence
 from rollyard.train.external import CANARY, PROBE, AdaptedTrainer, TrainerSetup, make
 from rollyard.types import WeightVersion
 from rollyard.weights.external import ExternalEvidence, ExternalSource

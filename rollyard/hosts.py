@@ -25,7 +25,9 @@ from rollyard.model.architecture import Architecture, base_of
 from rollyard.place import child
 from rollyard.place.inline import DeviceThread
 from rollyard.place.layout import Host
-from rollyard.protocols import Channel, Engine, Receiver
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.rollouts import Engine
+from rollyard.protocols.weights import Receiver
 from rollyard.types import WeightVersion
 from rollyard.weights.shares import worker_name
 

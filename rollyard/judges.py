@@ -15,7 +15,9 @@ from rollyard.engine.openai.client import OpenAIClient
 from rollyard.engine.openai.limits import Limits
 from rollyard.environment import judge_key, process_environment, reward_key
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Channel, Device, Scorer
+from rollyard.protocols.devices import Device
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.rollouts import Scorer
 from rollyard.reward.batched import Batched
 from rollyard.reward.judge import Answer, Judge
 from rollyard.reward.model import RemoteModel

@@ -15,7 +15,7 @@ from rollyard.advantage.compare import compare
 from rollyard.advantage.token import spread
 from rollyard.batch.sample import shards
 from rollyard.config import Config
-from rollyard.protocols import Trainer, ValueTrainer
+from rollyard.protocols.training import Trainer, ValueTrainer
 from rollyard.types import Group, TrainBatch, TrainStats, WeightVersion
 
 

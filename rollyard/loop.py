@@ -19,7 +19,7 @@ from rollyard.journal.folder import RunFolder, folder_of, make_folder
 from rollyard.journal.journal import Journal, RunRecord
 from rollyard.model.architecture import Architecture
 from rollyard.objective import told
-from rollyard.protocols import Environment
+from rollyard.protocols.rollouts import Environment
 from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Inbox, Ring, Stopped
 from rollyard.stations import Stations

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from rollyard.errors import EngineLost, RollyardError, TimeLimitExceeded, WorkerLost, WorkersUsedUp
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 
 GROW_S = 0.05  # seconds that a call waits for one of the workers there are before one more is started
 BEGINS = 3  # workers in a row that may be lost before they were ready

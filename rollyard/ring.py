@@ -48,7 +48,8 @@ from rollyard.learner import TrainerLearner
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
 from rollyard.place.mode import Schedule
-from rollyard.protocols import Engine, Environment, Learner
+from rollyard.protocols.rollouts import Engine, Environment
+from rollyard.protocols.training import Learner
 from rollyard.reward.open import Given
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy

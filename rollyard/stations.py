@@ -9,17 +9,10 @@ from dataclasses import dataclass
 from rollyard.episode.open import Player
 from rollyard.events import EngineId
 from rollyard.exchange.generation import Generation
-from rollyard.protocols import (
-    Engine,
-    Evidence,
-    Handoff,
-    PromptSource,
-    Publisher,
-    Scorer,
-    Spans,
-    Trainer,
-    TrainerEvidence,
-)
+from rollyard.protocols.devices import Spans
+from rollyard.protocols.rollouts import Engine, PromptSource, Scorer
+from rollyard.protocols.training import Trainer
+from rollyard.protocols.weights import Evidence, Handoff, Publisher, TrainerEvidence
 from rollyard.rollout.controller import Text
 from rollyard.types import EngineStats, Prompt
 

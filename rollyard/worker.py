@@ -27,16 +27,9 @@ from rollyard.objective import has_values, options_of
 from rollyard.place.bundles import Bundle, Nodes
 from rollyard.place.layout import Host, Roles
 from rollyard.prompts.open import open_prompts
-from rollyard.protocols import (
-    Device,
-    Engine,
-    Evidence,
-    PromptSource,
-    Publisher,
-    Receiver,
-    Spans,
-    TrainerEvidence,
-)
+from rollyard.protocols.devices import Device, Spans
+from rollyard.protocols.rollouts import Engine, PromptSource
+from rollyard.protocols.weights import Evidence, Publisher, Receiver, TrainerEvidence
 from rollyard.types import Prompt, Sampling, TensorInfo, WeightVersion
 from rollyard.watch.timeline import Timeline
 

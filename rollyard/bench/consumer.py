@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 
 dist: Any = torch.distributed  # its classes written in C++ have no types
 LIMIT = timedelta(seconds=120)

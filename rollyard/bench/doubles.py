@@ -15,7 +15,8 @@ from typing import cast
 from rollyard.bench.theory import PARAMETERS, STATE_BYTES, WEIGHT_BYTES, Work
 from rollyard.engine.fake import FakeEngine, Script
 from rollyard.events import EngineId
-from rollyard.protocols import Evidence, Handoff, Publisher, Trainer
+from rollyard.protocols.training import Trainer
+from rollyard.protocols.weights import Evidence, Handoff, Publisher
 from rollyard.stations import Stations
 from rollyard.types import (
     Completion,

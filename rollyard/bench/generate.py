@@ -17,7 +17,7 @@ from rollyard.bench.setting import Setting
 from rollyard.bench.turns import Tell, alternate
 from rollyard.bench.workload import QUEUE, SHAPES, Shape, Workload, build, greedy
 from rollyard.model.architecture import Architecture
-from rollyard.protocols import Engine
+from rollyard.protocols.rollouts import Engine
 
 LOAD_S = 900.0  # seconds a peer may take to load the model
 WARM_TOKENS = 4

@@ -17,7 +17,7 @@ from rollyard.bench.workload import Workload
 from rollyard.config import Config
 from rollyard.errors import EngineError, TimeLimitExceeded
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Engine
+from rollyard.protocols.rollouts import Engine
 from rollyard.types import EngineStats, FinishReason, Request, RequestId, Sampling, WeightVersion
 from rollyard.weights.in_place import InPlace
 

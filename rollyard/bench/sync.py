@@ -35,7 +35,8 @@ from rollyard.events import Rollover
 from rollyard.model.folder import tensors
 from rollyard.place.child import Child, launch
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Engine, Publisher
+from rollyard.protocols.rollouts import Engine
+from rollyard.protocols.weights import Publisher
 from rollyard.types import FinishReason, Request, RequestId, Sampling, WeightVersion
 from rollyard.weights.flat import fill, model_infos, views
 from rollyard.weights.in_place import InPlace

@@ -19,7 +19,7 @@ from rollyard.config import Config
 from rollyard.model.architecture import Architecture
 from rollyard.model.flops import Gemm, attention_flops, gemms
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Trainer
+from rollyard.protocols.training import Trainer
 from rollyard.types import (
     Completion,
     FinishReason,

@@ -33,7 +33,9 @@ from rollyard.events import Rollover
 from rollyard.model.folder import tensors
 from rollyard.place.child import Child, launch
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Channel, Engine, Publisher
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.rollouts import Engine
+from rollyard.protocols.weights import Publisher
 from rollyard.types import WeightVersion
 from rollyard.weights import relay
 from rollyard.weights.delta import Scan, apply

@@ -8,7 +8,8 @@ from time import monotonic
 from rollyard.engine import wire
 from rollyard.errors import EngineError
 from rollyard.events import Rollover, WakePart
-from rollyard.protocols import Channel, Engine
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.rollouts import Engine
 from rollyard.types import FinishReason, Request, Segment, WeightVersion
 from rollyard.watch.spans import tell, telling
 

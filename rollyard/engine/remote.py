@@ -9,7 +9,7 @@ from rollyard.engine import admission, wire
 from rollyard.engine.closing import attempt
 from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import Rollover, WakePart
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
 from rollyard.watch.spans import hear
 

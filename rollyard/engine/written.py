@@ -6,7 +6,7 @@ import hashlib
 from time import perf_counter
 
 from rollyard.model.tokenizer import StopWatcher
-from rollyard.protocols import Spans
+from rollyard.protocols.devices import Spans
 from rollyard.types import Activity, EngineStats, FinishReason, Request, Segment, WeightVersion
 from rollyard.watch.spans import Burst, activity_of
 

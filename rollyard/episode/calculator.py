@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rollyard.episode.transcript import Transcript
-from rollyard.protocols import Ask
+from rollyard.protocols.rollouts import Ask
 from rollyard.types import Prompt, Reward
 
 CALL = re.compile(r"\[([0-9]{1,6})([-+*])([0-9]{1,6})\]$")

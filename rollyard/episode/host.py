@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from rollyard.episode.load import load_environment
 from rollyard.episode.stage import Played, Stage
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.types import Asking, Prompt, Reply
 
 if TYPE_CHECKING:

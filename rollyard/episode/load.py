@@ -8,7 +8,7 @@ from typing import Any
 from rollyard.episode.calculator import Calculator
 from rollyard.errors import ConfigError
 from rollyard.functions import Function, check_takes, load_function
-from rollyard.protocols import Ask, Environment
+from rollyard.protocols.rollouts import Ask, Environment
 from rollyard.types import Prompt, Reward
 
 WHERE = "environment.name"

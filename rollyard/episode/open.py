@@ -16,7 +16,7 @@ from rollyard.episode.workers import InWorkers
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.pool import Launch
-from rollyard.protocols import Environment
+from rollyard.protocols.rollouts import Environment
 
 if TYPE_CHECKING:
     from rollyard.model.tokenizer import Tokenizer

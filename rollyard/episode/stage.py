@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rollyard.protocols import Environment
+from rollyard.protocols.rollouts import Environment
 from rollyard.types import Asking, Prompt, Reply, Reward
 
 LARGEST = 3.4028235e38  # of float32, which is what losses are computed in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollyard.protocols import Ask
+from rollyard.protocols.rollouts import Ask
 from rollyard.types import Prompt, Reply
 
 

@@ -16,7 +16,7 @@ from rollyard.episode.host import ASK, ASK_S, ORDER, PLAY, PLAYED, REPLY, STOP, 
 from rollyard.episode.stage import Answer, Played, Working
 from rollyard.errors import EngineLost, RollyardError, WorkerLost
 from rollyard.pool import Launch, Pool, Worker
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.types import Asking, Prompt, Reply, Reward
 
 GRACE_S = 2.0  # seconds in which a worker tells by itself that an environment took too long

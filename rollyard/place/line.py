@@ -23,7 +23,7 @@ from typing import Any
 
 from rollyard import errors
 from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, TimeLimitExceeded
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 
 SIZE = struct.Struct("<I")  # of a frame, written before it where frames are carried one after the other
 LIMIT = 2**30  # bytes of a frame at most

@@ -24,7 +24,7 @@ from rollyard.place.actor import Actor, Hold
 from rollyard.place.body import VERSION, Body
 from rollyard.place.bundles import Bundle, Nodes, fitting, misfit
 from rollyard.place.child import Child, launch
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 
 HERE = "local"  # Ray's own word for a cluster that is started for this process
 START_S = 120.0  # seconds that Ray may take to start

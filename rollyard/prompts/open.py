@@ -14,7 +14,7 @@ from rollyard.errors import ConfigError
 from rollyard.prompts.jsonl import read_rows
 from rollyard.prompts.source import Epochs, Render, Row, Source, Without, prompt_of
 from rollyard.prompts.tasks.task import TASKS, Task
-from rollyard.protocols import PromptSource
+from rollyard.protocols.rollouts import PromptSource
 from rollyard.types import Prompt
 
 if TYPE_CHECKING:

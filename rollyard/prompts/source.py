@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from rollyard.errors import ConfigError
-from rollyard.protocols import PromptSource
+from rollyard.protocols.rollouts import PromptSource
 from rollyard.types import Prompt
 
 Message = Mapping[str, str]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollyard.errors import ScoringError, TimeLimitExceeded
-from rollyard.protocols import Device
+from rollyard.protocols.devices import Device
 from rollyard.reward.budget import next_batch
 from rollyard.reward.classifier import Asked, Row
 from rollyard.types import Activity, Completion, Prompt, Reward

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollyard.errors import ConfigError
-from rollyard.protocols import Scorer
+from rollyard.protocols.rollouts import Scorer
 from rollyard.reward.verdict import LARGEST
 from rollyard.types import Completion, Prompt, Reward
 

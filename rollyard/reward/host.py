@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from rollyard.environment import take_python_variables
 from rollyard.functions import load_function
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.reward import origin
 from rollyard.reward.function import WHERE, Takes, batch_columns
 from rollyard.reward.verdict import number_of

@@ -9,7 +9,8 @@ from pydantic import TypeAdapter
 
 from rollyard.config import RewardModelConfig
 from rollyard.errors import ConfigError, EngineLost, ScoringError, TimeLimitExceeded
-from rollyard.protocols import Channel, Spans
+from rollyard.protocols.devices import Spans
+from rollyard.protocols.processes import Channel
 from rollyard.reward.batched import Batched
 from rollyard.reward.classifier import Asked
 from rollyard.types import Activity, Completion, Prompt, Reward

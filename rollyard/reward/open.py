@@ -11,7 +11,7 @@ from pathlib import Path
 from rollyard.config import BUILT_IN, Config, RewardConfig
 from rollyard.errors import ConfigError
 from rollyard.pool import Launch
-from rollyard.protocols import Scorer
+from rollyard.protocols.rollouts import Scorer
 from rollyard.reward import shipped
 from rollyard.reward.combine import Combined, Part, check_parts
 from rollyard.reward.direct import Direct

@@ -29,7 +29,7 @@ from rollyard.events import (
     Scored,
     SegmentArrived,
 )
-from rollyard.protocols import Engine, PromptSource, Scorer
+from rollyard.protocols.rollouts import Engine, PromptSource, Scorer
 from rollyard.types import Activity, Completion, FinishReason, Request, RequestId, Reward, Segment, VersionSpan
 from rollyard.watch.timeline import Phase, Timeline
 

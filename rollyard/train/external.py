@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rollyard.config import TrainConfig
 from rollyard.errors import CheckpointError, ConfigError, RollyardError, TrainError
 from rollyard.functions import Function, check_takes, load_function
-from rollyard.protocols import Device, ExternalTrainer
+from rollyard.protocols.devices import Device
+from rollyard.protocols.training import ExternalTrainer
 from rollyard.types import Activity, TrainBatch, TrainStats, WeightVersion
 
 if TYPE_CHECKING:

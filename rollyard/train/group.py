@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from rollyard.errors import RanksApart, TrainerLost, TrainError
-from rollyard.protocols import ValueTrainer
+from rollyard.protocols.training import ValueTrainer
 from rollyard.types import TrainBatch, TrainStats, WeightVersion
 
 SETTLE_S = 1.0  # seconds that the others have to say what they met, once one has failed

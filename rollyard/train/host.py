@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.protocols import Channel, Spans, Trainer
+from rollyard.protocols.devices import Spans
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.training import Trainer
 from rollyard.train import wire
 from rollyard.train.group import Member
 from rollyard.watch.spans import tell

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rollyard.errors import NonFinite, RanksApart, TrainError
 from rollyard.meeting import failure, held_store, new_group, own_address, store_at
-from rollyard.protocols import Device, Spans
+from rollyard.protocols.devices import Device, Spans
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollyard.errors import CheckpointError, ConfigError, EngineLost, RollyardError, TimeLimitExceeded, TrainerLost, TrainError
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.train import wire
 from rollyard.types import TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.spans import hear

@@ -17,7 +17,7 @@ from rollyard.errors import CheckpointError, NonFinite, TrainError
 from rollyard.model.folder import save, whole_tensors
 from rollyard.model.shards import exhaust
 from rollyard.model.transformer import CausalLM
-from rollyard.protocols import Device
+from rollyard.protocols.devices import Device
 from rollyard.train.gradients import Copies, Gradients, Shards
 from rollyard.train.learn import learn, look, policy_logprobs
 from rollyard.train.loss import Denominators, Known, needs_rows, of_rows, part_loss, token_sums

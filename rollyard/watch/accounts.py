@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO
 
-from rollyard.protocols import Spans
+from rollyard.protocols.devices import Spans
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import DeviceTime, Lane, PoolTime, account
 from rollyard.watch.timeline import Phase, Timeline

@@ -10,7 +10,7 @@ from rollyard.events import Event, Finish, Instruction, Score, Scored, Train
 from rollyard.journal.journal import Journal
 from rollyard.model.architecture import Architecture
 from rollyard.model.machine import Machine
-from rollyard.protocols import Sink
+from rollyard.protocols.devices import Sink
 from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.accounts import Accounts
 from rollyard.watch.report import Counts, Filtering, Finished, Report, ReportBuilder, TokenLedger, Usage

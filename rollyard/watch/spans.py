@@ -17,7 +17,8 @@ from typing import Final, ParamSpec, TypeVar
 from pydantic import TypeAdapter
 
 from rollyard.errors import EngineLost
-from rollyard.protocols import Channel, Spans
+from rollyard.protocols.devices import Spans
+from rollyard.protocols.processes import Channel
 from rollyard.types import Activity, Interval
 
 MESSAGE: Final = 4096  # intervals told at once, about 200 kB

@@ -18,7 +18,7 @@ from torch import Tensor
 from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.meeting import held_store
-from rollyard.protocols import Device
+from rollyard.protocols.devices import Device
 from rollyard.types import Activity, Manifest, Sent, WeightVersion
 from rollyard.weights.delta import Bases, Frame, Scan
 from rollyard.weights.flat import fill, marked, once_more, views

@@ -20,7 +20,7 @@ from torch import Tensor
 from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.model.folder import infos, save_each, weight_files, write_folder, write_tensors
-from rollyard.protocols import Device
+from rollyard.protocols.devices import Device
 from rollyard.types import Activity, Manifest, Sent, TensorInfo, WeightVersion
 from rollyard.weights.delta import Bases, Changes, Frame, Scan, apply, catch_up
 from rollyard.weights.flat import Prepared, check, fill, marked, once_more, taken, views

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rollyard.events import EngineId
 from rollyard.model.transformer import CausalLM
-from rollyard.protocols import Answers, Device
+from rollyard.protocols.devices import Device
+from rollyard.protocols.weights import Answers
 from rollyard.types import Activity, Baseline, Finding, Judged, Probed, Verdict, WeightVersion
 from rollyard.weights import canary, probe
 from rollyard.weights.record import record

@@ -18,7 +18,8 @@ from rollyard.model.architecture import Architecture
 from rollyard.model.folder import tensors
 from rollyard.model.stamp import WeightStamp
 from rollyard.model.transformer import CausalLM
-from rollyard.protocols import Device, ExternalTrainer, ProvableTrainer
+from rollyard.protocols.devices import Device
+from rollyard.protocols.training import ExternalTrainer, ProvableTrainer
 from rollyard.types import TensorInfo, WeightVersion
 from rollyard.weights import evidence, probe
 from rollyard.weights.canary import Shares

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rollyard.events import EngineId
 from rollyard.meeting import dist, failure, new_group
-from rollyard.protocols import Spans
+from rollyard.protocols.devices import Spans
 from rollyard.types import Activity
 from rollyard.weights import relay
 from rollyard.weights.delta import Bucket, Frame

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from rollyard.protocols import Device, Publisher, Receiver
+from rollyard.protocols.devices import Device
+from rollyard.protocols.weights import Publisher, Receiver
 from rollyard.types import Activity, Handed, Manifest, WeightVersion
 from rollyard.weights.flat import fill, replacing
 from rollyard.weights.layout import Layout

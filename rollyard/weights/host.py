@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from rollyard.protocols import Channel, Handoff, Publisher, TrainerEvidence
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.weights import Handoff, Publisher, TrainerEvidence
 from rollyard.weights import wire
 
 

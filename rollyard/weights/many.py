@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rollyard.events import EngineId
-from rollyard.protocols import Answers, Evidence, Publisher
+from rollyard.protocols.weights import Answers, Evidence, Publisher
 from rollyard.types import Baseline, Finding, Judged, Manifest, Probed, Sent, WeightVersion
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from torch import Tensor
 from rollyard.errors import WeightSyncError
 from rollyard.model.adapter import merge
 from rollyard.model.stamp import WeightStamp
-from rollyard.protocols import Receiver
+from rollyard.protocols.weights import Receiver
 from rollyard.types import Manifest, WeightVersion
 from rollyard.weights.flat import replacing
 from rollyard.weights.words import named

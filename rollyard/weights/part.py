@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rollyard.errors import WeightSyncError
 from rollyard.events import EngineId
 from rollyard.model.shards import exhaust
-from rollyard.protocols import Device
+from rollyard.protocols.devices import Device
 from rollyard.types import Activity, Manifest, WeightVersion
 from rollyard.weights.source import Source
 

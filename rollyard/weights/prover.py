@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from rollyard.errors import EngineLost, WeightSyncError
 from rollyard.events import EngineId
-from rollyard.protocols import Evidence
+from rollyard.protocols.weights import Evidence
 from rollyard.types import Answer, Canary, Completion, Finding, Judged, Request, RequestId, Sampling, Verdict, WeightVersion
 from rollyard.weights.words import named
 

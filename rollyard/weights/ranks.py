@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from rollyard.errors import RanksApart, WeightSyncError
 from rollyard.events import EngineId
-from rollyard.protocols import Answers, Evidence, Publisher
+from rollyard.protocols.weights import Answers, Evidence, Publisher
 from rollyard.types import Baseline, Finding, Judged, Manifest, Probed, Sent, WeightVersion
 from rollyard.weights.words import named
 

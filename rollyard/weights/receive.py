@@ -15,7 +15,7 @@ from torch import Tensor
 from rollyard.errors import RollyardError, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.meeting import own_address, store_at
-from rollyard.protocols import Spans
+from rollyard.protocols.devices import Spans
 from rollyard.types import Manifest, TensorInfo, WeightVersion
 from rollyard.weights import broadcast, relay
 from rollyard.weights.delta import Changes, Frame, apply, catch_up

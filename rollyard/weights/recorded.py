@@ -15,7 +15,8 @@ from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.model.architecture import Architecture
 from rollyard.model.folder import load
-from rollyard.protocols import Answers, Device
+from rollyard.protocols.devices import Device
+from rollyard.protocols.weights import Answers
 from rollyard.types import Baseline, Finding, Judged, Manifest, Probed, Sent, WeightVersion
 from rollyard.weights import probe
 from rollyard.weights.canary import least_limit

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rollyard.errors import EngineLost, RollyardError, TimeLimitExceeded, TrainerLost, TrainError, WeightSyncError
 from rollyard.events import EngineId
-from rollyard.protocols import Answers, Channel, Handoff
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.weights import Answers, Handoff
 from rollyard.types import Baseline, Finding, Handed, Judged, Manifest, Probed, Sent, WeightVersion
 from rollyard.weights import wire
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rollyard.errors import WeightSyncError
 from rollyard.events import EngineId
-from rollyard.protocols import Device
+from rollyard.protocols.devices import Device
 from rollyard.types import Activity, Manifest, Sent, TensorInfo, WeightVersion
 from rollyard.weights.delta import Changes, Scan, catch_up
 from rollyard.weights.flat import Prepared, check, fill, marked, once_more, taken, views

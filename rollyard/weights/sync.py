@@ -16,7 +16,8 @@ from typing import Any
 from rollyard import events as ev
 from rollyard.config import WeightsConfig
 from rollyard.errors import EngineError, EngineLost, WeightSyncError
-from rollyard.protocols import Engine, Publisher
+from rollyard.protocols.rollouts import Engine
+from rollyard.protocols.weights import Publisher
 from rollyard.types import WeightVersion
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.timeline import Phase, Timeline

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rollyard.events import EngineId
 from rollyard.model.architecture import Architecture
-from rollyard.protocols import Publisher
+from rollyard.protocols.weights import Publisher
 from rollyard.types import Manifest, Sent, WeightVersion
 from rollyard.weights.shares import shares, worker_name
 

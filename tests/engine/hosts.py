@@ -6,7 +6,7 @@ import os
 
 from rollyard.engine.fake import FakeEngine, Script
 from rollyard.engine.host import serve
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.types import Request
 
 

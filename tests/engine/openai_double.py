@@ -21,7 +21,7 @@ from aiohttp import web
 
 from rollyard.errors import RequestRejected
 from rollyard.model.tokenizer import Tokenizer
-from rollyard.protocols import Engine
+from rollyard.protocols.rollouts import Engine
 from rollyard.types import FinishReason, Request, RequestId, Sampling, Segment
 from tests.engine.embedded.serving import Reference, serving
 

@@ -12,7 +12,7 @@ import pytest
 from rollyard.engine.fake import END, FakeEngine, OnLoad, Script, by_seed
 from rollyard.errors import EngineError, EngineLost, RequestRejected, WeightSyncError
 from rollyard.events import Rollover, WakePart
-from rollyard.protocols import Engine
+from rollyard.protocols.rollouts import Engine
 from rollyard.types import Activity, FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion
 
 V0, V1 = WeightVersion(0), WeightVersion(1)

@@ -25,7 +25,7 @@ from rollyard.exchange.agreed import FORMAT
 from rollyard.exchange.generation import Generation
 from rollyard.place.inline import DeviceThread
 from rollyard.prompts.source import Without
-from rollyard.protocols import Evidence, TrainerEvidence
+from rollyard.protocols.weights import Evidence, TrainerEvidence
 from rollyard.stations import Stations, Trainers
 from rollyard.training import Training
 from rollyard.types import Request, TrainBatch, TrainStats, WeightVersion

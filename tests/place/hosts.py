@@ -11,7 +11,7 @@ import time
 
 import rollyard
 from rollyard.errors import ConfigError, WeightSyncError
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 
 
 async def helpful(channel: Channel, order: bytes) -> None:

@@ -32,7 +32,7 @@ from rollyard.place.bundles import Bundle
 from rollyard.place.child import Children
 from rollyard.place.inline import DeviceThread
 from rollyard.place.ray import Actor, Cluster
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.types import Request, RequestId, Sampling, WeightVersion
 from rollyard.weights.checkpoint import CheckpointPublisher
 from rollyard.weights.source import OwnSource

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rollyard.errors import ConfigError
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.reward.batched import Batched
 from rollyard.reward.classifier import Asked, Row
 from rollyard.reward.model import serve

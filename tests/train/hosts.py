@@ -16,7 +16,7 @@ from rollyard.config import TrainConfig
 from rollyard.model.folder import load
 from rollyard.place.child import Child, launch
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.train.group import TrainerGroup
 from rollyard.train.host import serve_member
 from rollyard.train.reference import Reference

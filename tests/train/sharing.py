@@ -18,7 +18,7 @@ from rollyard import hosts, worker
 from rollyard.config import AdvantageConfig, Config, PlaceConfig, RolloutConfig, TrainConfig, WeightsConfig
 from rollyard.place.child import Child, launch
 from rollyard.place.layout import Host
-from rollyard.protocols import Channel
+from rollyard.protocols.processes import Channel
 from rollyard.train.group import TrainerGroup
 from rollyard.train.ranks import Ranks
 from rollyard.train.remote import RemoteTrainer

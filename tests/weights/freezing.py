@@ -15,7 +15,7 @@ from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.remote import RemoteEngine
 from rollyard.events import EngineId, Rollover
 from rollyard.place.child import Child, launch
-from rollyard.protocols import Publisher
+from rollyard.protocols.weights import Publisher
 from rollyard.types import Completion, FinishReason, Request, WeightVersion
 from tests.engine.embedded.serving import collect
 from tests.weights.hosts import config

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rollyard.model.stamp import WeightStamp
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Channel, Publisher, Receiver
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.weights import Publisher, Receiver
 from rollyard.types import WeightVersion
 from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.handoff import StateHandoff

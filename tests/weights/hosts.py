@@ -15,7 +15,8 @@ from rollyard import hosts, worker
 from rollyard.config import Config, EngineConfig, PlaceConfig, WeightsConfig
 from rollyard.model.folder import load
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Channel, Receiver
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.weights import Receiver
 from rollyard.types import Manifest, WeightVersion
 from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.checkpoint import CheckpointPublisher

@@ -14,7 +14,7 @@ import torch
 from rollyard.errors import WeightSyncError
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Publisher, Receiver
+from rollyard.protocols.weights import Publisher, Receiver
 from rollyard.types import Manifest, WeightVersion
 from rollyard.weights.broadcast import BroadcastPublisher
 from rollyard.weights.checkpoint import CheckpointPublisher, CheckpointReceiver

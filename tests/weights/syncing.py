@@ -16,7 +16,7 @@ from rollyard.config import WeightsConfig
 from rollyard.engine.fake import FakeEngine
 from rollyard.model.folder import load
 from rollyard.model.transformer import CausalLM
-from rollyard.protocols import Receiver
+from rollyard.protocols.weights import Receiver
 from rollyard.rollout.controller import Controller
 from rollyard.types import Manifest, Request, RequestId, Sampling, Sent, WeightVersion
 from rollyard.watch.timeline import Timeline

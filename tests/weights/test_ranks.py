@@ -14,7 +14,7 @@ from rollyard.errors import TrainerLost, WeightSyncError
 from rollyard.model.folder import load, tensors
 from rollyard.model.shards import Whole
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Evidence
+from rollyard.protocols.weights import Evidence
 from rollyard.train.group import TrainerGroup
 from rollyard.types import Baseline, Manifest, WeightVersion
 from rollyard.weights.broadcast import BroadcastPublisher

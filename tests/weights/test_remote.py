@@ -19,8 +19,8 @@ from rollyard.model.folder import load
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
 from rollyard.place.link import Link
-from rollyard.protocols import Evidence as AnyEvidence
-from rollyard.protocols import Publisher
+from rollyard.protocols.weights import Evidence as AnyEvidence
+from rollyard.protocols.weights import Publisher
 from rollyard.types import Verdict, WeightVersion
 from rollyard.watch.timeline import Timeline
 from rollyard.weights import canary

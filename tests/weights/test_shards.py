@@ -13,7 +13,7 @@ from rollyard.bench.memory import memory, reset_peak
 from rollyard.errors import TrainerLost, TrainError, WeightSyncError
 from rollyard.model.folder import load
 from rollyard.model.transformer import CausalLM
-from rollyard.protocols import Receiver
+from rollyard.protocols.weights import Receiver
 from rollyard.types import Verdict, WeightVersion
 from rollyard.weights.prover import Prover
 from tests.tiny import tiny_folder

@@ -22,7 +22,8 @@ from rollyard.errors import ConfigError, EngineError, EngineLost, WeightSyncErro
 from rollyard.events import Rollover, WakePart
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
-from rollyard.protocols import Device, Receiver, Spans
+from rollyard.protocols.devices import Device, Spans
+from rollyard.protocols.weights import Receiver
 from rollyard.types import (
     Activity,
     Capabilities,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 from rollyard.engine.sglang.event import News
-from rollyard.protocols import Spans
+from rollyard.protocols.devices import Spans
 from rollyard.types import Activity, EngineStats, Request
 from rollyard.watch.spans import Burst, activity_of
 

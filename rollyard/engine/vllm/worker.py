@@ -37,7 +37,7 @@ from rollyard.engine.vllm.reads import Reads, beyond, share_bytes
 from rollyard.environment import owned
 from rollyard.errors import RollyardError, WeightSyncError
 from rollyard.model import adapter
-from rollyard.protocols import Receiver
+from rollyard.protocols.weights import Receiver
 from rollyard.types import Manifest, Slice, WeightVersion
 
 BACKEND = "rollyard"

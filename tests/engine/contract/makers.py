@@ -34,7 +34,8 @@ from rollyard.model.folder import load
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Engine, Publisher
+from rollyard.protocols.rollouts import Engine
+from rollyard.protocols.weights import Publisher
 from rollyard.types import Manifest, Request, WeightVersion
 from rollyard.weights.checkpoint import CheckpointPublisher, CheckpointReceiver
 from rollyard.weights.flat import model_infos

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from rollyard.events import Rollover, WakePart
-from rollyard.protocols import Engine
+from rollyard.protocols.rollouts import Engine
 from rollyard.types import FinishReason, Request, RequestId, Sampling, Segment, VersionSpan, WeightVersion
 from tests.engine.contract.makers import Maker, Served
 

@@ -12,7 +12,7 @@ import pytest
 
 from rollyard import events as ev
 from rollyard.errors import EngineError
-from rollyard.protocols import Engine
+from rollyard.protocols.rollouts import Engine
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy

@@ -17,7 +17,8 @@ from rollyard.model.folder import load
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Engine, Receiver
+from rollyard.protocols.rollouts import Engine
+from rollyard.protocols.weights import Receiver
 from rollyard.types import FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion
 from tests.compiler import needs_compiler
 

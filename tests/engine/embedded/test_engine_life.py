@@ -17,7 +17,7 @@ from rollyard.model.folder import load
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Engine
+from rollyard.protocols.rollouts import Engine
 from rollyard.types import FinishReason, RequestId, WeightVersion
 from tests.compiler import needs_compiler
 from tests.engine.embedded.serving import InPlace, Reference, Written, answers, ask, change, collect, serving

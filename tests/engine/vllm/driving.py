@@ -26,7 +26,7 @@ from rollyard.hosts import interpreter
 from rollyard.layers import resolve
 from rollyard.place.child import launch
 from rollyard.place.inline import DeviceThread
-from rollyard.protocols import Publisher
+from rollyard.protocols.weights import Publisher
 from rollyard.types import Completion, FinishReason, Manifest, Request, Segment, VersionSpan, WeightVersion
 from tests.engine.embedded.serving import Written, answers
 from tests.tiny import tiny_folder

@@ -13,7 +13,8 @@ from rollyard import hosts
 from rollyard.engine.host import serve as serve_engine
 from rollyard.engine.vllm.engine import VllmEngine
 from rollyard.model.architecture import Architecture
-from rollyard.protocols import Channel, Receiver
+from rollyard.protocols.processes import Channel
+from rollyard.protocols.weights import Receiver
 from rollyard.types import Manifest, WeightVersion
 from tests.weights.hosts import Freezing
 

@@ -20,7 +20,7 @@ from rollyard.environment import process_environment
 from rollyard.errors import ConfigError, EngineLost
 from rollyard.events import Rollover
 from rollyard.hosts import interpreter
-from rollyard.protocols import Engine
+from rollyard.protocols.rollouts import Engine
 from rollyard.types import RequestId, WeightVersion
 from tests.engine.embedded.serving import answers, ask
 from tests.engine.vllm.driving import WINDOW, configured, driving, gone, group_of, model_folder, root
