@@ -17,8 +17,13 @@ def correction_of(config: Config) -> str:
     """
     if config.train.correction != "auto":
         return config.train.correction
-    apart = config.rollout.max_staleness > 0 or config.engine.kind != "embedded"
+    apart = config.rollout.max_staleness > 0 or not own_engine(config)
     return "truncate" if apart else "none"
+
+
+def own_engine(config: Config) -> bool:
+    """Do our own engines write, which compute what the trainer computes?"""
+    return config.engine.kind == "embedded"
 
 
 def options_of(config: Config) -> TrainConfig:
@@ -32,7 +37,12 @@ def has_values(config: Config) -> bool:
 
 
 def told(config: Config, size: int) -> str:
-    """For the report. `size`: bytes of all that is trained of the policy. Example: ppo, truncate at 2 (auto)."""
+    """For the report. `size`: bytes of all that is trained of the policy. Example: ppo, truncate at 2 (auto).
+
+    Nothing where another job trains: by what options, this one does not know.
+    """
+    if config.exchange.folder:
+        return ""
     train, correction = config.train, correction_of(config)
     parts: list[str] = [train.loss]
     if correction != "none":

@@ -68,5 +68,6 @@ def test_it_is_told() -> None:
     masked = {"train.correction": "mask", "train.correction_floor": 0.5, "train.correction_level": "sequence"}
     made = config(**masked | {"train.loss": "gspo", "train.minibatches": 4, "advantage.kind": "gae"})
     assert told(made, 1000) == "gspo, mask by rows at 0.5 and 2, 4 minibatches, a value head" and has_values(made)
+    assert told(config(**STALE | {"exchange.folder": "shared"}), 1000) == "", "another job trains, and has options of its own"
     shared = APART | {"train.kl": 0.01, "train.shard": True, "place.train": 2}
     assert told(config(**shared), 5_400_000) == "ppo, KL 0.01 (k3) to the first policy, 2,700,000 bytes beside each trainer"

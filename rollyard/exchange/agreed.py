@@ -15,8 +15,9 @@ from rollyard.errors import ConfigError
 from rollyard.exchange.files import read_whole, write_whole
 from rollyard.exchange.folder import Folder, Job
 from rollyard.model.architecture import Architecture
+from rollyard.objective import own_engine
 
-FORMAT = 3
+FORMAT = 4
 SAMPLING = ("group_size", "groups_per_step", "max_tokens", "temperature", "top_p", "top_k", "stop", "ignore_eos")
 PROMPTS = ("field", "held_out", "shuffle", "epochs", "chat", "options", "system")
 
@@ -28,6 +29,9 @@ def agreed(config: Config, architecture: Architecture, job: Job) -> Agreed:
     """What this job must keep to. Only the generation job reads the prompts."""
     found: Agreed = {"format": FORMAT, "run.seed": config.run.seed, "model.dtype": config.model.dtype}
     found |= {f"rollout.{name}": getattr(config.rollout, name) for name in SAMPLING}
+    # what `train.correction auto` is decided by: the training job must not take for exact what the other writes
+    found["rollout.max_staleness"] = config.rollout.max_staleness
+    found["engine.kind (our own)"] = own_engine(config)
     found["advantage.overlong"] = config.advantage.overlong  # one job leaves out what was cut, the other counts it so
     found["prompts.task"] = config.prompts.task
     found["model.path"] = "a folder" if config.model.path else ""  # which may have another name on another machine

@@ -190,7 +190,7 @@ class Report:
     filtering: Filtering = field(default_factory=Filtering)
     staleness: Mapping[int, int] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
-    objective: str = ""  # what was learnt from a batch: loss, correction, reference policy
+    objective: str = ""  # what was learnt from a batch: loss, correction, reference policy; empty: another job trains
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a cluster: where each host was, the last one last
 
     def to_json(self) -> str:

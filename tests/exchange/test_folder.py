@@ -158,6 +158,8 @@ def own(config_: Config, job: Job) -> dict[str, object]:
         ({"rollout__groups_per_step": 3}, "rollout.groups_per_step"),
         ({"rollout__stop": "a,b"}, "rollout.stop"),
         ({"advantage__overlong": "mask"}, "advantage.overlong"),
+        ({"place__placement": "async", "rollout__max_staleness": 2}, "rollout.max_staleness"),
+        ({"place__placement": "separate", "engine__kind": "vllm"}, "engine.kind (our own)"),
         ({"warmup__width": 96}, "warmup.width"),
         ({"warmup__steps": 99}, "warmup.steps"),
         ({"model__dtype": "bfloat16"}, "model.dtype"),
