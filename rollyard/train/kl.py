@@ -12,7 +12,7 @@ the loss but taken from the token's advantage, as a penalty in the reward is; th
 KL(policy | reference). k3 added to the loss (as in GRPO, https://arxiv.org/abs/2402.03300, equation 4) has the gradient of
 KL(reference | policy). All are of each token's own distribution, after what the policy had written: what a token does to
 later ones is in none of them. k1 is clipped and weighed with the advantage; k2 and k3 are not, and a token counts in them as
-`train.aggregation` says.
+`train.aggregation` says. In k3 an r below -20 counts as -20 and has no gradient: float32 has no e^100.
 """
 
 from __future__ import annotations
@@ -28,4 +28,7 @@ def estimate(new: Tensor, reference: Tensor, config: TrainConfig) -> Tensor:
     ratio = new - reference
     if config.kl_kind == "k1":
         return ratio
-    return ratio.square() / 2 if config.kl_kind == "k2" else limited(-ratio).exp() - 1 + ratio
+    if config.kl_kind == "k2":
+        return ratio.square() / 2
+    inverse = limited(-ratio)  # in both terms, else what is left of the gradient beyond the limit points away from the reference
+    return inverse.exp() - 1 - inverse

@@ -22,7 +22,7 @@ from rollyard.types import Sample
 
 
 class Kind(NamedTuple):
-    """A policy loss: see the module of its name."""
+    """A policy loss: see the module of its name. What it is given are log ratios without a limit."""
 
     loss: Callable[[Tensor, Tensor, Tensor, TrainConfig], Tensor]
     clipped: Callable[[Tensor, Tensor, TrainConfig], Tensor]
@@ -126,7 +126,7 @@ def part_loss(new: Tensor, known: Known, part: slice, config: TrainConfig) -> Te
     if log_weight is not None:
         weights = weights * importance(log_weight, config)
     advantages = _advantages(new, known, part, config)
-    loss = (KINDS[config.loss].loss(new, limited(log_ratio), advantages, config) * weights).sum()
+    loss = (KINDS[config.loss].loss(new, log_ratio, advantages, config) * weights).sum()
     if known.reference is not None and config.kl_kind != "k1":
         loss = loss + config.kl * (kl.estimate(new, known.reference[part], config) * own).sum()
     return loss
@@ -147,7 +147,7 @@ def token_sums(new: Tensor, known: Known, config: TrainConfig) -> TokenSums:
     gap = ((new if known.proximal is None else known.proximal) - known.behaviour).abs()
     cut_off = log_ratio > LIMIT if log_weight is None else cut(log_weight, config) | (log_ratio > LIMIT)
     kl_ = new.new_zeros(()) if known.reference is None else kl.estimate(new, known.reference, config)
-    clipped = KINDS[config.loss].clipped(limited(log_ratio), advantages, config)
+    clipped = KINDS[config.loss].clipped(log_ratio, advantages, config)
     return TokenSums(
         loss=part_loss(new, known, everything, config).double(),
         clipped=clipped.sum(),

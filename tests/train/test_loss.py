@@ -168,12 +168,14 @@ def test_the_decoupled_objective_by_hand() -> None:
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
 @pytest.mark.parametrize("correction", ["none", "truncate", "mask"])
 def test_a_ratio_that_overflows_is_a_number_and_is_told(loss: str, correction: str) -> None:
-    """exp(100) is none in float32. Such a token has no slope, or a bounded one; the gap says how far it was."""
+    """exp(100) is none in float32. Beyond e^20 a ratio has no slope, a logprob (cispo) has its own; the gap tells how far."""
     new, config = torch.tensor([100.0, 0.0]), corrected(correction, loss=loss)
     for advantage in (1.0, -1.0):
         about = known([advantage, advantage], trained=(1, 1))
         value, gradient = slopes(new, about, config)
         assert math.isfinite(value) and all(map(math.isfinite, gradient))
+        if correction == "none":
+            assert gradient == pytest.approx([-1.3 * advantage if loss == "cispo" else 0.0, -advantage])
         sums = token_sums(new, about, config)
         assert sums.gap_max.item() == 100.0 and sums.truncated.item() == 1
         assert sums.ratios.tolist() == [pytest.approx(math.exp(20)), 1.0]
@@ -209,6 +211,22 @@ def test_what_each_estimator_teaches() -> None:
     for kind, expected in (("k1", [c * r, -c * r]), ("k2", [c * r, -c * r]), ("k3", [c * 0.5, -c])):
         _, gradient = slopes(new, about, CLIP.model_copy(update={"kl": c, "kl_kind": kind}))
         assert gradient == pytest.approx([value / 2 for value in expected]), kind
+
+
+def test_no_estimator_drives_away_however_far_the_reference_is() -> None:
+    """k3 on both sides of 20 nats below: e^20 - 1 - 20 at most, with a gradient below 0 or none. Above, and in k2, no limit."""
+    config, most = CLIP.model_copy(update={"kl": 1.0, "kl_kind": "k3"}), math.exp(20) - 21
+    for r, value, slope in (
+        (-19.0, math.exp(19) - 20, 1 - math.exp(19)),
+        (-20.5, most, 0.0),
+        (-100.0, most, 0.0),
+        (100.0, 99.0, 1.0),
+    ):
+        about = known([0.0], behaviour=[r], reference=[0.0])
+        loss, gradient = slopes(torch.tensor([r]), about, config)
+        assert loss == pytest.approx(value, rel=1e-6) and gradient == pytest.approx([slope], rel=1e-6)
+        loss, gradient = slopes(torch.tensor([r]), about, config.model_copy(update={"kl_kind": "k2"}))
+        assert loss == pytest.approx(r * r / 2) and gradient == pytest.approx([r])
 
 
 def test_expected_gradients_are_those_of_the_divergences() -> None:

@@ -11,15 +11,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from rollyard.config import TrainConfig
+from rollyard.train.correction import limited
 
 
 def loss(new: Tensor, log_ratio: Tensor, advantages: Tensor, config: TrainConfig) -> Tensor:
     """All `[tokens]` float32; the gradient is in `new`."""
-    weight = log_ratio.detach().exp().clamp(1 - config.clip_low, 1 + config.clip_high)
+    weight = limited(log_ratio.detach()).exp().clamp(1 - config.clip_low, 1 + config.clip_high)
     return -weight * advantages * new
 
 
 def clipped(log_ratio: Tensor, advantages: Tensor, config: TrainConfig) -> Tensor:
     """`[tokens]` bool: whose weight was, on either side; nothing is where there is no advantage."""
-    ratio = log_ratio.exp()
+    ratio = limited(log_ratio).exp()
     return (advantages != 0) & ((ratio > 1 + config.clip_high) | (ratio < 1 - config.clip_low))

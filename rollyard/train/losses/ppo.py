@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from rollyard.config import TrainConfig
+from rollyard.train.correction import limited
 
 
 def loss(new: Tensor, log_ratio: Tensor, advantages: Tensor, config: TrainConfig) -> Tensor:
     """All `[tokens]` float32; the gradient is in `log_ratio`."""
-    ratio = log_ratio.exp()
+    ratio = limited(log_ratio).exp()
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
 def clipped(log_ratio: Tensor, advantages: Tensor, config: TrainConfig) -> Tensor:
     """`[tokens]` bool: beyond the bound on the side where the minimum takes it, so without a gradient."""
-    ratio = log_ratio.exp()
+    ratio = limited(log_ratio).exp()
     return torch.where(advantages > 0, ratio > 1 + config.clip_high, (advantages < 0) & (ratio < 1 - config.clip_low))
