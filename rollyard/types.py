@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+LARGEST = 3.4028235e38  # of float32, which is what losses are computed in
+
 
 class FinishReason(StrEnum):
     """Why a completion ended. A closed set: every engine maps its own words onto these."""

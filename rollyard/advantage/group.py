@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rollyard.config import AdvantageConfig
+from rollyard.errors import TrainError
+from rollyard.types import LARGEST
 
 
 def grpo(rewards: Sequence[float], config: AdvantageConfig) -> list[float]:
@@ -46,6 +48,13 @@ def divide(values: Sequence[float], scale: float, config: AdvantageConfig) -> li
     freedom = max(1, len(values) - (config.std == "sample"))
     std = math.sqrt(math.fsum(value * value for value in values) / freedom)
     return [value / (std + config.eps / scale) for value in values]
+
+
+def check_range(numbers: Iterable[float]) -> None:
+    """Raises TrainError for the first that float32, which losses are computed in, does not hold."""
+    beyond = next((number for number in numbers if not abs(number) <= LARGEST), None)
+    if beyond is not None:
+        raise TrainError(f"an advantage of {beyond:g} is no finite float32 number: use smaller rewards")
 
 
 def centred(numbers: Sequence[float]) -> tuple[list[float], float]:

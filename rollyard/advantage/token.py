@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rollyard.advantage.group import whiten
+from rollyard.advantage.group import check_range, whiten
 from rollyard.config import AdvantageConfig
 from rollyard.errors import TrainError
 from rollyard.types import Sample, TrainBatch
@@ -49,7 +49,7 @@ def spread(shards: Sequence[TrainBatch], values: Values, config: AdvantageConfig
         shards: whose samples have the reward in place of the advantage, on every trained token.
         values: of the same samples.
 
-    Raises TrainError when a value is not finite.
+    Raises TrainError when a value is not finite, and for an advantage beyond float32.
     """
     if not all(math.isfinite(value) for own in values for row in own for value in row):
         raise TrainError("the value head expects what is not finite")
@@ -58,8 +58,9 @@ def spread(shards: Sequence[TrainBatch], values: Values, config: AdvantageConfig
         for batch, own in zip(shards, values, strict=True)
         for sample, row in zip(batch.samples, own, strict=True)
     ]
-    each = iter(rows)
-    white = iter(whiten([advantage for _, found in rows for advantage in found], config))
+    whitened = whiten([advantage for _, found in rows for advantage in found], config)
+    check_range(whitened)
+    each, white = iter(rows), iter(whitened)
 
     def filled(micro: Sequence[Sample]) -> tuple[Sample, ...]:
         return tuple(_filled(sample, *next(each), white) for sample in micro)

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollyard.protocols.rollouts import Environment
-from rollyard.types import Asking, Prompt, Reply, Reward
+from rollyard.types import LARGEST, Asking, Prompt, Reply, Reward
 
-LARGEST = 3.4028235e38  # of float32, which is what losses are computed in
 NAME = "environment"  # of its verdict, among those of rewards
 
 Answer = Callable[[Asking], Awaitable[Reply]]

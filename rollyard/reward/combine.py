@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from rollyard.errors import ConfigError
 from rollyard.protocols.rollouts import Scorer
-from rollyard.reward.verdict import LARGEST
-from rollyard.types import Completion, Prompt, Reward
+from rollyard.types import LARGEST, Completion, Prompt, Reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +53,24 @@ def combine(verdicts: Mapping[str, Reward], weights: Mapping[str, float]) -> Rew
     """sum(weight x verdict) over the parts. Without a verdict of each that has a weight there is none in all.
 
     Args:
-        verdicts: by part. One that is not finite is none.
+        verdicts: by part. One that is no finite float32 number is none.
         weights: by part.
 
     Example, with the weights 1 and 0.2: Reward(1.0) of "right" and Reward(-0.5) of "short" make Reward(0.9, parts=...).
     """
     known = {name: verdict.value for name, verdict in verdicts.items() if verdict.value is not None}
-    parts = {name: value for name, value in known.items() if math.isfinite(value)}
+    parts = {name: value for name, value in known.items() if abs(value) <= LARGEST}
     missing = [name for name in verdicts if weights[name] and name not in parts]
     if missing:
         several = len(verdicts) > 1
         causes = [verdicts[name].problem or f"{verdicts[name].value} is no verdict" for name in missing]
         told = [f"{name}: {cause}" if several else cause for name, cause in zip(missing, causes, strict=True)]
         return Reward(None, parts, "; ".join(told))
-    total = math.fsum(weights[name] * value for name, value in parts.items())
+    weighed = {name: weights[name] * value for name, value in parts.items()}
+    for name, value in weighed.items():
+        if not abs(value) <= LARGEST:
+            return Reward(None, parts, f"{name} by its weight, {value:g}, is no finite float32 number")
+    total = math.fsum(weighed.values())
     if not abs(total) <= LARGEST:
         return Reward(None, parts, f"the sum of all parts, {total:g}, is no finite float32 number")
     return Reward(total, parts)

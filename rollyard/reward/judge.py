@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import string
 from collections.abc import Awaitable, Callable, Set
@@ -13,7 +12,7 @@ from typing import Final
 from rollyard.config import JudgeConfig
 from rollyard.errors import ConfigError, EngineError, ScoringError, TimeLimitExceeded
 from rollyard.reward.cache import Cache
-from rollyard.types import Completion, Prompt, Reward
+from rollyard.types import LARGEST, Completion, Prompt, Reward
 
 TEMPLATE, PARSE = "reward.judge.template", "reward.judge.parse"
 NUMBER: Final = re.compile(r"(?<![\w.])[+-]?(?:\d+(?:\.\d+)?|\.\d+)(?![\w])(?!\.\d)")
@@ -72,7 +71,7 @@ class Judge:
         if answer.cut:
             raise ScoringError(f"the judge was cut after {self._config.max_tokens} tokens: {shown}")
         number = self._read(answer.text)
-        if number is None or not math.isfinite(number * self._config.scale):
+        if number is None or not abs(number * self._config.scale) <= LARGEST:
             raise ScoringError(f"the judge's answer cannot be read by {self._config.parse!r}: {shown}")
         return number * self._config.scale
 

@@ -7,7 +7,7 @@ import math
 import reprlib
 from typing import Any
 
-LARGEST = 3.4028235e38  # of float32, which is what losses are computed in
+from rollyard.types import LARGEST
 
 
 def number_of(value: Any, name: str) -> tuple[float | None, str]:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rollyard.advantage.compare import KINDS, compare
 from rollyard.batch.sample import shards
 from rollyard.config import AdvantageConfig
-from rollyard.types import FinishReason, Group, Rollout, Sampling
+from rollyard.errors import TrainError
+from rollyard.types import LARGEST, FinishReason, Group, Rollout, Sampling
 from tests.advantage.test_group import TINY, group
 
 GROUPWISE = ("grpo", "dr_grpo", "rloo", "reinforce++_baseline")
@@ -88,10 +89,15 @@ def test_what_has_no_verdict_has_no_advantage(kind):
 
 
 @pytest.mark.parametrize("kind", COMPARED)
-@pytest.mark.parametrize("size", [1e-320, 1e-200, 1e-30, 1e30, 1e200, 1.7e308])
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 1e-30, 1e30, 1e38, 1e200, 1.7e308])
 def test_huge_and_tiny_rewards(kind, size):
-    """The advantages of 1, 0, 0 and 0, -1, of that size; with eps out of the way they are the same ones."""
+    """The advantages of 1, 0, 0 and 0, -1, of that size; with eps out of the way they are the same ones. Those that keep the
+    size of rewards are told of where float32 has none such."""
     groups, like = batch((size, 0.0, 0.0), (0.0, -size)), batch((1.0, 0.0, 0.0), (0.0, -1.0))
+    if kind in ("dr_grpo", "rloo") and size > 1e38:
+        with pytest.raises(TrainError, match=r"an advantage of .* is no finite float32 number"):
+            compare(groups, AdvantageConfig(kind=kind))
+        return
     if kind in ("dr_grpo", "rloo"):
         wanted = [tuple(size * value for value in row) for row in compare(like, AdvantageConfig(kind=kind))]
     else:
@@ -102,6 +108,23 @@ def test_huge_and_tiny_rewards(kind, size):
         assert found == [pytest.approx(row, rel=1e-6) for row in wanted]
     else:
         assert all(abs(value) <= 1e4 * size * (1 + 1e-6) for row in found for value in row)
+
+
+@pytest.mark.parametrize("std", ["sample", "population", "none"])
+@pytest.mark.parametrize("kind", COMPARED)
+def test_the_largest_rewards_that_there_are(kind, std):
+    """3.4e38 beside three of -3.4e38: 1.5 times that above their mean. Divided by a std it is a number, else it is told."""
+    groups, config = batch((LARGEST, -LARGEST, -LARGEST, -LARGEST), (0.0, LARGEST)), AdvantageConfig(kind=kind, std=std)
+    if kind in ("dr_grpo", "rloo") or std == "none":
+        with pytest.raises(TrainError, match=r"an advantage of \S+e\+38 is no finite float32 number: use smaller rewards"):
+            compare(groups, config)
+    else:
+        assert all(abs(value) < 2 for row in compare(groups, config) for value in row)
+
+
+def test_with_a_value_head_a_reward_that_is_no_float32_number_is_told():
+    with pytest.raises(TrainError, match="an advantage of 1e\\+200"):
+        compare(batch((1e200, 0.0)), AdvantageConfig(kind="gae"))
 
 
 # ----------------------------------------------------------------------------------------------- independently

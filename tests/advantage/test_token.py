@@ -14,7 +14,7 @@ from rollyard.advantage.compare import compare
 from rollyard.advantage.token import gae, spread
 from rollyard.config import AdvantageConfig
 from rollyard.errors import TrainError
-from rollyard.types import Sample, Sampling, TrainBatch
+from rollyard.types import LARGEST, Sample, Sampling, TrainBatch
 from tests.advantage.test_group import group
 
 
@@ -106,6 +106,17 @@ def test_nothing_to_spread():
 def test_a_value_head_that_says_nothing_sensible(value):
     with pytest.raises(TrainError, match="value head"):
         spread(batches([[row(0, "011", 1.0)]]), [[[0.0, value]]], AdvantageConfig(kind="gae"))
+
+
+def test_an_advantage_that_no_float32_holds():
+    """A reward of 3.4e38 where -3.4e38 was expected, and the other way round: whitened they are 1 and -1."""
+    parts = batches([[row(0, "01", LARGEST), row(1, "01", -LARGEST)]])
+    values = [[[-LARGEST], [LARGEST]]]
+    with pytest.raises(TrainError, match=r"an advantage of 6\.8\S+e\+38 is no finite float32 number"):
+        spread(parts, values, AdvantageConfig(kind="gae", std="none"))
+    (found,) = spread(parts, values, AdvantageConfig(kind="gae", std="population"))
+    assert [sample.advantages for sample in found.samples] == [(0.0, 1.0), (0.0, -1.0)]
+    assert [sample.returns for sample in found.samples] == [(0.0, LARGEST), (0.0, -LARGEST)]
 
 
 def test_until_then_rewards_stay_what_they_are():

@@ -64,6 +64,10 @@ def test_a_sum_that_no_float32_holds_is_no_verdict():
     found = combine(verdicts, {"a": 1.0, "b": 1.0})
     assert found.value is None and found.parts == {"a": 3e38, "b": 3e38} and "6e+38" in found.problem
     assert combine(verdicts, {"a": 1.0, "b": -1.0}).value == 0.0
+    for weights in ({"a": 1e308, "b": -1e308}, {"a": 5e269, "b": 5e269}):  # their terms are infinite, or their sum is
+        found = combine(verdicts, weights)
+        assert found.value is None and "a by its weight, " in found.problem and "no finite float32 number" in found.problem
+    assert combine({"a": Reward(1e200)}, {"a": 1.0}) == Reward(None, {}, "1e+200 is no verdict")
 
 
 VERDICT = st.one_of(st.none(), st.floats(-1e6, 1e6, allow_nan=False))

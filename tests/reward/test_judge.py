@@ -163,6 +163,8 @@ async def test_what_cannot_be_read_is_no_verdict_and_is_asked_again_later(server
         reward = await judge.score(*pair("a"))
         assert reward.value is None
         assert reward.problem == "the judge's answer cannot be read by 'number': 'I would say 7 or 8.'"
+        server.answers = lambda text: "1" + "0" * 39  # no float32
+        assert "cannot be read" in (await judge.score(*pair("a"))).problem
         server.answers = lambda text: "7"
         assert (await judge.score(*pair("a"))).value == 3.5
         server.finish = "length"  # 1 of 10, perhaps
