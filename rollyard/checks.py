@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rollyard import hosts, worker
-from rollyard.config import Config, EngineConfig
+from rollyard.config import Config, EngineConfig, TrainConfig
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
 from rollyard.engine.vllm import arguments as vllm
@@ -49,6 +49,7 @@ def check(
     check_rewards(config, reward, columns, optional=plays)
     _check_models(config, columns)
     check_window(config, architecture)
+    _check_limit(config, worker.job_of(config))
     if config.train.adapter:
         load_adapter(config.train.adapter)
     if config.place.apart and not config.engine.url:
@@ -85,6 +86,14 @@ def check_training(config: Config, architecture: Architecture) -> None:
     check_place(Path(config.exchange.folder))
     layout(worker.roles_of(config, Job.TRAINING), worker.devices_there(config))
     check_window(config, architecture)
+    _check_limit(config, Job.TRAINING)
+
+
+def _check_limit(config: Config, job: Job | None) -> None:
+    """Only who asks another process for a step can give up waiting."""
+    if config.train.limit_s != TrainConfig().limit_s and worker.trains_here(config, job):
+        problem = "the trainer is in this process, and nobody could end its step"
+        raise ConfigError(problem, where="train.limit_s", remedy="leave it out with one trainer and runtime inline")
 
 
 def check_window(config: Config, architecture: Architecture) -> None:

@@ -48,6 +48,9 @@ def _check_models(reward: RewardConfig) -> None:
     if not model.folder and model != RewardModelConfig():
         problem = "options of a reward model are given, and there is none"
         raise ConfigError(problem, where="reward.model.folder", remedy="name its folder, or leave them out")
+    if model.place == "colocated" and model.restarts != RewardModelConfig().restarts:
+        problem = "a reward model on the trainer's device has no process of its own"
+        raise ConfigError(problem, where="reward.model.restarts", remedy="use --reward.model.place own, or leave it out")
     if not judge.url and judge != JudgeConfig():
         problem = "options of a judge are given, and there is none"
         raise ConfigError(problem, where="reward.judge.url", remedy="give such as http://127.0.0.1:8000/v1, or leave them out")
@@ -115,6 +118,10 @@ def _check_staleness(config: Config) -> None:
     if rollout.moves and (placement == "swap" or (placement == "colocated" and config.place.train == 1)):
         problem = f"with placement {placement} one engine generates, and there is no other to move to"
         raise ConfigError(problem, where="rollout.moves", remedy="use 0, or placement separate or async")
+    if rollout.on_stale == "drop" and (not limit or rollout.overtaking == "never"):
+        problem = "no group is overtaken" if rollout.overtaking == "never" else "nothing is ever older than it may be"
+        remedy = "use --rollout.overtaking allow" if limit else "add --rollout.max_staleness 1 or more"
+        raise ConfigError(problem, where="rollout.on_stale", remedy=f"{remedy}, or leave it out")
     _check_oversample(rollout, placement)
 
 
@@ -324,10 +331,22 @@ def _check_advantage(config: Config) -> None:
     if config.rollout.filter == "none" and config.rollout.refills != RolloutConfig().refills:
         problem = "no prompt is asked in place of another"
         raise ConfigError(problem, where="rollout.refills", remedy="add --rollout.filter flat, or leave it out")
-    usual = AdvantageConfig()
-    if kind != "gae" and (config.advantage.gamma, config.advantage.lam) != (usual.gamma, usual.lam):
-        where = "advantage.gamma" if config.advantage.gamma != usual.gamma else "advantage.lam"
+    _check_heeded(config.advantage)
+
+
+def _check_heeded(advantage: AdvantageConfig) -> None:
+    """Options that this kind does not look at."""
+    kind, usual = advantage.kind, AdvantageConfig()
+    if kind != "gae" and (advantage.gamma, advantage.lam) != (usual.gamma, usual.lam):
+        where = "advantage.gamma" if advantage.gamma != usual.gamma else "advantage.lam"
         raise ConfigError(f"{kind} looks at no token by itself", where=where, remedy="add --advantage.kind gae, or leave it out")
+    if kind in ("dr_grpo", "rloo") and (advantage.std, advantage.eps) != (usual.std, usual.eps):
+        where = "advantage.std" if advantage.std != usual.std else "advantage.eps"
+        problem = f"{kind} divides by no standard deviation"
+        raise ConfigError(problem, where=where, remedy="use such as --advantage.kind grpo, or leave it out")
+    if advantage.std == "none" and advantage.eps != usual.eps:
+        problem = "there is no standard deviation that it could be added to"
+        raise ConfigError(problem, where="advantage.eps", remedy="use --advantage.std sample or population, or leave it out")
 
 
 def _check_exchange(config: Config) -> None:

@@ -7,6 +7,7 @@ from rollyard.errors import ConfigError
 
 WEIGHED = ("correction_level", "correction_cap", "correction_floor")
 VALUED = ("value_lr", "value_clip", "value_body")
+CLIPPED = ("clip_low", "clip_high")
 USUAL = TrainConfig()
 
 
@@ -73,6 +74,8 @@ def check_objective(config: Config) -> None:
     if not has_values(config) and (given := _given(train, VALUED)):
         problem = f"with advantage {config.advantage.kind} there is no value head"
         raise ConfigError(problem, where=f"train.{given}", remedy="use --advantage.kind gae, or leave it out")
+    if train.minibatches == 1:
+        _check_one_step(config)
     if train.adapter:
         _check_external(config)
 
@@ -91,6 +94,19 @@ def _check_correction(config: Config) -> None:
     if train.correction_floor >= train.correction_cap:
         problem = f"no weight is between {train.correction_floor:g} and {train.correction_cap:g}"
         raise ConfigError(problem, where="train.correction_floor", remedy="use less than train.correction_cap")
+
+
+def _check_one_step(config: Config) -> None:
+    """What is only felt from a batch's second optimizer step on."""
+    train, correction = config.train, correction_of(config)
+    if correction != "none" and (given := _given(train, CLIPPED)):
+        auto = " (auto)" if train.correction == "auto" else ""
+        problem = f"with correction {correction}{auto} and one step a batch the ratio is 1, and nothing is clipped"
+        remedy = "add --train.minibatches 2 or more, or --train.correction none, or leave it out"
+        raise ConfigError(problem, where=f"train.{given}", remedy=remedy)
+    if train.value_clip != USUAL.value_clip:
+        problem = "with one step a batch a value is what it was before, and nothing is clipped"
+        raise ConfigError(problem, where="train.value_clip", remedy="add --train.minibatches 2 or more, or leave it out")
 
 
 def _check_external(config: Config) -> None:

@@ -11,6 +11,7 @@ from rollyard.layers import options, presets, resolve
 TASK = {"prompts.task": "sort"}
 SPARE = TASK | {"rollout.max_staleness": 1, "rollout.oversample": 4}
 ALONE = TASK | {"rollout.group_size": 1, "rollout.min_scored": 1}
+ASYNC = TASK | {"place.placement": "async", "rollout.max_staleness": 1}
 APART = {"place.placement": "separate"}
 LORA = TASK | {"weights.what": "lora"}
 SHARDED = {"train.shard": True, "place.train": 2, "place.placement": "separate"}
@@ -90,6 +91,21 @@ def test_text_values_are_converted():
         (TASK | {"rollout.group_size": 1, "advantage.kind": "gae"}, "rollout.min_scored", "at most 1"),
         (TASK | {"rollout.refills": 9}, "rollout.refills", "add --rollout.filter flat"),
         (TASK | {"advantage.lam": 0.9}, "advantage.lam", "add --advantage.kind gae"),
+        (TASK | {"advantage.kind": "rloo", "advantage.std": "population"}, "advantage.std", "rloo divides by no"),
+        (TASK | {"advantage.kind": "dr_grpo", "advantage.eps": 0.5}, "advantage.eps", "dr_grpo divides by no standard deviation"),
+        (TASK | {"advantage.std": "none", "advantage.eps": 0.5}, "advantage.eps", "--advantage.std sample or population"),
+        (TASK | {"advantage.kind": "gae", "advantage.std": "none", "advantage.eps": 0.5}, "advantage.eps", "leave it out"),
+        (TASK | {"rollout.on_stale": "drop"}, "rollout.on_stale", "add --rollout.max_staleness 1 or more"),
+        (
+            ASYNC | {"rollout.on_stale": "drop", "rollout.overtaking": "never"},
+            "rollout.on_stale",
+            "use --rollout.overtaking allow",
+        ),
+        (
+            TASK | {"reward.model.folder": "m", "reward.model.place": "colocated", "reward.model.restarts": 2},
+            "reward.model.restarts",
+            "use --reward.model.place own",
+        ),
         (TASK | {"rollout.refills": 0, "rollout.filter": "flat"}, "rollout.refills (command line)", "greater than or equal to 1"),
         (TASK | APART | {"advantage.kind": "gae", "train.adapter": "a.py:f"}, "advantage.kind", "has no value head"),
         (TASK | {"rollout.temperature": 1e-300}, "rollout.temperature", "at least 0.001"),

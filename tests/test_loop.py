@@ -217,6 +217,7 @@ def test_an_existing_folder_is_refused_and_replaced_only_when_it_is_a_run(make, 
         ({"rollout__max_tokens": 256}, "leave no room for a prompt"),
         ({"engine__window": 300}, "more than the model's window"),
         ({"prompts__path": "/nowhere/prompts.jsonl"}, "cannot be read"),
+        ({"train__limit_s": 60}, r"train\.limit_s: the trainer is in this process"),
     ],
 )
 def test_mistakes_are_told_before_anything_loads(make, changes, told):

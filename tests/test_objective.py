@@ -52,6 +52,9 @@ def test_what_auto_is(options: dict[str, Any], correction: str) -> None:
         ({"train.minibatches": 33}, "train.minibatches", "use at most 32"),
         ({"train.kl_kind": "k1"}, "train.kl_kind", "add --train.kl"),
         ({"train.value_clip": 0.1}, "train.value_clip", "use --advantage.kind gae"),
+        ({"train.value_clip": 0.1, "advantage.kind": "gae"}, "train.value_clip", "add --train.minibatches 2"),
+        (STALE | {"train.clip_high": 0.28}, "train.clip_high", "truncate (auto) and one step a batch the ratio is 1"),
+        ({"train.loss": "cispo", "train.correction": "mask", "train.clip_low": 1.0}, "train.clip_low", "correction mask and one"),
         (APART | {"train.adapter": "a.py:f", "train.kl": 0.1}, "train.kl", "keeps no reference policy"),
         (APART | {"train.adapter": "a.py:f", "train.minibatches": 2}, "train.minibatches", "takes one step on each batch"),
     ],
@@ -60,6 +63,19 @@ def test_what_does_not_go_together(options: dict[str, Any], where: str, says: st
     with pytest.raises(ConfigError) as raised:
         config(**options)
     assert raised.value.where == where and says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"train.clip_high": 0.28},
+        STALE | {"train.clip_high": 0.28, "train.minibatches": 2},
+        STALE | {"train.clip_high": 0.28, "train.correction": "none"},
+        {"train.value_clip": 0.1, "advantage.kind": "gae", "train.minibatches": 2},
+    ],
+)
+def test_what_is_heeded_is_taken(options: dict[str, Any]) -> None:
+    config(**options)
 
 
 def test_it_is_told() -> None:

@@ -30,6 +30,10 @@ def environment_of(config: Config, given: Environment | None) -> Environment | N
     Raises ConfigError, also for both, and for options that nobody heeds.
     """
     plays = config.environment
+    if plays.workers > 1 and (given is not None or plays.name in SHIPPED):
+        what = "an environment that is given directly" if given is not None else plays.name
+        problem = f"{what} plays in the run's own process, and no workers are started"
+        raise ConfigError(problem, where="environment.workers", remedy="leave it out, or name FILE.py:NAME")
     if given is not None and plays.name:
         problem = f"an environment is given directly, and {plays.name} is named"
         raise ConfigError(problem, where="environment.name", remedy="leave one of them out")

@@ -81,3 +81,9 @@ def test_an_environment_may_be_all_the_judge_there_is(tmp_path):
         rollyard.Run(small.config(tmp_path / "run", **options, environment__name="calculator"), environment=episode)
     with pytest.raises(ConfigError, match=r"environment.name: options of an environment are given, and nobody plays"):
         rollyard.Run(small.config(tmp_path / "run", **options, environment__turns=3), reward=small.share_of_a)
+    many = small.config(tmp_path / "run", **options, environment__workers=4)
+    with pytest.raises(ConfigError, match=r"environment.workers: an environment that is given directly plays in the run's own"):
+        rollyard.Run(many, environment=episode)
+    shipped = {"environment__name": "calculator", "environment__workers": 4}
+    with pytest.raises(ConfigError, match=r"environment.workers: calculator plays in the run's own process"):
+        rollyard.Run(small.config(tmp_path / "run", **options, **shipped))

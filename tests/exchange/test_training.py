@@ -104,6 +104,15 @@ async def test_it_waits_no_longer_than_it_may(made: Callable[[str], Config], tmp
     assert Folder(tmp_path / "short").newest() == 1
 
 
+async def test_a_limit_that_nobody_could_hold_it_to_is_refused(made: Callable[[str], Config]) -> None:
+    """Its one trainer is in its own process; of several each has one."""
+    config_ = made("limited")
+    limited = config_.model_copy(update={"train": config_.train.model_copy(update={"limit_s": 60.0})})
+    with pytest.raises(ConfigError, match=r"train\.limit_s: the trainer is in this process"):
+        Training(limited)
+    Training(limited.model_copy(update={"place": config_.place.model_copy(update={"train": 2})}))
+
+
 async def test_it_ends_where_the_prompts_do(made: Callable[[str], Config], tmp_path: Path) -> None:
     config_ = made("early")
     shared = Folder(tmp_path / "early")
