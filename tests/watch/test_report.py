@@ -71,6 +71,50 @@ def whole() -> Report:
     return finish(report)
 
 
+# what the JSON holds of the phases and of the usage above
+SPENT = {
+    "generate_s": 4.0,
+    "tools_s": 0.0,
+    "score_s": 0.5,
+    "train_s": 3.0,
+    "sync_s": 0.25,
+    "eval_s": 1.0,
+    "checkpoint_s": 0.25,
+    "setup_s": 0.75,
+    "unaccounted_s": 0.25,
+}
+USAGE = {
+    "devices": [
+        {
+            "device": "e0",
+            "roles": ["engine", "trainer"],
+            "wall_ns": 100,
+            "busy_ns": {"train": 60},
+            "wait_ns": {"generate": 40},
+            "busy_share": 0.6,
+            "wait_share": {"generate": 0.4},
+            "transfer_ns": 3,
+            "hidden_ns": 2,
+            "stall_ns": 1,
+        }
+    ],
+    "pools": [{"role": "engine", "devices": 1, "busy_share": 0.6, "wait_share": {"generate": 0.4}, "bubble_ns": 40}],
+    "operations": [
+        {
+            "phase": "rollout",
+            "operation": "decode",
+            "flops": 100,
+            "bytes": 50,
+            "flops_per_byte": 2.0,
+            "bound": "memory",
+            "seconds": 0.5,
+            "share": 0.25,
+        }
+    ],
+    "balance": 4.0,
+}
+
+
 def test_the_json_has_the_fields_and_values_it_promises() -> None:
     record = json.loads(whole().to_json())
     software = record.pop("software")
@@ -81,17 +125,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "engine": "embedded",
         "steps": 2,
         "wall_s": 10.0,
-        "phases": {
-            "generate_s": 4.0,
-            "tools_s": 0.0,
-            "score_s": 0.5,
-            "train_s": 3.0,
-            "sync_s": 0.25,
-            "eval_s": 1.0,
-            "checkpoint_s": 0.25,
-            "setup_s": 0.75,
-            "unaccounted_s": 0.25,
-        },
+        "phases": SPENT,
         "generating_s": 4.0,
         "scoring_s": 1.5,
         "scoring_hidden_s": 1.0,
@@ -129,36 +163,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "tokens": {"generated": 40, "trained": 20, "dropped": {"failed": 20}, "live": 0, "recomputed": 5},
         "filtering": {"dropped": 4, "refills": 3, "trained": 2},
         "staleness": {"0": 13},  # of the last step's 2 + 4 + 6 + 1 tokens with a verdict; the step before had none
-        "usage": {
-            "devices": [
-                {
-                    "device": "e0",
-                    "roles": ["engine", "trainer"],
-                    "wall_ns": 100,
-                    "busy_ns": {"train": 60},
-                    "wait_ns": {"generate": 40},
-                    "busy_share": 0.6,
-                    "wait_share": {"generate": 0.4},
-                    "transfer_ns": 3,
-                    "hidden_ns": 2,
-                    "stall_ns": 1,
-                }
-            ],
-            "pools": [{"role": "engine", "devices": 1, "busy_share": 0.6, "wait_share": {"generate": 0.4}, "bubble_ns": 40}],
-            "operations": [
-                {
-                    "phase": "rollout",
-                    "operation": "decode",
-                    "flops": 100,
-                    "bytes": 50,
-                    "flops_per_byte": 2.0,
-                    "bound": "memory",
-                    "seconds": 0.5,
-                    "share": 0.25,
-                }
-            ],
-            "balance": 4.0,
-        },
+        "usage": USAGE,
         "objective": "",
         "nodes": {"engine-0": ["10.0.0.2", "10.0.0.4"], "trainer-0": ["10.0.0.3"]},
     }
