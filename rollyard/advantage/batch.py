@@ -2,7 +2,7 @@
 
 Each completion counts once, however long it is: `train.aggregation` says what its tokens count in the loss. (OpenRLHF and verl
 take mean and std over tokens. Then a long answer moves the mean more than a short one, and a group with equal rewards is
-not at 0 in the baseline variant.) A KL penalty is a term of the loss here, no part of the reward.
+not at 0 in the baseline variant.) A KL penalty is no part of the reward here.
 """
 
 from __future__ import annotations
