@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rollyard.config import RewardConfig
 from rollyard.environment import process_environment, python_variables
-from rollyard.errors import ConfigError, RollyardError, ScoringError, TimeLimitExceeded, WorkersUsedUp
-from rollyard.pool import Launch, Pool, Worker
+from rollyard.errors import RollyardError, ScoringError, TimeLimitExceeded, WorkersUsedUp
+from rollyard.pool import Launch, Losses, Pool, Worker
 from rollyard.reward.function import Takes
 from rollyard.reward.host import Asked, Order, Source
 from rollyard.reward.origin import search_path, write
@@ -41,6 +41,8 @@ class Crew:
         self._order = b""
         self._files: list[Path] = []
         self._pools: dict[str, Pool] = {}
+        self._losses = Losses(config.give_up_after)
+        self._closed = False
 
     @property
     def single(self) -> Pool:
@@ -53,13 +55,16 @@ class Crew:
         return self._pool("reward worker for coroutines", 1, self.config.concurrency)
 
     async def close(self) -> None:
-        """End all of them. Closing twice is harmless."""
+        """End all of them; no more are started. Closing twice is harmless."""
+        self._closed = True
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         for file in self._files:
             file.unlink(missing_ok=True)
 
     def _pool(self, name: str, size: int, places: int) -> Pool:
         if name not in self._pools:
+            if self._closed:
+                raise WorkersUsedUp("reward workers are closed")
             self._order = self._order or self._ordered()
             target, environment = "rollyard.reward.host:serve", process_environment()
             self._pools[name] = Pool(
@@ -70,7 +75,7 @@ class Crew:
                 environment=environment,
                 size=size,
                 places=places,
-                most_lost=self.config.give_up_after,
+                losses=self._losses,
                 start_s=self.config.start_s,
             )
         return self._pools[name]
@@ -129,23 +134,29 @@ class InWorkers:
         self._pool.start()
 
     async def score(self, prompt: Prompt, completion: Completion) -> Reward:
-        """Raises ScoringError when worker after worker was lost, ConfigError when none can load the function."""
+        """See `ask`."""
         arguments = {**self._takes.arguments(prompt, completion, self._max_tokens), **self._settings}
-        job = Job((prompt.text, completion.text), arguments, asyncio.get_running_loop().create_future())
+        return await self.ask((prompt.text, completion.text), arguments)
+
+    async def ask(self, texts: tuple[str, str], arguments: Mapping[str, object]) -> Reward:
+        """What the function says of two texts.
+
+        Raises ScoringError when worker after worker was lost, ConfigError when none can load the function.
+        """
+        job = Job(texts, arguments, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         if len(self._asking) < self._pool.size * self._pool.places:
-            task = asyncio.create_task(self._ask_all(), name=f"reward {self._name}")
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            self._asking.add(asyncio.create_task(self._ask_all(), name=f"reward {self._name}"))
         try:
             return await job.verdict
         finally:
             job.verdict.cancel()  # nobody waits for it any more
 
     async def close(self) -> None:
-        for task in self._asking:
+        asking, self._asking = self._asking, set()
+        for task in asking:
             task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await asyncio.gather(*asking, return_exceptions=True)
         await self._crew.close()
 
     @property
@@ -154,16 +165,20 @@ class InWorkers:
 
     async def _ask_all(self) -> None:
         """What waits, as long as something does."""
-        while self._waiting:
-            try:
+        jobs: list[Job] = []
+        try:
+            while self._waiting:
+                jobs = []
                 async with self._pool.worker() as worker:
                     jobs = self._next()
                     suspects = await self._ask(worker, jobs) if jobs else []
                 if suspects:
                     await asyncio.gather(*(self._ask_alone(job) for job in suspects))
-            except (WorkersUsedUp, ConfigError) as error:
-                self._fail([*self._waiting], error)
-                self._waiting.clear()
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+            self._fail([*jobs, *self._waiting], error)
+            self._waiting.clear()
+        finally:  # with no pause since it saw that nothing waits: what comes next finds a place to be asked in
+            self._asking = {task for task in self._asking if task is not asyncio.current_task()}
 
     def _next(self) -> list[Job]:
         """What goes together."""
@@ -178,7 +193,7 @@ class InWorkers:
         try:
             async with self._crew.single.worker() as worker:
                 await self._ask(worker, [job])
-        except (WorkersUsedUp, ConfigError) as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self._fail([job], error)
 
     async def _ask(self, worker: Worker, jobs: list[Job]) -> list[Job]:
@@ -187,7 +202,7 @@ class InWorkers:
         asked = Asked(self._number, self._limit_s, [job.texts for job in jobs], [job.arguments for job in jobs])
         try:
             content = json.dumps(asked).encode()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             if len(jobs) > 1:
                 return jobs
             problem = f"a column cannot be given to a worker process: {error}"
@@ -206,9 +221,13 @@ class InWorkers:
             job.end(value, problem, self._name)
         return []
 
-    def _fail(self, jobs: list[Job], error: RollyardError) -> None:
+    def _fail(self, jobs: list[Job], error: Exception) -> None:
         if isinstance(error, WorkersUsedUp):
             error = ScoringError(f"{self._name}: {error}")
+        elif not isinstance(error, RollyardError):
+            failed = ScoringError(f"{self._name} cannot be asked: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            error = failed
         for job in jobs:
             if not job.verdict.done():
                 job.verdict.set_exception(error)

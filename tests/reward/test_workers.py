@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 import rollyard
 from rollyard.config import Config
-from rollyard.errors import ConfigError, RollyardError, ScoringError
+from rollyard.errors import ConfigError, RollyardError, ScoringError, WorkersUsedUp
 from rollyard.place.child import Children
 from rollyard.reward import origin
 from rollyard.reward.combine import Combined
 from rollyard.reward.host import Asked, Judge, Order, loaded
 from rollyard.reward.open import check_rewards, open_functions
+from rollyard.reward.workers import Crew
 from rollyard.types import Completion, FinishReason, Prompt, Reward
 from tests.workers import Died, FakeLauncher, Hung
 
@@ -113,6 +114,25 @@ async def test_who_was_lost_with_another_is_asked_alone(tmp_path):
     assert names >= {"reward worker for coroutines 0", "reward worker 0"} and launcher.started[0].killed
 
 
+async def test_coroutines_that_are_lost_among_others_that_judge_do_not_end_the_run(tmp_path):
+    """Where all functions are coroutines, the processes for one call have suspects only."""
+    launcher = Here()
+
+    async def answer(name: str, content: bytes) -> bytes:
+        if b"exit" in content:
+            await asyncio.sleep(0.01)
+            raise Died("os._exit")
+        return await launcher.answer(name, content)
+
+    launcher.handle = answer
+    scorer = Combined(open_functions(config(give_up_after=4), mortal, launcher.launch, tmp_path))
+    for _ in range(4):
+        lost = await asyncio.gather(*(scorer.score(PROMPT, completion(text)) for text in ("exit", "exit")))
+        assert [reward.value for reward in lost] == [None, None]
+        assert (await scorer.score(PROMPT, completion("a"))).value == 1.0
+    await scorer.close()
+
+
 async def each(prompt, completion):
     return float(len(completion))
 
@@ -163,6 +183,40 @@ async def test_a_function_that_always_dies_ends_the_run(tmp_path):
     launcher.handle = answer
     with pytest.raises(ScoringError, match=r"right: 3 reward workers in a row were lost .* died of hunger"):
         await judge(launcher, tmp_path, {"right": lambda prompt, completion: 1.0}, "a" * 9, give_up_after=3, workers=1)
+
+
+async def test_one_after_the_other_each_has_its_verdict(tmp_path):
+    """Who asks as soon as the one before was told comes while what asked for that one is about to end."""
+    (part,) = open_functions(config(workers=1), one, Here().launch, tmp_path)
+    async with asyncio.timeout(5):
+        for text in ("a", "bb", "ccc"):
+            assert (await part.scorer.score(PROMPT, completion(text))).value == len(text)
+    await part.scorer.close()
+
+
+async def test_an_error_that_nobody_foresaw_is_told_to_all_who_wait(tmp_path):
+    launcher = Here()
+
+    async def answer(name: str, content: bytes) -> bytes:
+        await asyncio.sleep(0.01)
+        return b"no JSON"
+
+    launcher.handle = answer
+    (part,) = open_functions(config(workers=1), one, launcher.launch, tmp_path)
+    async with asyncio.timeout(5):
+        found = await asyncio.gather(*(part.scorer.score(PROMPT, completion("a")) for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in found] == [ScoringError] * 3
+    assert "one cannot be asked: JSONDecodeError: Expecting value" in str(found[0])
+    await part.scorer.close()
+
+
+async def test_a_crew_that_is_closed_starts_no_process(tmp_path):
+    launcher = Here()
+    crew = Crew(config().reward, launcher.launch, [], tmp_path)
+    await crew.close()
+    with pytest.raises(WorkersUsedUp, match="are closed"):
+        await crew.single.call("judge", limit_s=1)
+    assert not launcher.started
 
 
 async def test_a_column_that_is_no_json_is_no_verdict(tmp_path):
