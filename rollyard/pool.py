@@ -73,6 +73,27 @@ class Worker:
             self.process.kill()
 
 
+class Losses:
+    """Workers that were lost one after the other, without an answer to any call in between.
+
+    Args:
+        most: of them.
+    """
+
+    def __init__(self, most: int = 8) -> None:
+        self._most = most
+        self._lost = self._unready = 0
+
+    def answered(self) -> None:
+        self._lost = self._unready = 0
+
+    def count(self, *, ready: bool) -> int:
+        """One more is lost. Returns how many were in a row if these were too many, else 0."""
+        self._lost += 1
+        self._unready = 0 if ready else self._unready + 1
+        return self._lost if self._lost >= self._most or self._unready >= BEGINS else 0
+
+
 class Pool:
     """Workers that run one target.
 
@@ -87,7 +108,7 @@ class Pool:
         environment: its variables.
         size: processes at most.
         places: calls that one of them has at a time.
-        most_lost: workers that may be lost one after the other, without an answer to any call in between.
+        losses: counts them, for several pools together where they share one.
         start_s: seconds until one is ready.
         greet: sets handlers for what workers ask.
     """
@@ -102,17 +123,17 @@ class Pool:
         environment: Mapping[str, str],
         size: int = 1,
         places: int = 1,
-        most_lost: int = 8,
+        losses: Losses | None = None,
         start_s: float = 120.0,
         greet: Callable[[Channel], None] = lambda channel: None,
     ) -> None:
         self._launch, self._target, self._order = launch, target, order
         self._name, self._environment, self._greet = name, environment, greet
-        self.size, self.places, self._most_lost, self._start_s = size, places, most_lost, start_s
+        self.size, self.places, self._start_s = size, places, start_s
+        self._losses = losses or Losses()
         self._seats: list[asyncio.Task[None]] = []
         self._workers: list[Worker] = []
         self._waiting: deque[asyncio.Future[Worker]] = deque()
-        self._lost = 0  # one after the other
         self._starting = False  # a seat's first worker
         self._broken: RollyardError | None = None
 
@@ -195,27 +216,25 @@ class Pool:
     async def _seat(self, name: str) -> None:
         """One worker after the other."""
         while self._broken is None:
-            most = self._most_lost
             try:
                 process = await self._launch(self._target, self._order, name=name, environment=self._environment)
                 worker = await self._serve(process, name)
                 if worker.given_up:
                     continue
-                cause = worker.cause
-            except EngineLost as error:  # before it was ready
-                cause, most = str(error), min(most, BEGINS)
+                cause, ready = worker.cause, True
+            except EngineLost as error:
+                cause, ready = str(error), False
             except RollyardError as error:  # it says that it never will be, or takes too long
                 late = isinstance(error, TimeLimitExceeded)
                 self._break(WorkersUsedUp(f"{name} was not ready within {self._start_s:g} s: {error}") if late else error)
                 return
-            self._lost += 1
-            if self._lost >= most:
-                several = f"{self._lost} {self._name}s in a row were" if self._lost > 1 else f"a {self._name} was"
+            if lost := self._losses.count(ready=ready):
+                several = f"{lost} {self._name}s in a row were" if lost > 1 else f"a {self._name} was"
                 self._break(WorkersUsedUp(f"{several} lost without an answer in between; the last: {cause}"))
 
     async def _serve(self, process: Process, name: str) -> Worker:
         """Let it work until it is lost. Raises RollyardError when it does not begin."""
-        worker = Worker(process, self._answered)
+        worker = Worker(process, self._losses.answered)
         try:
             self._greet(process)
             process.ready()
@@ -232,9 +251,6 @@ class Pool:
             if not idle:
                 process.kill()
             await process.close()
-
-    def _answered(self) -> None:
-        self._lost = 0
 
     def _break(self, error: RollyardError) -> None:
         self._broken = self._broken or error

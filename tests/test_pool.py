@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from rollyard.errors import ConfigError, EngineLost, TimeLimitExceeded, WorkerLost, WorkersUsedUp
-from rollyard.pool import Pool
+from rollyard.pool import Losses, Pool
 from tests.workers import Died, FakeLauncher, Hung
 
 
@@ -24,7 +25,7 @@ async def answer(name: str, content: bytes) -> bytes:
     return content
 
 
-def pool(launcher: FakeLauncher, **how: int) -> Pool:
+def pool(launcher: FakeLauncher, **how: Any) -> Pool:
     return Pool(launcher.launch, "a:target", b"", name="worker", environment={}, **how)
 
 
@@ -79,7 +80,7 @@ async def test_what_shares_a_worker_is_told_how_many_were_lost_with_it():
 
 async def test_a_pool_gives_up_after_losses_in_a_row_and_an_answer_starts_the_count_anew():
     launcher = FakeLauncher(answer)
-    workers = pool(launcher, most_lost=3)
+    workers = pool(launcher, losses=Losses(3))
     for _ in range(4):
         for content in (b"die", b"die", b"a"):
             await asyncio.gather(workers.call("do", content, limit_s=60), return_exceptions=True)
@@ -92,11 +93,39 @@ async def test_a_pool_gives_up_after_losses_in_a_row_and_an_answer_starts_the_co
     await workers.close()
 
 
+async def test_pools_that_count_together():
+    """An answer in one of them starts the count of the other anew; what is lost in either counts in both."""
+    launcher, losses = FakeLauncher(answer), Losses(3)
+    one, other = pool(launcher, losses=losses), pool(launcher, losses=losses)
+    for _ in range(4):
+        await asyncio.gather(one.call("do", b"die", limit_s=60), return_exceptions=True)
+        assert await other.call("do", b"a", limit_s=60) == b"a"
+    for each in (one, other, one):
+        with pytest.raises(WorkerLost):
+            await each.call("do", b"die", limit_s=60)
+    with pytest.raises(WorkersUsedUp, match="3 workers in a row were lost"):
+        await one.call("do", b"a", limit_s=60)
+    await asyncio.gather(one.close(), other.close())
+
+
+async def test_one_that_does_not_begin_after_some_that_were_lost_is_one_that_does_not_begin():
+    launcher = FakeLauncher(answer)
+    workers = pool(launcher, losses=Losses(8))
+    for _ in range(4):
+        with pytest.raises(WorkerLost):
+            await workers.call("do", b"die", limit_s=60)
+    launcher.fails = EngineLost("no memory")
+    call = asyncio.create_task(workers.call("do", b"a", limit_s=60))
+    with pytest.raises(WorkersUsedUp, match=r"7 workers in a row were lost .* no memory"):
+        await call
+    await workers.close()
+
+
 async def test_workers_that_never_begin():
     late = TimeLimitExceeded("it did not answer")
     bad = ConfigError("bad", where="x", remedy="y")
     for fails, raised in ((EngineLost("no such file"), WorkersUsedUp), (late, WorkersUsedUp), (bad, ConfigError)):
-        workers = pool(FakeLauncher(answer, fails), most_lost=2)
+        workers = pool(FakeLauncher(answer, fails), losses=Losses(2))
         calls = [workers.call("do", b"a", limit_s=60) for _ in range(3)]
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(one) for one in found] == [raised] * 3 and str(fails) in str(found[0])
@@ -105,7 +134,7 @@ async def test_workers_that_never_begin():
 
 async def test_a_call_that_is_given_up_leaves_no_worker_at_work_on_it():
     launcher = FakeLauncher(answer)
-    workers = pool(launcher, most_lost=2)
+    workers = pool(launcher, losses=Losses(2))
     for _ in range(3):  # that many are no reason to give up: it was asked for
         call = asyncio.create_task(workers.call("do", b"forever", limit_s=60))
         waits = asyncio.create_task(workers.call("do", b"a", limit_s=60))

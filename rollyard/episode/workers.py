@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import AsyncExitStack, nullcontext, suppress
+from functools import partial
 
 from rollyard.environment import process_environment
 from rollyard.episode.host import ASK, ASK_S, ORDER, PLAY, PLAYED, REPLY, STOP, Order
 from rollyard.episode.stage import Answer, Played, Working
 from rollyard.errors import EngineLost, RollyardError, WorkerLost
-from rollyard.pool import Launch, Pool, Worker
+from rollyard.pool import Launch, Losses, Pool, Worker
 from rollyard.protocols.processes import Channel
 from rollyard.types import Asking, Prompt, Reply, Reward
 
@@ -38,17 +39,9 @@ class InWorkers:
         content, environment = ORDER.dump_json(order), process_environment()
         self._visits: dict[int, _Visit] = {}
         self._numbers = itertools.count()
-        self._shared = Pool(
-            launch,
-            TARGET,
-            content,
-            name="environment worker",
-            environment=environment,
-            size=size,
-            places=places,
-            greet=self._greet,
-        )
-        self._alone = Pool(launch, TARGET, content, name="environment worker for one", environment=environment, greet=self._greet)
+        pool = partial(Pool, launch, TARGET, content, environment=environment, greet=self._greet, losses=Losses())
+        self._shared = pool(name="environment worker", size=size, places=places)
+        self._alone = pool(name="environment worker for one")
 
     def start(self) -> None:
         """Begin to start a process, so that the first episode does not wait for it."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from rollyard.config import RewardConfig
 from rollyard.environment import process_environment, python_variables
 from rollyard.errors import ConfigError, RollyardError, ScoringError, TimeLimitExceeded, WorkersUsedUp
-from rollyard.pool import Launch, Pool, Worker
+from rollyard.pool import Launch, Losses, Pool, Worker
 from rollyard.reward.function import Takes
 from rollyard.reward.host import Asked, Order, Source
 from rollyard.reward.origin import search_path, write
@@ -41,6 +41,7 @@ class Crew:
         self._order = b""
         self._files: list[Path] = []
         self._pools: dict[str, Pool] = {}
+        self._losses = Losses(config.give_up_after)
 
     @property
     def single(self) -> Pool:
@@ -70,7 +71,7 @@ class Crew:
                 environment=environment,
                 size=size,
                 places=places,
-                most_lost=self.config.give_up_after,
+                losses=self._losses,
                 start_s=self.config.start_s,
             )
         return self._pools[name]

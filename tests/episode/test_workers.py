@@ -209,6 +209,22 @@ async def test_environments_that_always_die_end_the_run(monkeypatch):
     await crew.player.close()
 
 
+async def test_blocked_episodes_among_others_that_end_are_no_reason_to_end_the_run(monkeypatch):
+    """Who blocks goes on in a pool of its own, where nothing else ever ends."""
+
+    async def plays(process, ask, prompt):
+        if prompt.id % 2:
+            process.end("ended with exit code 3")
+            await asyncio.sleep(5)
+        return 1.0
+
+    crew = Crew(plays, monkeypatch)
+    async with asyncio.timeout(5):
+        played = [await crew.player.play(prompt(number), Policy()) for number in range(24)]
+    assert [each.verdict is not None and each.verdict.value for each in played] == [1.0, None] * 12
+    await crew.player.close()
+
+
 OWN = """
 class Own:
     async def episode(self, ask, prompt):

@@ -113,6 +113,25 @@ async def test_who_was_lost_with_another_is_asked_alone(tmp_path):
     assert names >= {"reward worker for coroutines 0", "reward worker 0"} and launcher.started[0].killed
 
 
+async def test_coroutines_that_are_lost_among_others_that_judge_do_not_end_the_run(tmp_path):
+    """Where all functions are coroutines, the processes for one call have suspects only."""
+    launcher = Here()
+
+    async def answer(name: str, content: bytes) -> bytes:
+        if b"exit" in content:
+            await asyncio.sleep(0.01)
+            raise Died("os._exit")
+        return await launcher.answer(name, content)
+
+    launcher.handle = answer
+    scorer = Combined(open_functions(config(give_up_after=4), mortal, launcher.launch, tmp_path))
+    for _ in range(4):
+        lost = await asyncio.gather(*(scorer.score(PROMPT, completion(text)) for text in ("exit", "exit")))
+        assert [reward.value for reward in lost] == [None, None]
+        assert (await scorer.score(PROMPT, completion("a"))).value == 1.0
+    await scorer.close()
+
+
 async def each(prompt, completion):
     return float(len(completion))
 
