@@ -6,7 +6,6 @@ A failure of an environment, its time limit included, is a missing verdict of it
 from __future__ import annotations
 
 import asyncio
-import math
 import operator
 import reprlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -15,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollyard.protocols.rollouts import Environment
-from rollyard.types import LARGEST, Asking, Prompt, Reply, Reward
+from rollyard.texts import clean
+from rollyard.types import Asking, Prompt, Reply, Reward
+from rollyard.verdict import cause_of, reward_of
 
 NAME = "environment"  # of its verdict, among those of rewards
 
@@ -107,8 +108,8 @@ class Stage:
     async def _episode(self, asker: Asker, prompt: Prompt) -> Any:
         try:
             return await self.environment.episode(asker, prompt)
-        except SystemExit as error:  # else it would end the run
-            raise RuntimeError(f"SystemExit: {error}") from error
+        except (SystemExit, KeyboardInterrupt) as error:  # else it would end the run
+            raise RuntimeError(cause_of(error)) from error
 
 
 class Asker:
@@ -141,11 +142,18 @@ class Asker:
         wanted = most if max_tokens is None else operator.index(max_tokens)
         if not 1 <= wanted <= most:
             raise ValueError(f"{wanted} tokens are asked for, and rollout.max_tokens is {most}")
-        if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(f"stop is {stop!r}, not a sequence of texts")
-        if found := [word for word in self._stage.tokens.special if any(word in text for text in stop)]:
+        return Asking(ids, wanted, self._ends(stop))
+
+    def _ends(self, stop: Sequence[str]) -> tuple[str, ...]:
+        """Raises ValueError for what no text can hold, or all do."""
+        texts = (stop,) if isinstance(stop, str) else tuple(stop)
+        if isinstance(stop, str) or not all(isinstance(text, str) and text for text in texts):
+            raise ValueError(f"stop is {stop!r}, not a sequence of texts with something in them")
+        if found := [word for word in self._stage.tokens.special if any(word in text for text in texts)]:
             raise ValueError(f"stop is {stop!r}, and no text ever holds the special token {found[0]}")
-        return Asking(ids, wanted, tuple(stop))
+        if any(clean(text) != text for text in texts):
+            raise ValueError(f"stop is {stop!r}, and no text ever holds half a character (a lone surrogate)")
+        return texts
 
     async def next(self, episode: asyncio.Future[Any], limit_s: float) -> Asking | None:
         """Wait until it asks, and give what. None: it ended, or took too long."""
@@ -196,18 +204,6 @@ def verdict_of(episode: asyncio.Future[Any]) -> Reward | None:
         return Reward(None, problem="the environment cancelled its own episode")
     error = episode.exception()
     if error is not None:
-        return Reward(None, problem=f"{type(error).__name__}: {error}")
+        return Reward(None, problem=cause_of(error))
     value = episode.result()
-    if value is None:
-        return None
-    if isinstance(value, Reward):
-        numbers = [*value.parts.values(), 0.0 if value.value is None else value.value]
-        finite = all(abs(number) <= LARGEST for number in numbers)
-        return value if finite else Reward(None, problem=f"the environment returned {reprlib.repr(value)}")
-    try:
-        number = math.nan if isinstance(value, (str, bytes, bytearray)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not abs(number) <= LARGEST:
-        return Reward(None, problem=f"the environment returned {reprlib.repr(value)}, which is no finite float32 number")
-    return Reward(number, {NAME: number})
+    return None if value is None else reward_of(value, "the environment", NAME)

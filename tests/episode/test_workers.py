@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from rollyard.episode import workers
 from rollyard.episode.host import ASK, PLAY, PLAYED, REPLY, Order
@@ -13,11 +15,12 @@ from rollyard.episode.stage import Played
 from rollyard.episode.workers import InWorkers
 from rollyard.errors import EngineError, EngineLost, WorkersUsedUp
 from rollyard.place.child import Children
+from rollyard.settle import Surroundings
 from rollyard.types import Asking, FinishReason, Prompt, Reply, Reward
 from tests.episode.toys import stage
 from tests.tiny import tiny_folder
 
-ORDER = Order("own.py:episode", "", "", 8, 9, 8, 0.1, (), "")
+ORDER = Order("own.py:episode", "", "", 8, 9, 8, 0.1, Surroundings("", (), {}))
 
 
 def prompt(number: int) -> Prompt:
@@ -196,6 +199,20 @@ async def test_a_dropped_member_ends_in_its_process_too(monkeypatch):
     await crew.player.close()
 
 
+async def test_a_column_that_cannot_be_given_to_a_process_is_no_verdict(monkeypatch):
+    async def plays(process, ask, prompt):
+        return 1.0
+
+    crew = Crew(plays, monkeypatch)
+    async with asyncio.timeout(5):
+        played = await crew.player.play(Prompt(0, 0, (4,), "?", {"answer": "\ud83d"}), Policy())
+        other = await crew.player.play(prompt(1), Policy())
+    assert played.verdict is not None and played.verdict.value is None
+    assert played.verdict.problem.startswith("a column cannot be given to a worker process: PydanticSerializationError")
+    assert other.verdict == Reward(1.0, {"environment": 1.0})
+    await crew.player.close()
+
+
 async def test_environments_that_always_die_end_the_run(monkeypatch):
     async def plays(process, ask, prompt):
         process.end("ended with exit code 3")
@@ -225,6 +242,102 @@ async def test_blocked_episodes_among_others_that_end_are_no_reason_to_end_the_r
     await crew.player.close()
 
 
+async def test_suspects_that_wait_for_one_another_both_end(monkeypatch):
+    """The younger is answered only once the older has ended, as with `swap`, where a version comes between their batches."""
+    monkeypatch.setattr(workers, "PATIENCE_S", 0.05)
+
+    async def plays(process, ask, prompt):
+        if prompt.id == 9:
+            await asyncio.sleep(0.01)
+            process.end("ended with exit code 3")
+            await asyncio.sleep(5)
+        await asyncio.sleep(0.03)
+        first = await ask((4,))
+        second = await ask((4, *first.token_ids))
+        return float(len(second.token_ids))
+
+    crew, policy, younger, older = Crew(plays, monkeypatch), Policy(), Policy(), Policy()
+    older.open.set()
+    async with asyncio.timeout(5):
+        waits = asyncio.create_task(crew.player.play(prompt(1), younger))
+        ends = asyncio.create_task(crew.player.play(prompt(0), older))
+        ends.add_done_callback(lambda _: younger.open.set())
+        dies = asyncio.create_task(crew.player.play(prompt(9), policy))
+        played = await asyncio.gather(waits, ends, dies)
+    assert [each.verdict is not None and each.verdict.value for each in played] == [1.0, 1.0, None]
+    assert (younger.written, older.written) == (2, 2), "nothing is written twice"
+    alone = [process for process in crew.started if process.name == "environment worker for one 0"]
+    assert [process.begun for process in alone] == [1, 2, 1], "who leaves takes its process along"
+    await crew.player.close()
+
+
+async def test_a_suspect_that_waits_for_the_policy_alone_stays_where_it_is(monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE_S", 0.02)
+
+    async def plays(process, ask, prompt):
+        if len(crew.started) == 1:
+            process.end("ended with exit code 3")
+            await asyncio.sleep(5)
+        await ask((4,))
+        return 1.0
+
+    crew, policy = Crew(plays, monkeypatch), Policy()
+    async with asyncio.timeout(5):
+        going = asyncio.create_task(crew.player.play(prompt(0), policy))
+        await asyncio.sleep(0.15)
+        policy.open.set()
+        played = await going
+    assert played.verdict == Reward(1.0, {"environment": 1.0})
+    alone = [process for process in crew.started if process.name == "environment worker for one 0"]
+    assert [process.begun for process in alone] == [1]
+    await crew.player.close()
+
+
+TOOLS = """
+import os, subprocess, sys
+import elsewhere
+
+async def episode(ask, prompt):
+    tool = subprocess.run([sys.executable, prompt.columns["tool"]], capture_output=True, text=True)
+    print("the tool says", tool.stdout, tool.stderr, "caf\\udce9")
+    os.write(2, b"x" * (2**24 + 1))
+    try:
+        await ask(prompt.token_ids, stop=("so<eos>",))
+    except ValueError as error:
+        print(error)
+    await ask(prompt.token_ids)
+    return float(os.fstat(2).st_size == 0 and "elsewhere" in sys.modules)
+"""
+
+
+async def test_a_process_for_environments_is_set_up_as_one_for_rewards(tmp_path, monkeypatch):
+    """A tool finds what lies beside it, the path is the run's, odd texts can be printed, and messages do not grow without end."""
+    for name, text in (("own", TOOLS), ("tool", "import sibling; print(7, end='')"), ("sibling", "")):
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/elsewhere.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    tokenizer = Tokenizer(WordLevel({"?": 0, "<eos>": 1}, "?"))
+    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.save(str(tmp_path / "tokens"))
+    prints = tmp_path / "environment.log"
+    around = Surroundings.here(prints)
+    order = Order(f"{tmp_path}/own.py:episode", str(tmp_path / "tokens"), "", 8, 9, 8, 20.0, around)
+    children = Children(at_once=True)
+    player = InWorkers(children.launch, order, 1, 8)
+    policy = Policy()
+    policy.open.set()
+    try:
+        async with asyncio.timeout(50):
+            played = await player.play(Prompt(0, 0, (4,), "?", {"tool": f"{tmp_path}/tool.py"}), policy)
+    finally:
+        await player.close()
+        await children.close()
+    assert played.verdict == Reward(1.0, {"environment": 1.0})
+    tool, stop = prints.read_text().splitlines()
+    assert tool == "the tool says 7  caf\\udce9" and "no text ever holds the special token <eos>" in stop
+
+
 OWN = """
 class Own:
     async def episode(self, ask, prompt):
@@ -244,7 +357,8 @@ async def test_real_processes(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
     prints = tmp_path / "environment.log"
     folder = tiny_folder(tmp_path)
-    order = Order(f"{tmp_path}/own.py:Own", str(folder / "tokenizer.json"), str(folder), 50, 9, 8, 0.5, (), str(prints))
+    around = Surroundings.here(prints)
+    order = Order(f"{tmp_path}/own.py:Own", str(folder / "tokenizer.json"), str(folder), 50, 9, 8, 0.5, around)
     children = Children(at_once=True)
     player = InWorkers(children.launch, order, 1, 8)
     policy = Policy()
