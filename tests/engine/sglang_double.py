@@ -13,7 +13,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from pathlib import Path
@@ -27,94 +26,9 @@ from rollyard.engine.embedded.engine import EmbeddedEngine
 from rollyard.events import Rollover, WakePart
 from rollyard.model.folder import load
 from rollyard.model.tokenizer import Tokenizer
-from rollyard.place.inline import DeviceThread
-from rollyard.types import FinishReason, Manifest, Request, RequestId, Sampling, WeightVersion
-
-NEW, OLD = "0.5.23", "0.5.6"
-PARAMETERS = {
-    *("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"),
-    *("sampling_seed", "skip_special_tokens", "n", "stream_interval"),
-}
-CONTROL = {
-    *("/abort_request", "/pause_generation", "/continue_generation", "/flush_cache", "/update_weights_from_disk"),
-    *("/update_weight_version", "/release_memory_occupation", "/resume_memory_occupation"),
-}
-
-
-@dataclass
-class Fault:
-    """What goes wrong on one route. Counts of tokens are of one answer."""
-
-    late_s: float = 0.0  # before it does anything
-    hang: bool = False  # it never answers
-    status: int = 0  # it answers with this and does nothing
-    body: str = ""  # it answers with this text and does nothing
-    cut_after: int | None = None  # the connection breaks after so many tokens
-    error_after: int | None = None  # an error comes in the stream
-    garbage_after: int | None = None  # what comes is no JSON
-    silent_after: int | None = None  # nothing comes any more
-    abort_after: int | None = None  # the scheduler gives up, with status 500
-    label: str = ""  # the weight version that it says it has, or writes with
-    pretend: bool = False  # it says that it did it
-    times: int | None = None  # how often; None: always
-
-    @property
-    def after(self) -> int | None:
-        """Tokens that are written as they should be, before it goes wrong."""
-        counts = (self.cut_after, self.error_after, self.garbage_after, self.silent_after, self.abort_after)
-        return next((count for count in counts if count is not None), None)
-
-
-FAULT: ContextVar[Fault] = ContextVar("FAULT")  # of the request that is handled; each has a task of its own
-
-
-class FromDisk:
-    """Reads a folder of weights for the engine behind (protocols.Receiver)."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[str, torch.Tensor] | None = None
-
-    def prepare(self, manifest: Manifest) -> None:
-        self._tensors = None
-        if manifest.source:
-            model = load(Path(manifest.source), torch.float32, torch.device("cpu"))
-            self._tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-    def take(self, version: WeightVersion) -> dict[str, torch.Tensor] | None:
-        return self._tensors
-
-    def close(self) -> None:
-        self._tensors = None
-
-
-class SlowDevice(DeviceThread):
-    """Each call to the device takes a while longer."""
-
-    def __init__(self, step_s: float) -> None:
-        super().__init__(lambda: torch.set_num_threads(1))
-        self.step_s = step_s
-
-    async def run(self, call: Callable[..., Any], *args: Any) -> Any:
-        if self.step_s:
-            await asyncio.sleep(self.step_s)
-        return await super().run(call, *args)
-
-
-@dataclass(eq=False)
-class Live:
-    """One request."""
-
-    rid: str
-    prompt: int  # tokens
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    loads: list[int] = field(default_factory=list)  # which load wrote each token
-    finish: dict[str, Any] | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class Died(Exception):
-    """The server process would be gone now."""
+from rollyard.types import Manifest, Request, RequestId, WeightVersion
+from tests.engine import sglang_parts as parts
+from tests.engine.sglang_parts import CONTROL, FAULT, NEW, OLD, Died, Fault, FromDisk, Live, SlowDevice
 
 
 @dataclass
@@ -302,11 +216,8 @@ class Double:
 
     def _why_not(self, body: dict[str, Any]) -> tuple[str, str]:
         ids, parameters = body.get("input_ids"), body.get("sampling_params", {})
-        unknown = parameters.keys() - PARAMETERS
-        if unknown:
-            return f"unknown field {sorted(unknown)[0]!r}", "contract"
-        if not ids or not all(type(token_id) is int for token_id in ids):
-            return "input_ids must be a list of int", "contract"
+        if malformed := parts.why_malformed(ids, parameters):
+            return malformed, "contract"
         top_k, temperature = parameters.get("top_k", -1), parameters.get("temperature", 1.0)
         length, most = len(ids), parameters.get("max_new_tokens", 128)
         rules = (
@@ -326,17 +237,9 @@ class Double:
         name = RequestId(next(self._names), 0)
         live = Live(body.get("rid") or f"{name.group:032x}", len(ids))
         most = min(parameters.get("max_new_tokens", 128), self.context - 1 - len(ids) - 1)
-        top_k, temperature = parameters.get("top_k", -1), parameters.get("temperature", 1.0)
-        sampling = Sampling(
-            most,
-            0.0 if temperature < 1e-6 else temperature,
-            parameters.get("top_p", 1.0),
-            0 if top_k == -1 else top_k,
-            ignore_eos=parameters.get("ignore_eos", False),
-        )
         seed = parameters.get("sampling_seed", 42) if self.deterministic else name.group + 1_000_003
         # As one token and its continuation: the engine behind then draws with the noise of the place in the sequence.
-        self.engine.generate([Request(name, tuple(ids[:1]), sampling, seed, tuple(ids[1:]))])
+        self.engine.generate([Request(name, tuple(ids[:1]), parts.sampling_of(parameters, most), seed, tuple(ids[1:]))])
         self.live[live.rid] = self._by_id[name] = live
         self._idle.clear()
         return live
@@ -349,20 +252,11 @@ class Double:
                 live.logprobs += segment.logprobs
                 live.loads += [segment.version.step] * len(segment.token_ids)
                 if segment.finish is not None:
-                    live.finish = self._reason(live, segment.finish)
+                    live.finish = parts.reason_of(live, segment.finish)
                     del self.live[live.rid]
                     if not self.live:
                         self._idle.set()
                 live.changed.set()
-
-    def _reason(self, live: Live, finish: FinishReason) -> dict[str, Any]:
-        if finish is FinishReason.STOP:
-            return {"type": "stop", "matched": live.ids[-1]}
-        if finish is not FinishReason.ABORT:
-            return {"type": "length", "length": len(live.ids)}
-        if not live.ids:
-            return {"type": "abort", "message": "Abort in waiting queue"}
-        return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 
     async def _stream(self, request: web.Request, live: Live) -> web.StreamResponse:
         fault: Fault = FAULT.get()
@@ -371,10 +265,10 @@ class Double:
         async for sent, upto, finish in self._pieces(live):
             if (after := fault.after) is not None and upto > after:
                 if sent < after:
-                    await _write(response, self._event(live, sent, after, None, fault.label))
+                    await parts.write(response, self._event(live, sent, after, None, fault.label))
                 await self._misbehave(fault, request, response)
                 return response
-            await _write(response, self._event(live, sent, upto, finish, fault.label))
+            await parts.write(response, self._event(live, sent, upto, finish, fault.label))
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -406,11 +300,11 @@ class Double:
             await response.write(b'data: {"text": "ab\n\n')
         elif fault.error_after is not None:
             said = {"message": "told to fail", "type": "invalid_request_error", "code": 400, "retryable": False}
-            await _write(response, {"error": said if self.version == NEW else {"message": "told to fail"}})
+            await parts.write(response, {"error": said if self.version == NEW else {"message": "told to fail"}})
             await response.write(b"data: [DONE]\n\n")
         else:
             reason = {"type": "abort", "message": "told to fail", "status_code": 500, "err_type": "InternalServerError"}
-            await _write(response, {"text": "", "output_ids": [], "meta_info": {"id": "", "finish_reason": reason}})
+            await parts.write(response, {"text": "", "output_ids": [], "meta_info": {"id": "", "finish_reason": reason}})
             await response.write(b"data: [DONE]\n\n")
 
     def _event(self, live: Live, sent: int, upto: int, finish: dict[str, Any] | None, label: str) -> dict[str, Any]:
@@ -583,10 +477,6 @@ class Double:
         }
         info["incremental_streaming_output" if self.version == NEW else "stream_output"] = self.incremental
         return web.json_response(info)
-
-
-async def _write(response: web.StreamResponse, event: dict[str, Any]) -> None:
-    await response.write(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n")
 
 
 @asynccontextmanager

@@ -13,7 +13,8 @@ from rollyard.events import Rollover, WakePart
 from rollyard.types import FinishReason, Manifest, RequestId, WeightVersion
 from tests.engine.embedded.serving import Written, answers, ask, collect, serving
 from tests.engine.sglang.attached import V0, V1, attached, bring, first_tokens
-from tests.engine.sglang_double import NEW, OLD, Double, Fault, double
+from tests.engine.sglang_double import Double, double
+from tests.engine.sglang_parts import NEW, OLD, Fault
 from tests.tiny import tiny_folder
 
 LONG = ask(0, (5, 6, 7), 60, ignore_eos=True)

@@ -15,7 +15,8 @@ from rollyard.events import Rollover
 from rollyard.types import FinishReason
 from tests.engine.embedded.serving import Written, answers, ask, collect, serving
 from tests.engine.sglang.attached import V0, V1, adapter, attached, bring, first_tokens
-from tests.engine.sglang_double import NEW, OLD, Fault, double
+from tests.engine.sglang_double import double
+from tests.engine.sglang_parts import NEW, OLD, Fault
 from tests.tiny import tiny_folder
 
 LONG = ask(0, (5, 6, 7), 60, ignore_eos=True)

@@ -12,7 +12,8 @@ import rollyard
 from rollyard.config import Config
 from rollyard.environment import engine_keys
 from rollyard.errors import ConfigError
-from tests.engine.sglang_double import NEW, OLD, double
+from tests.engine.sglang_double import double
+from tests.engine.sglang_parts import NEW, OLD
 from tests.rewards import share_of_answer
 from tests.tiny import tiny_folder
 

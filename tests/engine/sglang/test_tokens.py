@@ -12,7 +12,8 @@ from rollyard.errors import EngineError, RequestRejected
 from rollyard.types import FinishReason, RequestId
 from tests.engine.embedded.serving import Written, answers, ask, collect, serving
 from tests.engine.sglang.attached import V0, adapter, attached, first_tokens
-from tests.engine.sglang_double import NEW, OLD, double
+from tests.engine.sglang_double import double
+from tests.engine.sglang_parts import NEW, OLD
 from tests.tiny import tiny_folder
 
 PROMPTS = [(5, 6, 7), (9,), (3, 4, 3, 4, 3, 4, 8), (11, 2)]
