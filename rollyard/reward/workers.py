@@ -134,18 +134,17 @@ class InWorkers:
         job = Job((prompt.text, completion.text), arguments, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         if len(self._asking) < self._pool.size * self._pool.places:
-            task = asyncio.create_task(self._ask_all(), name=f"reward {self._name}")
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            self._asking.add(asyncio.create_task(self._ask_all(), name=f"reward {self._name}"))
         try:
             return await job.verdict
         finally:
             job.verdict.cancel()  # nobody waits for it any more
 
     async def close(self) -> None:
-        for task in self._asking:
+        asking, self._asking = self._asking, set()
+        for task in asking:
             task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await asyncio.gather(*asking, return_exceptions=True)
         await self._crew.close()
 
     @property
@@ -154,16 +153,20 @@ class InWorkers:
 
     async def _ask_all(self) -> None:
         """What waits, as long as something does."""
-        while self._waiting:
-            try:
+        jobs: list[Job] = []
+        try:
+            while self._waiting:
+                jobs = []
                 async with self._pool.worker() as worker:
                     jobs = self._next()
                     suspects = await self._ask(worker, jobs) if jobs else []
                 if suspects:
                     await asyncio.gather(*(self._ask_alone(job) for job in suspects))
-            except (WorkersUsedUp, ConfigError) as error:
-                self._fail([*self._waiting], error)
-                self._waiting.clear()
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+            self._fail([*jobs, *self._waiting], error)
+            self._waiting.clear()
+        finally:  # with no pause since it saw that nothing waits: what comes next finds a place to be asked in
+            self._asking = {task for task in self._asking if task is not asyncio.current_task()}
 
     def _next(self) -> list[Job]:
         """What goes together."""
@@ -178,7 +181,7 @@ class InWorkers:
         try:
             async with self._crew.single.worker() as worker:
                 await self._ask(worker, [job])
-        except (WorkersUsedUp, ConfigError) as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self._fail([job], error)
 
     async def _ask(self, worker: Worker, jobs: list[Job]) -> list[Job]:
@@ -206,9 +209,13 @@ class InWorkers:
             job.end(value, problem, self._name)
         return []
 
-    def _fail(self, jobs: list[Job], error: RollyardError) -> None:
+    def _fail(self, jobs: list[Job], error: Exception) -> None:
         if isinstance(error, WorkersUsedUp):
             error = ScoringError(f"{self._name}: {error}")
+        elif not isinstance(error, RollyardError):
+            failed = ScoringError(f"{self._name} cannot be asked: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            error = failed
         for job in jobs:
             if not job.verdict.done():
                 job.verdict.set_exception(error)

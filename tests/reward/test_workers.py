@@ -184,6 +184,31 @@ async def test_a_function_that_always_dies_ends_the_run(tmp_path):
         await judge(launcher, tmp_path, {"right": lambda prompt, completion: 1.0}, "a" * 9, give_up_after=3, workers=1)
 
 
+async def test_one_after_the_other_each_has_its_verdict(tmp_path):
+    """Who asks as soon as the one before was told comes while what asked for that one is about to end."""
+    (part,) = open_functions(config(workers=1), one, Here().launch, tmp_path)
+    async with asyncio.timeout(5):
+        for text in ("a", "bb", "ccc"):
+            assert (await part.scorer.score(PROMPT, completion(text))).value == len(text)
+    await part.scorer.close()
+
+
+async def test_an_error_that_nobody_foresaw_is_told_to_all_who_wait(tmp_path):
+    launcher = Here()
+
+    async def answer(name: str, content: bytes) -> bytes:
+        await asyncio.sleep(0.01)
+        return b"no JSON"
+
+    launcher.handle = answer
+    (part,) = open_functions(config(workers=1), one, launcher.launch, tmp_path)
+    async with asyncio.timeout(5):
+        found = await asyncio.gather(*(part.scorer.score(PROMPT, completion("a")) for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in found] == [ScoringError] * 3
+    assert "one cannot be asked: JSONDecodeError: Expecting value" in str(found[0])
+    await part.scorer.close()
+
+
 async def test_a_column_that_is_no_json_is_no_verdict(tmp_path):
     scorer = Combined(open_functions(config(), mortal, Here().launch, tmp_path))
     prompt = Prompt(0, 0, (1,), "p", {"set": {1}})
