@@ -234,13 +234,22 @@ class Pool:
                 cause, ready = worker.cause, True
             except EngineLost as error:
                 cause, ready = str(error), False
-            except RollyardError as error:  # it says that it never will be, or takes too long
-                late = isinstance(error, TimeLimitExceeded)
-                self._break(WorkersUsedUp(f"{name} was not ready within {self._start_s:g} s: {error}") if late else error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+                self._break(self._hopeless(name, error))
                 return
             if lost := self._losses.count(ready=ready):
                 several = f"{lost} {self._name}s in a row were" if lost > 1 else f"a {self._name} was"
                 self._break(WorkersUsedUp(f"{several} lost without an answer in between; the last: {cause}"))
+
+    def _hopeless(self, name: str, error: Exception) -> RollyardError:
+        """Why another one would be no better: it says that it never will be ready, takes too long, or fails in an unknown way."""
+        if isinstance(error, TimeLimitExceeded):
+            return WorkersUsedUp(f"{name} was not ready within {self._start_s:g} s: {error}")
+        if isinstance(error, RollyardError):
+            return error
+        failed = WorkersUsedUp(f"{name} cannot be run: {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return failed
 
     async def _serve(self, process: Process, name: str) -> Worker:
         """Let it work until it is lost. Raises RollyardError when it does not begin."""

@@ -124,7 +124,9 @@ async def test_one_that_does_not_begin_after_some_that_were_lost_is_one_that_doe
 async def test_workers_that_never_begin():
     late = TimeLimitExceeded("it did not answer")
     bad = ConfigError("bad", where="x", remedy="y")
-    for fails, raised in ((EngineLost("no such file"), WorkersUsedUp), (late, WorkersUsedUp), (bad, ConfigError)):
+    odd = RuntimeError("can't start new thread")
+    lost = EngineLost("no such file")
+    for fails, raised in ((lost, WorkersUsedUp), (late, WorkersUsedUp), (odd, WorkersUsedUp), (bad, ConfigError)):
         workers = pool(FakeLauncher(answer, fails), losses=Losses(2))
         calls = [workers.call("do", b"a", limit_s=60) for _ in range(3)]
         found = await asyncio.gather(*calls, return_exceptions=True)

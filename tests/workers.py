@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from rollyard.errors import EngineLost, RollyardError, TimeLimitExceeded
+from rollyard.errors import EngineLost, TimeLimitExceeded
 
 Handle = Callable[[str, bytes], Awaitable[bytes]]
 
@@ -70,7 +70,7 @@ class FakeLauncher:
         fails: what it raises instead of starting one.
     """
 
-    def __init__(self, handle: Handle, fails: RollyardError | None = None) -> None:
+    def __init__(self, handle: Handle, fails: Exception | None = None) -> None:
         self.handle, self.fails = handle, fails
         self.started: list[FakeProcess] = []
 

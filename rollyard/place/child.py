@@ -190,35 +190,34 @@ async def launch(
 
     Raises EngineLost when it cannot be started.
     """
-    with ExitStack() as undo:
-        log = undo.enter_context(log or tempfile.TemporaryFile())  # noqa: SIM115 (it is)
-        ours, theirs = socket.socketpair()
-        undo.callback(ours.close)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                python or Path(sys.executable),
-                "-c",
-                "from rollyard.place.child import main; main()",
-                str(theirs.fileno()),
-                str(os.getpid()),
-                str(grace_s),
-                target,
-                *(["at once"] if at_once else []),
-                stdin=asyncio.subprocess.PIPE if at_once else asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(theirs.fileno(),),
-                env={**environment, **_imports(environment)},
-                start_new_session=leads,
-            )
-        except OSError as error:
-            raise EngineLost(f"{name} cannot be started with {python or sys.executable}: {error}") from error
-        finally:
-            theirs.close()
-        undo.callback(_end, process, leads)
-        reader, writer = await asyncio.open_connection(sock=ours, limit=BUFFER)
-        child = Child(name, process, reader, writer, log, leads)
-        undo.pop_all()
+    try:
+        with ExitStack() as undo:
+            log = undo.enter_context(log or tempfile.TemporaryFile())  # noqa: SIM115 (it is)
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    python or Path(sys.executable),
+                    "-c",
+                    "from rollyard.place.child import main; main()",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    str(grace_s),
+                    target,
+                    *(["at once"] if at_once else []),
+                    stdin=asyncio.subprocess.PIPE if at_once else asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(theirs.fileno(),),
+                    env={**environment, **_imports(environment)},
+                    start_new_session=leads,
+                )
+            undo.callback(_end, process, leads)
+            reader, writer = await asyncio.open_connection(sock=ours, limit=BUFFER)
+            child = Child(name, process, reader, writer, log, leads)
+            undo.pop_all()
+    except OSError as error:  # also of what it needs here: descriptors, room for what it prints, a folder in the cache
+        raise EngineLost(f"{name} cannot be started with {python or sys.executable}: {error}") from error
     child.tell("order", order)
     return child
 

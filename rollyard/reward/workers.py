@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rollyard.config import RewardConfig
 from rollyard.environment import process_environment
-from rollyard.errors import ConfigError, RollyardError, ScoringError, TimeLimitExceeded, WorkersUsedUp
+from rollyard.errors import RollyardError, ScoringError, TimeLimitExceeded, WorkersUsedUp
 from rollyard.pool import Launch, Losses, Pool, Worker
 from rollyard.reward.function import Takes
 from rollyard.reward.host import Asked, Order, Source

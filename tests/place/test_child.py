@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -168,6 +169,33 @@ async def test_an_interpreter_that_is_not_there() -> None:
             await launch("x:y", b"", name="the station", environment=ENVIRONMENT, python=Path("/no/such/python"))
     await eventually(lambda: len(descriptors()) <= opened + 2, 2)  # the event loop's own, made at the first start
     assert own_children() == before
+
+
+async def test_a_machine_that_has_no_more_to_give() -> None:
+    """Whichever file or socket is the one too many: the child is not there, and nothing of it stays."""
+    async with running():
+        pass  # what is opened once is open
+    before, (soft, hard) = own_children(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    most, taken, failed = max(int(name.split()[0]) for name in descriptors()) + 4, [], 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(len(taken)):
+            try:
+                async with running():
+                    break
+            except EngineLost as error:
+                assert "the station cannot be started with" in str(error) and "Too many open files" in str(error)
+                failed += 1
+            os.close(taken.pop())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+    assert failed > 2
+    await eventually(lambda: own_children() == before, 5)
 
 
 async def test_closing_during_the_start() -> None:
