@@ -46,10 +46,10 @@ class RemoteModel:
     async def score(self, prompt: Prompt, completion: Completion) -> Reward:
         """What was under way in a process that is lost is asked of the next.
 
-        Raises ScoringError, with the cause, once the process was lost too often.
+        Raises ScoringError, with the cause, once the process was lost too often, or is closed.
         """
         asked = ASKED.dump_json(Asked.of(prompt, completion))
-        while True:
+        while not self._closed:
             channel = await self._there()
             try:
                 return REWARD.validate_json(await channel.call("judge", asked, limit_s=self._config.limit_s + LATE_S))
@@ -57,6 +57,7 @@ class RemoteModel:
                 return Reward(None, problem=str(error))
             except EngineLost as error:
                 self._lose(channel, error)
+        raise ScoringError("the reward model is closed")
 
     async def close(self) -> None:
         """End the process. Closing twice is harmless."""
@@ -99,9 +100,9 @@ class RemoteModel:
         return await asyncio.shield(self._up)
 
     def _lose(self, channel: Channel, cause: Exception) -> None:
-        """Once for each line, whoever notices it first."""
+        """Once for each line, whoever notices it first. That it was closed is no loss."""
         up = self._up
-        if up is not None and up.done() and up.exception() is None and up.result() is channel:
+        if not self._closed and up is not None and up.done() and up.exception() is None and up.result() is channel:
             self._up = asyncio.create_task(self._reopen(channel, cause), name="reward model, again")
 
     async def _watch(self) -> None:

@@ -43,6 +43,7 @@ class Crew:
         self._files: list[Path] = []
         self._pools: dict[str, Pool] = {}
         self._losses = Losses(config.give_up_after)
+        self._closed = False
 
     @property
     def single(self) -> Pool:
@@ -55,13 +56,16 @@ class Crew:
         return self._pool("reward worker for coroutines", 1, self.config.concurrency)
 
     async def close(self) -> None:
-        """End all of them. Closing twice is harmless."""
+        """End all of them; no more are started. Closing twice is harmless."""
+        self._closed = True
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         for file in self._files:
             file.unlink(missing_ok=True)
 
     def _pool(self, name: str, size: int, places: int) -> Pool:
         if name not in self._pools:
+            if self._closed:
+                raise WorkersUsedUp("reward workers are closed")
             self._order = self._order or self._ordered()
             target, environment = "rollyard.reward.host:serve", process_environment()
             self._pools[name] = Pool(

@@ -32,6 +32,7 @@ from rollyard.types import Activity, Completion, FinishReason, Prompt
 from tests.reward.classifiers import classifier_folder
 from tests.reward.hosts import Lengths
 from tests.small import children, config, share_of_a
+from tests.workers import FakeLauncher
 
 TEXTS = ["a", "3+4=7", "a much longer text than the others, padded to", "b!", "middle of them"]
 
@@ -300,6 +301,27 @@ async def test_what_was_under_way_in_a_lost_process_is_asked_of_the_next():
         await asyncio.sleep(0.05)
         os.kill(process, signal.SIGKILL)
         assert [reward.value for reward in await asyncio.gather(*asking)] == [7, 2]
+
+
+async def test_no_process_is_started_for_what_was_under_way_when_it_was_closed():
+    async def answer(name: str, content: bytes) -> bytes:
+        if name != "start":
+            await asyncio.sleep(60)
+        return b""
+
+    launcher = FakeLauncher(answer)
+    launch = partial(launcher.launch, "a:target", b"", name="reward model", environment={})
+    model = RemoteModel(launch, RewardModelConfig(folder="m", restarts=3), 30.0)
+    await model.start()
+    asking = asyncio.create_task(model.score(*pair("x")))
+    await asyncio.sleep(0)
+    await model.close()
+    async with asyncio.timeout(5):
+        with pytest.raises(ScoringError, match="the reward model is closed"):
+            await asking
+        with pytest.raises(ScoringError, match="the reward model is closed"):
+            await model.score(*pair("x"))
+    assert [process.closed for process in launcher.started] == [True]
 
 
 async def test_a_model_that_cannot_be_read_there_is_a_users_mistake_here():

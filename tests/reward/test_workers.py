@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 import rollyard
 from rollyard.config import Config
-from rollyard.errors import ConfigError, RollyardError, ScoringError
+from rollyard.errors import ConfigError, RollyardError, ScoringError, WorkersUsedUp
 from rollyard.place.child import Children
 from rollyard.reward import origin
 from rollyard.reward.combine import Combined
 from rollyard.reward.host import Asked, Judge, Order, loaded
 from rollyard.reward.open import check_rewards, open_functions
+from rollyard.reward.workers import Crew
 from rollyard.types import Completion, FinishReason, Prompt, Reward
 from tests.workers import Died, FakeLauncher, Hung
 
@@ -207,6 +208,15 @@ async def test_an_error_that_nobody_foresaw_is_told_to_all_who_wait(tmp_path):
     assert [type(each) for each in found] == [ScoringError] * 3
     assert "one cannot be asked: JSONDecodeError: Expecting value" in str(found[0])
     await part.scorer.close()
+
+
+async def test_a_crew_that_is_closed_starts_no_process(tmp_path):
+    launcher = Here()
+    crew = Crew(config().reward, launcher.launch, [], tmp_path)
+    await crew.close()
+    with pytest.raises(WorkersUsedUp, match="are closed"):
+        await crew.single.call("judge", limit_s=1)
+    assert not launcher.started
 
 
 async def test_a_column_that_is_no_json_is_no_verdict(tmp_path):
