@@ -123,7 +123,7 @@ class Builder:
         for part in functions:
             self._built.push_async_callback(part.scorer.close)
         await self._host_all()
-        scorer = joined(config, functions, await self._judges())
+        scorer = joined(config, functions, await self._judges(workers))
         self._built.push_async_callback(scorer.close)
         if exchange is not None:
             self._record(exchange)
@@ -207,9 +207,9 @@ class Builder:
             build = partial(worker.build_engine, config, host.engine, policy, device, receiver)
             found.engines[host.engine] = await device.run(build)  # there, since it may compile
 
-    async def _judges(self) -> dict[str, Scorer]:
+    async def _judges(self, workers: Children) -> dict[str, Scorer]:
         """Models that judge, by their names in reports."""
-        judges = await build_judges(self._config, self._device, self._launches.get(REWARD_MODEL))
+        judges = await build_judges(self._config, self._device, self._launches.get(REWARD_MODEL), workers.launch, self._scratch)
         if judges.remote is not None:
             self._found.starts.append(judges.remote.start)
             self._found.spans.append((REWARD_MODEL, SCORER, judges.remote.spans))

@@ -20,7 +20,7 @@ from rollyard.place.layout import layout
 from rollyard.prompts.open import check_prompts
 from rollyard.protocols.rollouts import Environment
 from rollyard.reward.classifier import check_folder as check_classifier
-from rollyard.reward.judge import check_template, reader
+from rollyard.reward.judge import check_parse, check_template
 from rollyard.reward.open import Given, check_rewards
 from rollyard.train.external import load_adapter
 from rollyard.weights.shares import check_divides
@@ -75,7 +75,7 @@ def _check_models(config: Config, columns: Set[str]) -> None:
             raise ConfigError(problem, where="reward.model.place", remedy=remedy)
     if judge.url:
         check_template(judge.template, columns)
-        reader(judge.parse)
+        check_parse(judge.parse)
 
 
 def check_training(config: Config, architecture: Architecture) -> None:

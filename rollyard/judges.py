@@ -15,6 +15,7 @@ from rollyard.engine.openai.client import OpenAIClient
 from rollyard.engine.openai.limits import Limits
 from rollyard.environment import judge_key, process_environment, reward_key
 from rollyard.place.inline import DeviceThread
+from rollyard.pool import Launch
 from rollyard.protocols.devices import Device
 from rollyard.protocols.processes import Channel
 from rollyard.protocols.rollouts import Scorer
@@ -22,7 +23,7 @@ from rollyard.reward.batched import Batched
 from rollyard.reward.judge import Answer, Judge
 from rollyard.reward.model import RemoteModel
 from rollyard.reward.model import serve as serve_model
-from rollyard.reward.open import JUDGE, MODEL, REMOTE
+from rollyard.reward.open import JUDGE, MODEL, REMOTE, open_reading
 from rollyard.reward.remote import Remote
 from rollyard.types import Sampling
 
@@ -37,12 +38,16 @@ class Judges:
     remote: RemoteModel | None = None
 
 
-async def build_judges(config: Config, device: Device, launch: Callable[..., Awaitable[Channel]] | None) -> Judges:
+async def build_judges(
+    config: Config, device: Device, launch: Callable[..., Awaitable[Channel]] | None, workers: Launch, scratch: Path
+) -> Judges:
     """Raises ConfigError for what only loading shows.
 
     Args:
         device: the trainer's, where the model is to be colocated.
         launch: of protocols.Launcher; starts its process where it is not.
+        workers: starts a process that reads a judge's answers, where an expression is to do that.
+        scratch: the run's folder.
     """
     found, model = Judges(), config.reward.model
     if launch is not None:
@@ -51,13 +56,13 @@ async def build_judges(config: Config, device: Device, launch: Callable[..., Awa
     elif model.folder:
         found.scorers[MODEL] = await device.run(_reward_model, config, device)
     if config.reward.judge.url:
-        found.scorers[JUDGE] = _judge(config)
+        found.scorers[JUDGE] = _judge(config, workers, scratch)
     if config.reward.remote.url:
         found.scorers[REMOTE] = Remote(config.reward.remote, reward_key())
     return found
 
 
-def _judge(config: Config) -> Judge:
+def _judge(config: Config, workers: Launch, scratch: Path) -> Judge:
     judge = config.reward.judge
     limits = Limits(per_server=judge.concurrency, tries=judge.retries + 1, total_s=judge.limit_s, silence_s=judge.limit_s)
     client, sampling = OpenAIClient(judge.url, judge.model, judge_key(), limits), Sampling(judge.max_tokens, judge.temperature)
@@ -66,7 +71,7 @@ def _judge(config: Config) -> Judge:
         piece = await client.chat([{"role": "user", "content": text}], sampling)
         return Answer(piece.text, piece.finish == "length")
 
-    return Judge(ask, judge, client.close)
+    return Judge(ask, judge, client.close, open_reading(config, workers, scratch))
 
 
 def _reward_model(config: Config, device: Device, alone: bool = False) -> Batched:

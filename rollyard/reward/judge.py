@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import string
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
@@ -12,10 +11,12 @@ from typing import Final
 from rollyard.config import JudgeConfig
 from rollyard.errors import ConfigError, EngineError, ScoringError, TimeLimitExceeded
 from rollyard.reward.cache import Cache
+from rollyard.reward.reading import compiled, only_number
+from rollyard.reward.workers import InWorkers
 from rollyard.types import LARGEST, Completion, Prompt, Reward
 
 TEMPLATE, PARSE = "reward.judge.template", "reward.judge.parse"
-NUMBER: Final = re.compile(r"(?<![\w.])[+-]?(?:\d+(?:\.\d+)?|\.\d+)(?![\w])(?!\.\d)")
+BY_NUMBER: Final = "number"
 SHOWN: Final = 200  # characters of an answer that a problem shows
 KEPT: Final = 2**16  # verdicts, the oldest go first
 
@@ -31,6 +32,10 @@ class Answer:
 Ask = Callable[[str], Awaitable[Answer]]
 
 
+class _NoVerdict(ScoringError):
+    """Of one answer."""
+
+
 class Judge:
     """Asks a language model (protocols.Scorer). The same question is asked once: its verdict is kept, by content.
 
@@ -38,26 +43,29 @@ class Judge:
         ask: gives the model's answer, tried as often as it may be. Raises EngineError.
         config: the template, how the answer is read, and the time limit.
         close: of whatever `ask` uses.
-
-    Raises ConfigError for a template or a rule that cannot be used.
+        apart: runs `reading.by_expression`, which may never end, in other processes; None where a number is read.
     """
 
-    def __init__(self, ask: Ask, config: JudgeConfig, close: Callable[[], Awaitable[None]]) -> None:
-        self._ask, self._config, self._close = ask, config, close
-        self._read = reader(config.parse)
+    def __init__(self, ask: Ask, config: JudgeConfig, close: Callable[[], Awaitable[None]], apart: InWorkers | None) -> None:
+        self._ask, self._config, self._close, self._apart = ask, config, close, apart
         self._cache = Cache(KEPT)
         self._gate = asyncio.Semaphore(config.concurrency * len(config.url))
 
     async def score(self, prompt: Prompt, completion: Completion) -> Reward:
-        """No verdict where there is no answer in time, or none that can be read: it stands in the problem."""
+        """No verdict where there is no answer in time, or none that can be read: it stands in the problem.
+
+        Raises ScoringError when processes that read answers were lost one after the other.
+        """
         question = filled(self._config.template, prompt, completion)
         try:
             return Reward(await self._cache.verdict(question, lambda: self._asked(question)))
-        except (ScoringError, TimeLimitExceeded, EngineError) as error:
+        except (_NoVerdict, TimeLimitExceeded, EngineError) as error:
             return Reward(None, problem=str(error))
 
     async def close(self) -> None:
         await self._cache.close()
+        if self._apart is not None:
+            await self._apart.close()
         await self._close()
 
     async def _asked(self, question: str) -> float:
@@ -69,11 +77,19 @@ class Judge:
             raise TimeLimitExceeded(f"the judge gave no verdict within {limit:g} s") from None
         shown = repr(answer.text if len(answer.text) <= SHOWN else answer.text[:SHOWN] + "...")
         if answer.cut:
-            raise ScoringError(f"the judge was cut after {self._config.max_tokens} tokens: {shown}")
-        number = self._read(answer.text)
+            raise _NoVerdict(f"the judge was cut after {self._config.max_tokens} tokens: {shown}")
+        number, problem = await self._read(answer.text)
         if number is None or not abs(number * self._config.scale) <= LARGEST:
-            raise ScoringError(f"the judge's answer cannot be read by {self._config.parse!r}: {shown}")
+            why = f" ({problem})" if problem else ""
+            raise _NoVerdict(f"the judge's answer cannot be read by {self._config.parse!r}: {shown}{why}")
         return number * self._config.scale
+
+    async def _read(self, text: str) -> tuple[float | None, str]:
+        """The number, or why there is none where more than that is to be said."""
+        if self._apart is None:
+            return only_number(text), ""
+        read = await self._apart.ask(("", text), {"parse": self._config.parse})
+        return read.value, read.problem
 
 
 def filled(template: str, prompt: Prompt, completion: Completion) -> str:
@@ -81,27 +97,14 @@ def filled(template: str, prompt: Prompt, completion: Completion) -> str:
     return template.format_map({**prompt.columns, "prompt": prompt.text, "completion": completion.text})
 
 
-def reader(parse: str) -> Callable[[str], float | None]:
-    """What reads an answer: a number, or None where there is none to be had. Raises ConfigError.
-
-    `number`: the only number in it; one written twice is one. Else the group of the expression, where it matches last.
-    """
-    if parse == "number":
-        return _only_number
-    try:
-        pattern = re.compile(parse)
-    except re.error as error:
-        remedy = "use number, or an expression such as (?i)score: *([0-9.]+)"
-        raise ConfigError(f"{parse!r} is no regular expression: {error}", where=PARSE, remedy=remedy) from None
+def check_parse(parse: str) -> None:
+    """Raises ConfigError for what is no way to read an answer."""
+    if parse == BY_NUMBER:
+        return
+    pattern = compiled(parse, PARSE, "use number, or an expression such as (?i)score: *([0-9.]+)")
     if pattern.groups != 1:
         problem = f"{parse!r} has {pattern.groups} groups, and one is read"
         raise ConfigError(problem, where=PARSE, remedy="put ( ) around the number alone, and (?: ) around others")
-
-    def read(text: str) -> float | None:
-        found = [match[1] for match in pattern.finditer(text) if match[1] is not None]
-        return _number(found[-1]) if found else None
-
-    return read
 
 
 def check_template(template: str, columns: Set[str]) -> None:
@@ -117,15 +120,3 @@ def check_template(template: str, columns: Set[str]) -> None:
             raise ConfigError(f"{{{name}}} is nothing that the prompts have ({known})", where=TEMPLATE, remedy=remedy)
     if "completion" not in {name for name, _, _ in parts}:
         raise ConfigError("the judge is not shown the completion", where=TEMPLATE, remedy=remedy)
-
-
-def _only_number(text: str) -> float | None:
-    found = {_number(each) for each in NUMBER.findall(text)}
-    return found.pop() if len(found) == 1 else None
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,7 +17,9 @@ from rollyard.reward.direct import Direct
 from rollyard.reward.function import WHERE, RewardFunction, Takes, check_columns, check_function, load_reward, name_of
 from rollyard.reward.gym import reasoning_gym
 from rollyard.reward.host import Source
+from rollyard.reward.judge import BY_NUMBER, PARSE
 from rollyard.reward.origin import import_name, pickled
+from rollyard.reward.reading import by_expression, compiled
 from rollyard.reward.workers import Crew, InWorkers
 from rollyard.types import Completion, Prompt, Reward
 
@@ -39,10 +40,7 @@ def _form(config: Config) -> Mapping[str, object]:
 
 
 def _expression(text: str, where: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"no regular expression: {error}", where=where, remedy="see Python's re") from None
+    compiled(text, where)
     if not text:
         raise ConfigError("nothing is looked for", where=where, remedy=f"give --{where} REGEX")
     return text
@@ -179,6 +177,21 @@ def open_functions(config: Config, given: Given | None, launch: Launch, scratch:
             workers.start()
         parts.append(Part(judge.name, scorer, weight))
     return parts
+
+
+def open_reading(config: Config, launch: Launch, scratch: Path) -> InWorkers | None:
+    """What reads a judge's answers by the user's expression, in a process that begins to start; None where there is none.
+
+    Args:
+        launch: starts a child of this process.
+        scratch: the run's folder.
+    """
+    if config.reward.judge.parse == BY_NUMBER:
+        return None
+    crew = Crew(config.reward, launch, [(Source("parse", load=import_name(by_expression)), b"")], scratch)
+    reading = InWorkers(PARSE, 0, Takes.of(by_expression), {}, crew, config.reward.judge.max_tokens)
+    reading.start()
+    return reading
 
 
 def joined(config: Config, functions: Sequence[Part], others: Mapping[str, Scorer]) -> Scorer:

@@ -133,9 +133,16 @@ class InWorkers:
         self._pool.start()
 
     async def score(self, prompt: Prompt, completion: Completion) -> Reward:
-        """Raises ScoringError when worker after worker was lost, ConfigError when none can load the function."""
+        """See `ask`."""
         arguments = {**self._takes.arguments(prompt, completion, self._max_tokens), **self._settings}
-        job = Job((prompt.text, completion.text), arguments, asyncio.get_running_loop().create_future())
+        return await self.ask((prompt.text, completion.text), arguments)
+
+    async def ask(self, texts: tuple[str, str], arguments: Mapping[str, object]) -> Reward:
+        """What the function says of two texts.
+
+        Raises ScoringError when worker after worker was lost, ConfigError when none can load the function.
+        """
+        job = Job(texts, arguments, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         if len(self._asking) < self._pool.size * self._pool.places:
             self._asking.add(asyncio.create_task(self._ask_all(), name=f"reward {self._name}"))

@@ -156,7 +156,7 @@ def test_rewards_that_ship_and_their_options():
     assert found(set(), function="soft_overlong", overlong_buffer=20) == {"soft_overlong": {"buffer": 20}}
     for columns, changes, told in (
         ({"answer"}, {"function": "regex"}, "reward.pattern: nothing is looked for"),
-        ({"answer"}, {"function": "regex", "pattern": "(a"}, "reward.pattern: no regular expression"),
+        ({"answer"}, {"function": "regex", "pattern": "(a"}, "reward.pattern: '(a' is no regular expression"),
         ({"pattern"}, {"function": "regex", "pattern": "a"}, "a column 'pattern', and the reward is given something else"),
         ({"answer"}, {"pattern": "a"}, "reward.pattern: it is for the reward called regex, which does not judge"),
         ({"answer"}, {"overlong_buffer": 3}, "reward.overlong_buffer: it is for the reward called soft_overlong"),

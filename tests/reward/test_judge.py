@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -12,14 +13,16 @@ from aiohttp import web
 import rollyard
 from rollyard.combinations import check as check_combinations
 from rollyard.config import Config, JudgeConfig
-from rollyard.errors import ConfigError
+from rollyard.errors import ConfigError, ScoringError
 from rollyard.judges import build_judges
 from rollyard.place.child import Children
 from rollyard.place.inline import DeviceThread
-from rollyard.reward.judge import Judge, check_template, filled, reader
+from rollyard.reward.judge import Judge, check_parse, check_template, filled
 from rollyard.reward.open import JUDGE, joined, open_functions
+from rollyard.reward.reading import by_expression, compiled, only_number
 from rollyard.types import Completion, FinishReason, Prompt
 from tests.small import config
+from tests.workers import FakeLauncher
 
 TEMPLATE = "Q: {prompt} A: {completion} right: {answer}"
 
@@ -77,15 +80,17 @@ async def server() -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def judging(server: Server, **settings: object) -> AsyncIterator[Judge]:
+async def judging(server: Server, scratch: Path = Path(), **settings: object) -> AsyncIterator[Judge]:
     judge = {"url": (server.url,), "model": "m", "template": TEMPLATE, "scale": 0.5, "retries": 2, **settings}
-    own = Config.model_validate({"prompts": {"task": "sort"}, "reward": {"judge": judge}})
-    found = (await build_judges(own, DeviceThread(), None)).scorers[JUDGE]
+    own = Config.model_validate({"prompts": {"task": "sort"}, "reward": {"judge": judge, "time_limit_s": 2}})
+    children = Children(at_once=True)
+    found = (await build_judges(own, DeviceThread(), None, children.launch, scratch)).scorers[JUDGE]
     assert isinstance(found, Judge)
     try:
         yield found
     finally:
         await found.close()
+        await children.close()
 
 
 # ------------------------------------------------------------------------------------------------ what is asked
@@ -171,6 +176,31 @@ async def test_what_cannot_be_read_is_no_verdict_and_is_asked_again_later(server
         assert "was cut after 64 tokens" in (await judge.score(*pair("b"))).problem
 
 
+async def test_an_expression_that_never_ends_costs_its_own_verdict_and_holds_up_nobody(server, tmp_path):
+    server.answers = lambda text: "1" * 64 + "x" if "A: slow" in text else "9 12"
+    async with judging(server, tmp_path, parse=r"((?:\d+ ?)+)$", scale=1.0) as judge:
+        reading = asyncio.create_task(judge.score(*pair("slow")))
+        async with asyncio.timeout(20):
+            while not reading.done():
+                before = asyncio.get_running_loop().time()
+                await asyncio.sleep(0.02)
+                assert asyncio.get_running_loop().time() - before < 1
+        assert (await reading).value is None and reading.result().problem.endswith("x' (no verdict within 2 s)")
+        assert "(ValueError: could not convert" in (await judge.score(*pair("two"))).problem
+        server.answers = lambda text: "so 7"
+        assert (await judge.score(*pair("a"))).value == 7
+
+
+async def test_processes_that_cannot_read_end_the_run_and_are_no_missing_verdicts(server, tmp_path):
+    launcher = FakeLauncher(lambda name, content: asyncio.sleep(0), OSError("no room"))
+    own = {"url": (server.url,), "model": "m", "parse": "(7)"}
+    config_ = Config.model_validate({"prompts": {"task": "sort"}, "reward": {"judge": own}})
+    judge = (await build_judges(config_, DeviceThread(), None, launcher.launch, tmp_path)).scorers[JUDGE]
+    with pytest.raises(ScoringError, match="no room"):
+        await judge.score(*pair("a"))
+    await judge.close()
+
+
 # ------------------------------------------------------------------------------------------------ pure parts
 
 
@@ -192,13 +222,30 @@ async def test_what_cannot_be_read_is_no_verdict_and_is_asked_again_later(server
     ],
 )
 def test_reading(parse, text, number):
-    assert reader(parse)(text) == number
+    check_parse(parse)
+    if parse == "number":
+        assert only_number(text) == number
+    elif number is not None:
+        assert by_expression("", text, parse) == number
+    else:
+        with pytest.raises(ValueError, match=r"matches nowhere|could not convert"):
+            by_expression("", text, parse)
 
 
-@pytest.mark.parametrize("parse", ["(", "no group", "(a)(b)"])
+NONE = ["(", "(a{99999999999999})", "(" * 5000 + "a" + ")" * 5000]  # wrong, beyond Python's numbers, beyond its stack
+
+
+@pytest.mark.parametrize("parse", [*NONE, "no group", "(a)(b)"])
 def test_rules_that_cannot_be_used(parse):
     with pytest.raises(ConfigError, match=r"reward\.judge\.parse"):
-        reader(parse)
+        check_parse(parse)
+
+
+@pytest.mark.parametrize("pattern", NONE)
+def test_no_regular_expressions(pattern):
+    with pytest.raises(ConfigError, match=r"reward\.pattern: .* is no regular expression") as raised:
+        compiled(pattern, "reward.pattern")
+    assert len(str(raised.value)) < 300
 
 
 def test_the_template_shows_the_completion_and_what_the_prompts_have():
@@ -229,7 +276,7 @@ async def test_beside_the_tasks_own_reward_and_before_a_run(tmp_path, server):
     changes = {"reward.judge.url": server.url, "reward.judge.model": "m", "reward.judge.template": TEMPLATE}
     own = config(tmp_path / "run", **changes, **{"reward.weights": "0"})
     functions = open_functions(own, None, Children().launch, tmp_path)  # a direct one: no process
-    scorer = joined(own, functions, (await build_judges(own, DeviceThread(), None)).scorers)
+    scorer = joined(own, functions, (await build_judges(own, DeviceThread(), None, Children().launch, tmp_path)).scorers)
     reward = await scorer.score(*pair("5"))
     assert reward.parts == {"exact_match": 1.0, "judge": pytest.approx(0.7)} and reward.value == pytest.approx(0.7)
     await scorer.close()
