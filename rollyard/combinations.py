@@ -277,7 +277,7 @@ def _check_engine(engine: EngineConfig) -> None:
 def _check_object(text: str, where: str, example: str) -> None:
     try:
         extra = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"no JSON: {error}", where=where, remedy=f"give such as {example}") from None
     if not isinstance(extra, dict):
         raise ConfigError(f"{text} is no object", where=where, remedy=f"give such as {example}")

@@ -53,7 +53,7 @@ class Remote:
         try:
             columns = dict(prompt.columns)
             body = json.dumps({"prompt": prompt.text, "completion": completion.text, "columns": columns}, sort_keys=True)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             return Reward(None, problem=f"a column cannot be sent: {error}")
         try:
             return Reward(await self._cache.verdict(body, lambda: self._asked(body)))
@@ -126,7 +126,7 @@ def _number(url: str, content: bytes) -> float:
     """Raises ScoringError for what is no answer, or says that there is no verdict."""
     try:
         answer = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ScoringError(f"{url} answered what is no JSON: {_shown(content)}") from None
     if not isinstance(answer, dict) or "reward" not in answer:
         raise ScoringError(f'{url} answered without a "reward": {_shown(content)}')

@@ -201,7 +201,7 @@ class InWorkers:
         asked = Asked(self._number, self._limit_s, [job.texts for job in jobs], [job.arguments for job in jobs])
         try:
             content = json.dumps(asked).encode()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             if len(jobs) > 1:
                 return jobs
             problem = f"a column cannot be given to a worker process: {error}"

@@ -94,6 +94,7 @@ NONE = [
     (says(True), ""),
     (says([1.0]), "no finite float32 number"),
     (httpx.Response(200, content="<html>"), "what is no JSON: '<html>'"),
+    (httpx.Response(200, content="[" * 10**5), "what is no JSON: '[[["),
     (httpx.Response(200, content="[1]"), 'without a "reward"'),
     (httpx.Response(200, content='{"reward": NaN}'), "nan, which is no finite"),
     (httpx.Response(200, content='{"reward": 1e99}'), "no finite"),
