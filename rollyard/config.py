@@ -133,7 +133,10 @@ class RewardModelConfig(Section):
     )
     token_budget: Count = Field(8192, description="tokens of one of its batches at most, padding counted")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of its parameters")
-    limit_s: Positive = Field(120.0, description="seconds a verdict of it may take, waiting included; beyond it there is none")
+    limit_s: Positive = Field(120.0, description="seconds a verdict may take once its batch has begun; beyond it there is none")
+    wait_s: Positive = Field(
+        1800.0, description="seconds a text may wait for its batch to begin; beyond it the run stops as failed: it is overloaded"
+    )
     restarts: Natural = Field(1, description="times its own process is started again after it was lost")
 
 

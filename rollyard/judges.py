@@ -82,7 +82,7 @@ def _reward_model(config: Config, device: Device, alone: bool = False) -> Batche
     classifier = Classifier(model, worker.device_of(config))
     if alone:
         worker.set_threads(worker.threads_for(config, classifier.parameters))
-    return Batched(classifier, device, model.token_budget, model.limit_s)
+    return Batched(classifier, device, model.token_budget, model.limit_s, model.wait_s)
 
 
 async def _launched(config: Config, launch: Callable[..., Awaitable[Channel]]) -> Channel:

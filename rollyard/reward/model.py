@@ -46,15 +46,17 @@ class RemoteModel:
     async def score(self, prompt: Prompt, completion: Completion) -> Reward:
         """What was under way in a process that is lost is asked of the next.
 
-        Raises ScoringError, with the cause, once the process was lost too often, or is closed.
+        Raises ScoringError, with the cause, once the process was lost too often, is closed, or does not judge what waits.
         """
+        config = self._config
+        limit_s = config.wait_s + config.limit_s + LATE_S
         asked = ASKED.dump_json(Asked.of(prompt, completion))
         while not self._closed:
             channel = await self._there()
             try:
-                return REWARD.validate_json(await channel.call("judge", asked, limit_s=self._config.limit_s + LATE_S))
+                return REWARD.validate_json(await channel.call("judge", asked, limit_s=limit_s))
             except TimeLimitExceeded as error:
-                return Reward(None, problem=str(error))
+                raise ScoringError(f"the reward model's process hangs: {error}") from error
             except EngineLost as error:
                 self._lose(channel, error)
         raise ScoringError("the reward model is closed")

@@ -32,7 +32,7 @@ class Mortal(Lengths):
 
 async def judging(channel: Channel, order: bytes) -> None:
     device = DeviceThread()
-    await serve(Batched(Mortal(), device, 64, 10.0), device.spans, channel)
+    await serve(Batched(Mortal(), device, 64, 10.0, 60.0), device.spans, channel)
 
 
 async def unreadable(channel: Channel, order: bytes) -> None:

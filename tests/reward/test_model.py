@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -32,7 +34,7 @@ from rollyard.types import Activity, Completion, FinishReason, Prompt
 from tests.reward.classifiers import classifier_folder
 from tests.reward.hosts import Lengths
 from tests.small import children, config, share_of_a
-from tests.workers import FakeLauncher
+from tests.workers import FakeLauncher, Hung
 
 TEXTS = ["a", "3+4=7", "a much longer text than the others, padded to", "b!", "middle of them"]
 
@@ -219,7 +221,7 @@ def device():
 
 async def test_everyone_gets_his_own_verdict(device):
     slow = Slow()
-    model = Batched(slow, device, 32, 10.0)
+    model = Batched(slow, device, 32, 10.0, 60.0)
     lengths = [3, 30, 1, 16, 2, 15, 31, 4, 4, 4]
     rewards = await asyncio.gather(*(model.score(*pair("x" * length)) for length in lengths))
     assert [reward.value for reward in rewards] == lengths
@@ -230,7 +232,7 @@ async def test_everyone_gets_his_own_verdict(device):
 
 async def test_others_have_their_turn_on_the_device_between_batches(device):
     slow, turns = Slow(), []
-    model = Batched(slow, device, 4, 10.0)
+    model = Batched(slow, device, 4, 10.0, 60.0)
     judge = slow.judge
     slow.judge = lambda rows: turns.append("judge") or judge(rows)  # type: ignore[method-assign]
     scoring = [asyncio.create_task(model.score(*pair("xxxx"))) for _ in range(3)]
@@ -244,16 +246,44 @@ async def test_others_have_their_turn_on_the_device_between_batches(device):
 async def test_failures_and_lateness_are_no_verdicts(device):
     slow = Slow()
     slow.failing = "out of memory"
-    model = Batched(slow, device, 32, 0.2)
+    model = Batched(slow, device, 32, 0.2, 60.0)
     assert (await model.score(*pair("x"))).problem == "the reward model failed: RuntimeError: out of memory"
     slow.failing = ""
     slow.judge = lambda rows: [float("nan")]  # type: ignore[method-assign]
     assert (await model.score(*pair("x"))).problem == "the reward model says nan"
-    gate = asyncio.Event()
-    device.run = lambda *call: gate.wait()  # type: ignore[method-assign, assignment]
+    gate = threading.Event()
+    slow.judge = lambda rows: gate.wait() and [0.0]  # type: ignore[method-assign]
     late = await asyncio.gather(*(model.score(*pair("x")) for _ in range(2)))
+    gate.set()
     assert [each.value for each in late] == [None, None]
     assert late[0].problem == "the reward model gave no verdict within 0.2 s"
+    await model.close()
+
+
+async def test_waiting_is_not_a_verdicts_own_time(device):
+    """Neither for other batches, nor for what else the device does, such as a step of the trainer."""
+    slow = Slow()
+    slow.judge = lambda rows: time.sleep(0.02) or [1.0] * len(rows)  # type: ignore[method-assign, func-returns-value]
+    model = Batched(slow, device, 4, 0.3, 60.0)
+    step = asyncio.create_task(device.run(time.sleep, 0.5))
+    await asyncio.sleep(0)
+    rewards = await asyncio.gather(*(model.score(*pair("xxxx")) for _ in range(24)))
+    assert [reward.value for reward in rewards] == [1.0] * 24
+    await step
+    await model.close()
+
+
+async def test_whoever_waits_too_long_for_a_batch_ends_the_run(device):
+    gate = threading.Event()
+    held = asyncio.create_task(device.run(gate.wait))
+    await asyncio.sleep(0)
+    model = Batched(Slow(), device, 4, 10.0, 0.1)
+    found = await asyncio.gather(*(model.score(*pair("xxxx")) for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in found] == [ScoringError] * 3
+    assert "a text waited 0.1 s, and its batch has not begun" in str(found[0])
+    gate.set()
+    await held
+    assert (await model.score(*pair("xxx"))).value == 3.0  # nothing of those is left over
     await model.close()
 
 
@@ -322,6 +352,20 @@ async def test_no_process_is_started_for_what_was_under_way_when_it_was_closed()
         with pytest.raises(ScoringError, match="the reward model is closed"):
             await model.score(*pair("x"))
     assert [process.closed for process in launcher.started] == [True]
+
+
+async def test_a_process_that_does_not_answer_at_all_is_no_missing_verdict():
+    async def answer(name: str, content: bytes) -> bytes:
+        if name != "start":
+            raise Hung
+        return b""
+
+    launch = partial(FakeLauncher(answer).launch, "a:target", b"", name="reward model", environment={})
+    model = RemoteModel(launch, RewardModelConfig(folder="m", limit_s=1, wait_s=7), 30.0)
+    await model.start()
+    with pytest.raises(ScoringError, match="process hangs: .* within 13 s"):
+        await model.score(*pair("x"))
+    await model.close()
 
 
 async def test_a_model_that_cannot_be_read_there_is_a_users_mistake_here():
