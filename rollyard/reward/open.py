@@ -25,6 +25,7 @@ from rollyard.types import Completion, Prompt, Reward
 
 Given = RewardFunction | Mapping[str, RewardFunction] | Sequence[RewardFunction]
 MODEL, JUDGE, REMOTE = "reward_model", "judge", "remote"  # names in reports
+FOR_WORKERS = ("time_limit_s", "workers", "start_s", "give_up_after")  # options of the processes that functions run in
 
 
 def _none(config: Config) -> Mapping[str, object]:
@@ -120,13 +121,14 @@ def judges_of(config: Config, given: Given | None, *, optional: bool = False) ->
     """
     others = others_of(config)
     judges = _given(given, config) if given is not None else _named(config, optional or bool(others))
+    _check_options(config, judges)
+    _check_workers(config, judges)
     if not judges and optional and not config.reward.weights and not others:
         return ()
     weights = config.reward.weights or (1.0,) * len(judges)
     if len(weights) != len(judges):
         problem = f"{len(weights)} weights for {len(judges)} rewards"
         raise ConfigError(problem, where="reward.weights", remedy="give each reward one, or leave them out")
-    _check_options(config, judges)
     found = tuple(zip(judges, weights, strict=True))
     check_parts([*((judge.name, weight) for judge, weight in found), *others])
     return found
@@ -135,10 +137,27 @@ def judges_of(config: Config, given: Given | None, *, optional: bool = False) ->
 def _check_options(config: Config, judges: Sequence[Judge]) -> None:
     """An option of a reward that does not judge is a mistake."""
     for name, ours in SHIPPED.items():
-        changed = ours.option and getattr(config.reward, ours.option) != RewardConfig.model_fields[ours.option].default
-        if changed and all(judge.function is not ours.function for judge in judges):
+        if ours.option and _changed(config, ours.option) and all(judge.function is not ours.function for judge in judges):
             problem = f"it is for the reward called {name}, which does not judge"
             raise ConfigError(problem, where=f"reward.{ours.option}", remedy=f"leave it out, or add {name} to reward.function")
+
+
+def _check_workers(config: Config, judges: Sequence[Judge]) -> None:
+    """So is one of worker processes that nobody needs."""
+    takes, judge = [Takes.of(judge.function) for judge in judges if not judge.direct], config.reward.judge
+    reads = bool(judge.url) and judge.parse != BY_NUMBER
+    for names, heeded, problem in (
+        (FOR_WORKERS, takes or reads, "no reward is judged in a worker process"),
+        (("concurrency",), any(each.asynchronous for each in takes), "no reward is a coroutine function"),
+        (("batch",), any(each.batched for each in takes), "no reward is a function of several (prompts, completions)"),
+    ):
+        name = next((name for name in names if _changed(config, name)), "")
+        if name and not heeded:
+            raise ConfigError(problem, where=f"reward.{name}", remedy="leave it out, or name such a function in reward.function")
+
+
+def _changed(config: Config, option: str) -> bool:
+    return bool(getattr(config.reward, option) != RewardConfig.model_fields[option].default)
 
 
 def others_of(config: Config) -> list[tuple[str, float]]:

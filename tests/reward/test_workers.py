@@ -164,7 +164,7 @@ async def test_whoever_hangs_or_dies_the_others_have_their_verdicts(tmp_path, fu
         return await launcher.answer(name, content)
 
     launcher.handle = answer
-    how = {"workers": workers, "batch": batch, "concurrency": batch, "give_up_after": 99}
+    how = {"workers": workers, "give_up_after": 99, **{each: {"concurrency": batch}, all_: {"batch": batch}}.get(function, {})}
     found = await judge(launcher, tmp_path, {"it": function}, texts, **how)
     assert [reward.value for reward in found] == [None if text in ("die", "hang") else float(len(text)) for text in texts]
     for reward, text in zip(found, texts, strict=True):
