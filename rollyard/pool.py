@@ -66,6 +66,12 @@ class Worker:
         self._answered()
         return answer
 
+    def give_up(self) -> None:
+        """End it, at work or not: nobody waits for it any more, which is no loss."""
+        if not self.lost:
+            self.given_up = True
+            self.lose("was killed: nobody waits for it any more")
+
     def lose(self, cause: str) -> None:
         """It is of no more use. Only the first cause is kept."""
         if not self.lost:
@@ -137,6 +143,11 @@ class Pool:
         self._starting = False  # a seat's first worker
         self._broken: RollyardError | None = None
 
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for a place."""
+        return any(not place.done() for place in self._waiting)
+
     def start(self) -> None:
         """Begin to start the first worker. Harmless when there is one."""
         if not self._seats:
@@ -158,9 +169,8 @@ class Pool:
         try:
             yield worker
         except asyncio.CancelledError:
-            if self.places == 1 and not worker.lost:  # what it does goes on
-                worker.given_up = True
-                worker.lose("was killed: nobody waits for it any more")
+            if self.places == 1:  # what it does goes on
+                worker.give_up()
             raise
         finally:
             self._leave(worker)

@@ -2,7 +2,9 @@
 
 Many episodes share a process, so those that were in it when it was lost begin again in another one, and are told what they were
 told before: the policy writes nothing twice. Of those whose environments were at work then, one is why it was lost, so each of
-them has a process to itself from then on; the one that does it again is known.
+them has a process to itself from then on; the one that does it again is known. There is one such process at a time. Who waits
+for the policy in it leaves it to another suspect and begins again later: an answer may be long in coming, and may even depend on
+what the other one is to do first.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from rollyard.protocols.processes import Channel
 from rollyard.types import Asking, Prompt, Reply, Reward
 
 GRACE_S = 2.0  # seconds in which a worker tells by itself that an environment took too long
+PATIENCE_S = 2.0  # seconds of waiting for the policy in a process that others want: about what it takes to start another
 TARGET = "rollyard.episode.host:serve"
 
 
@@ -49,19 +52,22 @@ class InWorkers:
 
     async def play(self, prompt: Prompt, answer: Answer, working: Working = nullcontext) -> Played:
         """See `Stage.play`. Raises WorkersUsedUp when worker after worker was lost, ConfigError when none can be had."""
-        told, alone = _Told(answer), False
+        told, pool = _Told(answer), self._shared
         try:
             while True:
                 async with AsyncExitStack() as place:
                     with working():  # a process may have to start first
-                        worker = await place.enter_async_context((self._alone if alone else self._shared).worker())
+                        worker = await place.enter_async_context(pool.worker())
                     visit = _Visit(told)
                     try:
-                        return await self._visit(worker, visit, prompt, working)
+                        if (played := await self._visit(worker, visit, prompt, working, pool)) is not None:
+                            return played
                     except WorkerLost as error:
-                        if alone:
+                        if pool is self._alone:
                             return Played(Reward(None, problem=str(error)), told.text)
-                        alone = not visit.asking
+                        pool = self._shared if visit.asking else self._alone
+                        continue
+                await told.newest()
         finally:
             told.close()
 
@@ -78,15 +84,21 @@ class InWorkers:
             raise RollyardError("nobody plays this episode any more")
         return REPLY.dump_json((await self._visits[number].reply(asking),))
 
-    async def _visit(self, worker: Worker, visit: _Visit, prompt: Prompt, working: Working) -> Played:
-        """The episode from its beginning, in this process. Raises WorkerLost, or what kept the policy from answering."""
+    async def _visit(self, worker: Worker, visit: _Visit, prompt: Prompt, working: Working, pool: Pool) -> Played | None:
+        """The episode from its beginning, in this process of the pool. None: it has left it to another suspect.
+
+        Raises WorkerLost, or what kept the policy from answering.
+        """
         number = next(self._numbers)
         self._visits[number] = visit
         call = asyncio.ensure_future(worker.call("play", PLAY.dump_json((number, prompt)), limit_s=ASK_S))
         try:
             while not call.done():
                 if visit.asking:
-                    await visit.until_changed(call, None)
+                    leaves = not await visit.until_changed(call, PATIENCE_S) and pool is self._alone and pool.wanted
+                    if leaves and visit.asking:
+                        worker.give_up()  # whatever it left behind would be another one's fault
+                        return None
                     continue
                 with working():
                     in_time = await visit.until_changed(call, self._limit_s + GRACE_S)
@@ -122,13 +134,17 @@ class _Told:
             self._turns.append((asking, asyncio.ensure_future(self._answer(asking))))
         before, reply = self._turns[place]
         if before != asking:
-            self.problem = "its worker process was lost, and in another one the environment did not ask as before"
+            self.problem = "the environment began again in another process, and did not ask as before"
             raise RollyardError(self.problem)
         try:
             return await asyncio.shield(reply)
         except RollyardError as error:
             self.error = error
             raise
+
+    async def newest(self) -> None:
+        """Wait for the answer to what it asked last. Raises what kept the policy from that."""
+        await asyncio.shield(self._turns[-1][1])
 
     @property
     def text(self) -> str:

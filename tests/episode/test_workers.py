@@ -225,6 +225,57 @@ async def test_blocked_episodes_among_others_that_end_are_no_reason_to_end_the_r
     await crew.player.close()
 
 
+async def test_suspects_that_wait_for_one_another_both_end(monkeypatch):
+    """The younger is answered only once the older has ended, as with `swap`, where a version comes between their batches."""
+    monkeypatch.setattr(workers, "PATIENCE_S", 0.05)
+
+    async def plays(process, ask, prompt):
+        if prompt.id == 9:
+            await asyncio.sleep(0.01)
+            process.end("ended with exit code 3")
+            await asyncio.sleep(5)
+        await asyncio.sleep(0.03)
+        first = await ask((4,))
+        second = await ask((4, *first.token_ids))
+        return float(len(second.token_ids))
+
+    crew, policy, younger, older = Crew(plays, monkeypatch), Policy(), Policy(), Policy()
+    older.open.set()
+    async with asyncio.timeout(5):
+        waits = asyncio.create_task(crew.player.play(prompt(1), younger))
+        ends = asyncio.create_task(crew.player.play(prompt(0), older))
+        ends.add_done_callback(lambda _: younger.open.set())
+        dies = asyncio.create_task(crew.player.play(prompt(9), policy))
+        played = await asyncio.gather(waits, ends, dies)
+    assert [each.verdict is not None and each.verdict.value for each in played] == [1.0, 1.0, None]
+    assert (younger.written, older.written) == (2, 2), "nothing is written twice"
+    alone = [process for process in crew.started if process.name == "environment worker for one 0"]
+    assert [process.begun for process in alone] == [1, 2, 1], "who leaves takes its process along"
+    await crew.player.close()
+
+
+async def test_a_suspect_that_waits_for_the_policy_alone_stays_where_it_is(monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE_S", 0.02)
+
+    async def plays(process, ask, prompt):
+        if len(crew.started) == 1:
+            process.end("ended with exit code 3")
+            await asyncio.sleep(5)
+        await ask((4,))
+        return 1.0
+
+    crew, policy = Crew(plays, monkeypatch), Policy()
+    async with asyncio.timeout(5):
+        going = asyncio.create_task(crew.player.play(prompt(0), policy))
+        await asyncio.sleep(0.15)
+        policy.open.set()
+        played = await going
+    assert played.verdict == Reward(1.0, {"environment": 1.0})
+    alone = [process for process in crew.started if process.name == "environment worker for one 0"]
+    assert [process.begun for process in alone] == [1]
+    await crew.player.close()
+
+
 OWN = """
 class Own:
     async def episode(self, ask, prompt):
