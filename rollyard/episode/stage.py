@@ -6,7 +6,6 @@ A failure of an environment, its time limit included, is a missing verdict of it
 from __future__ import annotations
 
 import asyncio
-import math
 import operator
 import reprlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -15,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollyard.protocols.rollouts import Environment
-from rollyard.types import LARGEST, Asking, Prompt, Reply, Reward
+from rollyard.types import Asking, Prompt, Reply, Reward
+from rollyard.verdict import cause_of, reward_of
 
 NAME = "environment"  # of its verdict, among those of rewards
 
@@ -107,8 +107,8 @@ class Stage:
     async def _episode(self, asker: Asker, prompt: Prompt) -> Any:
         try:
             return await self.environment.episode(asker, prompt)
-        except SystemExit as error:  # else it would end the run
-            raise RuntimeError(f"SystemExit: {error}") from error
+        except (SystemExit, KeyboardInterrupt) as error:  # else it would end the run
+            raise RuntimeError(cause_of(error)) from error
 
 
 class Asker:
@@ -196,18 +196,6 @@ def verdict_of(episode: asyncio.Future[Any]) -> Reward | None:
         return Reward(None, problem="the environment cancelled its own episode")
     error = episode.exception()
     if error is not None:
-        return Reward(None, problem=f"{type(error).__name__}: {error}")
+        return Reward(None, problem=cause_of(error))
     value = episode.result()
-    if value is None:
-        return None
-    if isinstance(value, Reward):
-        numbers = [*value.parts.values(), 0.0 if value.value is None else value.value]
-        finite = all(abs(number) <= LARGEST for number in numbers)
-        return value if finite else Reward(None, problem=f"the environment returned {reprlib.repr(value)}")
-    try:
-        number = math.nan if isinstance(value, (str, bytes, bytearray)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not abs(number) <= LARGEST:
-        return Reward(None, problem=f"the environment returned {reprlib.repr(value)}, which is no finite float32 number")
-    return Reward(number, {NAME: number})
+    return None if value is None else reward_of(value, "the environment", NAME)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Final
 
+from rollyard.texts import clean
 from rollyard.types import FinishReason, Turn, VersionSpan, WeightVersion
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -75,11 +76,6 @@ def pack_json(record: Mapping[str, object]) -> str:
     except (TypeError, ValueError):
         encoded = _encode({str(key): _plain(value) for key, value in record.items()})
     return clean(encoded)
-
-
-def clean(text: str) -> str:
-    """Text that UTF-8 can hold: a lone surrogate becomes its escape, as in JSON."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _plain(value: object) -> object:

@@ -34,8 +34,9 @@ from rollyard.events import (
     Scored,
     Train,
 )
-from rollyard.journal.codec import clean, pack_floats, pack_ids, pack_json, pack_spans, pack_turns
+from rollyard.journal.codec import pack_floats, pack_ids, pack_json, pack_spans, pack_turns
 from rollyard.journal.schema import APPLICATION_ID, FORMAT, INSERTS, TABLES
+from rollyard.texts import clean
 from rollyard.types import WeightVersion
 
 FLUSH_S: Final = 1.0  # a recorded row waits no longer than this, as long as rows keep coming

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rollyard.reward.function import RewardFunction, Takes
-from rollyard.reward.verdict import number_of
 from rollyard.types import Completion, Prompt, Reward
+from rollyard.verdict import cause_of, number_of
 
 
 class Direct:
@@ -29,7 +29,7 @@ class Direct:
         try:
             value = self._function(prompt.text, completion.text, **arguments)
         except Exception as error:  # noqa: BLE001 - of whatever kind a column is
-            return Reward(None, problem=f"{type(error).__name__}: {error}")
+            return Reward(None, problem=cause_of(error))
         number, problem = number_of(value, self._name)
         return Reward(None, problem=problem) if number is None else Reward(number, {self._name: number})
 

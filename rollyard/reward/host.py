@@ -19,7 +19,7 @@ from rollyard.functions import load_function
 from rollyard.protocols.processes import Channel
 from rollyard.reward import origin
 from rollyard.reward.function import WHERE, Takes, batch_columns
-from rollyard.reward.verdict import number_of
+from rollyard.verdict import cause_of, number_of
 
 LOG_BYTES = 2**24
 FIRST_TO_GO = "1000"  # where memory runs out, the system ends a worker before anything else of the run
@@ -135,7 +135,7 @@ class Judge:
         except BaseException as error:  # noqa: BLE001 - whatever a user's function raises is a missing verdict, told with its cause
             if clock.expired():
                 return None, f"no verdict within {limit_s:g} s"
-            return None, f"{type(error).__name__}: {error}"
+            return None, cause_of(error)
 
     def _verdicts(self, value: Any, count: int) -> list[Verdict]:
         """Of several completions."""
@@ -159,7 +159,7 @@ async def _outside(call: Callable[[], Any]) -> tuple[Any, str]:
         try:
             outcome.set_result((call(), ""))
         except BaseException as error:  # noqa: BLE001 - as above
-            outcome.set_result((None, f"{type(error).__name__}: {error}"))
+            outcome.set_result((None, cause_of(error)))
         finally:
             asyncio._set_running_loop(loop)
 

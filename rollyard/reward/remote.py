@@ -16,8 +16,8 @@ import httpx
 from rollyard.config import RemoteConfig
 from rollyard.errors import ScoringError, TimeLimitExceeded
 from rollyard.reward.cache import Cache
-from rollyard.reward.verdict import number_of
 from rollyard.types import Completion, Prompt, Reward
+from rollyard.verdict import number_of
 
 CONNECT_S: Final = 10.0
 RETRYABLE: Final = frozenset({408, 425, 429})  # and all from 500 on

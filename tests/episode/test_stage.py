@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import numpy as np
 import pytest
 
+from rollyard.episode.host import PLAYED
 from rollyard.episode.load import FromFunction
 from rollyard.episode.stage import Played
 from rollyard.episode.transcript import Transcript
@@ -65,6 +67,9 @@ async def test_a_rewritten_conversation_is_told_by_its_answers():
         (True, Reward(1.0, {"environment": 1.0})),
         (Reward(0.5, {"a": 1.0}), Reward(0.5, {"a": 1.0})),
         (Reward(None, problem="no"), Reward(None, problem="no")),
+        (Reward(None, {"a": 1}, "no \udce9"), Reward(None, {"a": 1.0}, "no \\udce9")),
+        (Reward(np.float32(0.5), {"a": np.int64(2), "b\udce9": True}), Reward(0.5, {"a": 2.0, "b\\udce9": 1.0})),
+        (np.float32(0.5), Reward(0.5, {"environment": 0.5})),
         (None, None),
     ],
 )
@@ -75,13 +80,67 @@ async def test_verdicts(value, verdict):
     assert (await plays(episode).play(PROMPT, Says())).verdict == verdict
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, "1", [1], Reward(float("nan")), Reward(1.0, {"a": -1e39})])
+class Wild:
+    """Raises what it was made with, whatever it is asked for."""
+
+    def __init__(self, error) -> None:
+        self._error = error
+
+    def raises(self, *_):
+        raise self._error
+
+    __float__ = __repr__ = __str__ = items = raises
+
+
+WRONG = [float("nan"), float("inf"), 1e39, "1", [1], Wild(RuntimeError("no")), Wild(SystemExit(3)), "\udce9"]
+
+
+def _within(value):
+    """As a verdict, in the place of a Reward's value, and among its parts."""
+    return [value, Reward(value), Reward(1.0, {"a": 1.0, "b": value}), Reward(None, {"a": value})]
+
+
+MALFORMED = [
+    Reward(1.0, {"used": None}),
+    Reward(1.0, None),
+    Reward(1.0, Wild(RuntimeError("no"))),
+    Reward(1.0, {3: 1.0}),
+    Reward(1.0, [("a", 1.0)]),
+    Reward(None, problem=ValueError("no")),
+]
+
+
+@pytest.mark.parametrize("value", [*(each for wrong in WRONG for each in _within(wrong)), *MALFORMED])
 async def test_what_is_no_verdict(value):
     async def episode(ask, prompt):
         return value
 
-    verdict = (await plays(episode).play(PROMPT, Says())).verdict
-    assert verdict is not None and verdict.value is None and "the environment returned" in verdict.problem
+    played = await plays(episode).play(PROMPT, Says())
+    assert played.verdict is not None and played.verdict.value is None and not played.verdict.parts
+    assert "the environment returned" in played.verdict.problem
+    assert PLAYED.validate_json(PLAYED.dump_json((played,))) == (played,), "it can leave its process"
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (Mute(), "Mute: it does not say why"),
+        (OSError("caf\udce9"), "OSError: caf\\udce9"),
+        (KeyboardInterrupt(), "RuntimeError: KeyboardInterrupt: "),
+    ],
+)
+async def test_whatever_it_raises_is_told_as_a_text(error, problem):
+    async def episode(ask, prompt):
+        raise error
+
+    played = await plays(episode).play(PROMPT, Says())
+    assert played.verdict == Reward(None, problem=problem)
+    assert PLAYED.validate_json(PLAYED.dump_json((played,))) == (played,)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollyard.journal.codec import (
-    clean,
     pack_floats,
     pack_ids,
     pack_json,
@@ -18,6 +17,7 @@ from rollyard.journal.codec import (
     unpack_spans,
     unpack_turns,
 )
+from rollyard.texts import clean
 from rollyard.types import FinishReason, Turn, VersionSpan, WeightVersion
 
 

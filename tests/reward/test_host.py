@@ -85,6 +85,22 @@ async def test_an_error_is_a_missing_verdict_with_its_cause(error):
         assert number is None and problem.startswith(type(error).__name__)
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+async def test_an_error_that_does_not_say_what_it_is():
+    def sync(prompt, completion, **columns):
+        raise Mute
+
+    async def asynchronous(prompt, completion, **columns):
+        raise Mute
+
+    for function in (sync, asynchronous):
+        assert await judge(function) == [(None, "Mute: it does not say why")]
+
+
 async def test_a_coroutine_that_takes_too_long():
     async def forever(prompt, completion, **columns):
         await asyncio.sleep(60)
