@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
-import os
-import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +14,12 @@ from pydantic import ConfigDict, TypeAdapter
 from rollyard.episode.load import load_environment
 from rollyard.episode.stage import Played, Stage
 from rollyard.protocols.processes import Channel
+from rollyard.settle import Surroundings, settle, shorten
 from rollyard.types import Asking, Prompt, Reply
 
 if TYPE_CHECKING:
     from rollyard.model.tokenizer import Tokenizer
 
-FIRST_TO_GO = "1000"  # where memory runs out, the system ends a worker before anything else of the run
 ASK_S = 24 * 3600.0  # seconds that an answer of the policy may take: as long as the longest rollout
 
 
@@ -38,8 +34,7 @@ class Order:
     max_tokens: int
     turns: int
     limit_s: float
-    path: tuple[str, ...]  # where it finds modules
-    prints: str  # file that gets what environments print
+    around: Surroundings
 
 
 LOOSE = ConfigDict(ser_json_inf_nan="constants")  # a column may be a number that is none
@@ -54,7 +49,7 @@ STOP = TypeAdapter(int)
 async def serve(channel: Channel, order: bytes) -> None:
     """Play. Raises ConfigError when the environment cannot be loaded here."""
     ordered = ORDER.validate_json(order)
-    _settle(ordered)
+    settle(ordered.around)
     environment, tokens = load_environment(ordered.environment), _Tokens(ordered)
     stage = Stage(environment, tokens, ordered.vocabulary, ordered.max_tokens, ordered.turns, ordered.limit_s)
     going: dict[int, asyncio.Task[Played]] = {}
@@ -66,6 +61,7 @@ async def serve(channel: Channel, order: bytes) -> None:
         number, prompt = PLAY.validate_json(content)
 
         async def answer(asking: Asking) -> Reply:
+            shorten()
             (reply,) = REPLY.validate_json(await channel.call("ask", ASK.dump_json((number, asking)), limit_s=ASK_S))
             return reply
 
@@ -116,15 +112,3 @@ class _Tokens:
 
     def chat_after(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         return self._full.chat_after(messages)
-
-
-def _settle(ordered: Order) -> None:
-    """A process for code that may do anything: what it prints goes to a file, and what ends it is written down."""
-    faulthandler.enable(all_threads=False)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
-    prints = os.open(ordered.prints, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-    os.dup2(prints, 1)
-    os.close(prints)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.path.extend(entry for entry in ordered.path if entry not in sys.path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +15,7 @@ from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.pool import Launch
 from rollyard.protocols.rollouts import Environment
+from rollyard.settle import Surroundings
 
 if TYPE_CHECKING:
     from rollyard.model.tokenizer import Tokenizer
@@ -71,10 +70,9 @@ def open_player(
     vocabulary, most, limit_s = Architecture.from_folder(folder).vocab_size, rollout.max_tokens, plays.limit_s
     if given is not None or plays.name in SHIPPED or not plays.workers:
         return Stage(environment, tokenizer, vocabulary, most, plays.turns, limit_s)
-    path, prints = tuple(map(os.path.abspath, sys.path)), str(scratch.resolve() / "environment.log")
-    tokens = scratch.resolve() / "environment.tokens.json"
+    around, tokens = Surroundings.here(scratch.resolve() / "environment.log"), scratch.resolve() / "environment.tokens.json"
     tokenizer.save(tokens)
-    order = Order(plays.name, str(tokens), str(folder.resolve()), vocabulary, most, plays.turns, limit_s, path, prints)
+    order = Order(plays.name, str(tokens), str(folder.resolve()), vocabulary, most, plays.turns, limit_s, around)
     at_once = rollout.group_size * rollout.groups_per_step * (rollout.max_staleness + 1)
     player = InWorkers(launch, order, plays.workers, -(-at_once // plays.workers))
     closing.push_async_callback(player.close)

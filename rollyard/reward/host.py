@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import json
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollyard.environment import take_python_variables
 from rollyard.functions import load_function
 from rollyard.protocols.processes import Channel
 from rollyard.reward import origin
 from rollyard.reward.function import WHERE, Takes, batch_columns
+from rollyard.settle import Surroundings, settle, shorten
 from rollyard.verdict import cause_of, number_of
 
-LOG_BYTES = 2**24
-FIRST_TO_GO = "1000"  # where memory runs out, the system ends a worker before anything else of the run
 Verdict = tuple[float | None, str]  # a number, or why there is none
 
 
@@ -42,14 +36,12 @@ class Order(NamedTuple):
     """All that a worker needs."""
 
     functions: tuple[Source, ...]
-    path: tuple[str, ...]  # where it finds modules
-    prints: str  # file that gets what functions print
-    variables: Mapping[str, str]  # of Python, for what functions start
+    around: Surroundings
 
     @classmethod
     def read(cls, content: bytes) -> Order:
-        functions, path, *rest = json.loads(content)
-        return cls(tuple(Source(*source) for source in functions), tuple(path), *rest)
+        functions, around = json.loads(content)
+        return cls(tuple(Source(*source) for source in functions), Surroundings(*around))
 
 
 class Asked(NamedTuple):
@@ -64,14 +56,14 @@ class Asked(NamedTuple):
 async def serve(channel: Channel, order: bytes) -> None:
     """Judge. Raises ConfigError when a function cannot be loaded here."""
     ordered = Order.read(order)
-    _settle(ordered)
+    settle(ordered.around)
     judges = [Judge(source.name, loaded(source)) for source in ordered.functions]
 
     async def start(content: bytes) -> bytes:
         return b""
 
     async def judge(content: bytes) -> bytes:
-        _shorten(2)
+        shorten()
         asked = Asked(*json.loads(content))
         return json.dumps(await judges[asked.function].judge(asked)).encode()
 
@@ -79,26 +71,6 @@ async def serve(channel: Channel, order: bytes) -> None:
     channel.handle("judge", judge)
     channel.ready()
     await channel.ended()
-
-
-def _settle(ordered: Order) -> None:
-    """A process for code that may do anything: what it prints goes to a file, and what ends it is written down."""
-    faulthandler.enable(all_threads=False)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
-    prints = os.open(ordered.prints, os.O_CREAT | os.O_APPEND | os.O_WRONLY, origin.PRIVATE)
-    os.dup2(prints, 1)
-    os.close(prints)
-    sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-    take_python_variables(ordered.variables)
-    sys.path[1:] = ordered.path  # the first is where this package is found
-
-
-def _shorten(log: int) -> None:
-    """What is printed there stays for messages alone: its end is enough."""
-    if os.fstat(log).st_size > LOG_BYTES:
-        os.ftruncate(log, 0)
-        os.lseek(log, 0, os.SEEK_SET)
 
 
 def loaded(source: Source) -> Callable[..., Any]:

@@ -16,8 +16,7 @@ from typing import Any
 
 from rollyard.errors import ConfigError, RollyardError
 from rollyard.functions import Function
-
-PRIVATE = 0o600
+from rollyard.settle import PRIVATE
 
 
 def import_name(function: Function) -> str:
@@ -76,8 +75,3 @@ def read(path: Path) -> Callable[..., Any]:
             problem = f"a function cannot be read in a worker process: {type(error).__name__}: {error}"
             raise ConfigError(problem, where="reward.function", remedy="define it in a module") from error
     return function
-
-
-def search_path() -> list[str]:
-    """Where this process finds modules, for another one."""
-    return [os.path.abspath(entry) for entry in sys.path]

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollyard.config import RewardConfig
-from rollyard.environment import process_environment, python_variables
+from rollyard.environment import process_environment
 from rollyard.errors import RollyardError, ScoringError, TimeLimitExceeded, WorkersUsedUp
 from rollyard.pool import Launch, Losses, Pool, Worker
 from rollyard.reward.function import Takes
 from rollyard.reward.host import Asked, Order, Source
-from rollyard.reward.origin import search_path, write
+from rollyard.reward.origin import write
+from rollyard.settle import Surroundings
 from rollyard.types import Completion, Prompt, Reward
 
 GRACE_S = 0.5  # seconds in which a worker tells by itself that a coroutine took too long
@@ -82,9 +83,7 @@ class Crew:
 
     def _ordered(self) -> bytes:
         sources = [self._kept(number, *function) for number, function in enumerate(self._functions)]
-        return json.dumps(
-            Order(tuple(sources), tuple(search_path()), str(self._scratch / "reward.log"), python_variables())
-        ).encode()
+        return json.dumps(Order(tuple(sources), Surroundings.here(self._scratch / "reward.log"))).encode()
 
     def _kept(self, number: int, source: Source, content: bytes) -> Source:
         if not content:

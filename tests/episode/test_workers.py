@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from rollyard.episode import workers
 from rollyard.episode.host import ASK, PLAY, PLAYED, REPLY, Order
@@ -13,11 +15,12 @@ from rollyard.episode.stage import Played
 from rollyard.episode.workers import InWorkers
 from rollyard.errors import EngineError, EngineLost, WorkersUsedUp
 from rollyard.place.child import Children
+from rollyard.settle import Surroundings
 from rollyard.types import Asking, FinishReason, Prompt, Reply, Reward
 from tests.episode.toys import stage
 from tests.tiny import tiny_folder
 
-ORDER = Order("own.py:episode", "", "", 8, 9, 8, 0.1, (), "")
+ORDER = Order("own.py:episode", "", "", 8, 9, 8, 0.1, Surroundings("", (), {}))
 
 
 def prompt(number: int) -> Prompt:
@@ -276,6 +279,44 @@ async def test_a_suspect_that_waits_for_the_policy_alone_stays_where_it_is(monke
     await crew.player.close()
 
 
+TOOLS = """
+import os, subprocess, sys
+import elsewhere
+
+async def episode(ask, prompt):
+    tool = subprocess.run([sys.executable, prompt.columns["tool"]], capture_output=True, text=True)
+    print("the tool says", tool.stdout, tool.stderr, "caf\\udce9")
+    os.write(2, b"x" * (2**24 + 1))
+    await ask(prompt.token_ids)
+    return float(os.fstat(2).st_size == 0 and "elsewhere" in sys.modules)
+"""
+
+
+async def test_a_process_for_environments_is_set_up_as_one_for_rewards(tmp_path, monkeypatch):
+    """A tool finds what lies beside it, the path is the run's, odd texts can be printed, and messages do not grow without end."""
+    for name, text in (("own", TOOLS), ("tool", "import sibling; print(7, end='')"), ("sibling", "")):
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/elsewhere.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    Tokenizer(WordLevel({"?": 0}, "?")).save(str(tmp_path / "tokens"))
+    prints = tmp_path / "environment.log"
+    around = Surroundings.here(prints)
+    order = Order(f"{tmp_path}/own.py:episode", str(tmp_path / "tokens"), "", 8, 9, 8, 20.0, around)
+    children = Children(at_once=True)
+    player = InWorkers(children.launch, order, 1, 8)
+    policy = Policy()
+    policy.open.set()
+    try:
+        async with asyncio.timeout(50):
+            played = await player.play(Prompt(0, 0, (4,), "?", {"tool": f"{tmp_path}/tool.py"}), policy)
+    finally:
+        await player.close()
+        await children.close()
+    assert played.verdict == Reward(1.0, {"environment": 1.0})
+    assert prints.read_text() == "the tool says 7  caf\\udce9\n"
+
+
 OWN = """
 class Own:
     async def episode(self, ask, prompt):
@@ -295,7 +336,8 @@ async def test_real_processes(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
     prints = tmp_path / "environment.log"
     folder = tiny_folder(tmp_path)
-    order = Order(f"{tmp_path}/own.py:Own", str(folder / "tokenizer.json"), str(folder), 50, 9, 8, 0.5, (), str(prints))
+    around = Surroundings.here(prints)
+    order = Order(f"{tmp_path}/own.py:Own", str(folder / "tokenizer.json"), str(folder), 50, 9, 8, 0.5, around)
     children = Children(at_once=True)
     player = InWorkers(children.launch, order, 1, 8)
     policy = Policy()
