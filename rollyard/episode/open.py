@@ -62,7 +62,7 @@ def open_player(
         folder: of the model.
         launch: starts a child of this process.
         scratch: the run's folder.
-        closing: closes what is opened.
+        closing: closes what is opened, and removes what was written for the processes.
     """
     environment, plays, rollout = environment_of(config, given), config.environment, config.rollout
     if environment is None:
@@ -71,6 +71,7 @@ def open_player(
     if given is not None or plays.name in SHIPPED or not plays.workers:
         return Stage(environment, tokenizer, vocabulary, most, plays.turns, limit_s)
     around, tokens = Surroundings.here(scratch.resolve() / "environment.log"), scratch.resolve() / "environment.tokens.json"
+    closing.callback(tokens.unlink, missing_ok=True)
     tokenizer.save(tokens)
     order = Order(plays.name, str(tokens), str(folder.resolve()), vocabulary, most, plays.turns, limit_s, around)
     at_once = rollout.group_size * rollout.groups_per_step * (rollout.max_staleness + 1)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
+
 import pytest
 
 import rollyard
+from rollyard.episode.open import open_player
 from rollyard.episode.transcript import Transcript
 from rollyard.errors import ConfigError
 from rollyard.journal.reader import JournalReader
 from rollyard.types import FinishReason
 from tests import small
 from tests.tiny import tiny_folder
+from tests.workers import FakeLauncher
 
 
 class Talks:
@@ -87,3 +92,25 @@ def test_an_environment_may_be_all_the_judge_there_is(tmp_path):
     shipped = {"environment__name": "calculator", "environment__workers": 4}
     with pytest.raises(ConfigError, match=r"environment.workers: calculator plays in the run's own process"):
         rollyard.Run(small.config(tmp_path / "run", **options, **shipped))
+
+
+class Tokens:
+    """A tokenizer that can be written, and no more."""
+
+    def save(self, path) -> None:
+        path.write_text("{}")
+
+
+async def test_what_is_written_for_the_processes_is_removed_with_them(tmp_path):
+    async def answer(name, content):
+        return b""
+
+    (tmp_path / "own.py").write_text("async def episode(ask, prompt): ...")
+    config = small.config(tmp_path / "run", environment__name=f"{tmp_path}/own.py:episode")
+    launcher, folder, scratch = FakeLauncher(answer), tiny_folder(tmp_path), tmp_path / "scratch"
+    scratch.mkdir()
+    async with AsyncExitStack() as closing:
+        assert open_player(config, None, Tokens(), folder, launcher.launch, scratch, closing) is not None
+        await asyncio.sleep(0.01)
+        assert [path.name for path in scratch.iterdir()] == ["environment.tokens.json"]
+    assert [process.closed for process in launcher.started] == [True] and not list(scratch.iterdir())
