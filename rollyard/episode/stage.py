@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollyard.protocols.rollouts import Environment
+from rollyard.texts import clean
 from rollyard.types import Asking, Prompt, Reply, Reward
 from rollyard.verdict import cause_of, reward_of
 
@@ -141,11 +142,18 @@ class Asker:
         wanted = most if max_tokens is None else operator.index(max_tokens)
         if not 1 <= wanted <= most:
             raise ValueError(f"{wanted} tokens are asked for, and rollout.max_tokens is {most}")
-        if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(f"stop is {stop!r}, not a sequence of texts")
-        if found := [word for word in self._stage.tokens.special if any(word in text for text in stop)]:
+        return Asking(ids, wanted, self._ends(stop))
+
+    def _ends(self, stop: Sequence[str]) -> tuple[str, ...]:
+        """Raises ValueError for what no text can hold, or all do."""
+        texts = (stop,) if isinstance(stop, str) else tuple(stop)
+        if isinstance(stop, str) or not all(isinstance(text, str) and text for text in texts):
+            raise ValueError(f"stop is {stop!r}, not a sequence of texts with something in them")
+        if found := [word for word in self._stage.tokens.special if any(word in text for text in texts)]:
             raise ValueError(f"stop is {stop!r}, and no text ever holds the special token {found[0]}")
-        return Asking(ids, wanted, tuple(stop))
+        if any(clean(text) != text for text in texts):
+            raise ValueError(f"stop is {stop!r}, and no text ever holds half a character (a lone surrogate)")
+        return texts
 
     async def next(self, episode: asyncio.Future[Any], limit_s: float) -> Asking | None:
         """Wait until it asks, and give what. None: it ended, or took too long."""

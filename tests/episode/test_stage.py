@@ -153,6 +153,10 @@ async def test_whatever_it_raises_is_told_as_a_text(error, problem):
         (lambda ask: ask((1,), max_tokens=10), "ValueError: 10 tokens are asked for, and rollout.max_tokens is 9"),
         (lambda ask: ask((1,), max_tokens=0), "ValueError: 0 tokens"),
         (lambda ask: ask((1,), stop="x"), "ValueError: stop is 'x'"),
+        (lambda ask: ask((1,), stop=["x", ""]), "ValueError: stop is ['x', '']"),
+        (lambda ask: ask((1,), stop=[b"x"]), "ValueError: stop is [b'x']"),
+        (lambda ask: ask((1,), stop=3), "TypeError"),
+        (lambda ask: ask((1,), stop=("x", "\ud83d")), "ValueError: stop is ('x', '\\ud83d'), and no text ever holds half"),
         (lambda ask: ask((1,), stop=["x<eos>"]), "ValueError: stop is ['x<eos>'], and no text ever holds"),
         (lambda ask: 1 / 0, "ZeroDivisionError"),
         (lambda ask: sys.exit(3), "RuntimeError: SystemExit: 3"),
@@ -164,6 +168,16 @@ async def test_a_mistake_costs_the_verdict_and_nothing_else(wrong, problem):
 
     verdict = (await plays(episode).play(PROMPT, Says())).verdict
     assert verdict is not None and verdict.value is None and verdict.problem.startswith(problem)
+
+
+async def test_stop_strings_may_come_one_by_one():
+    async def episode(ask, prompt):
+        await ask((1,), stop=(text for text in "xy"))
+        return 1.0
+
+    policy = Says((1,))
+    assert (await plays(episode).play(PROMPT, policy)).verdict == Reward(1.0, {"environment": 1.0})
+    assert policy.asked == [Asking((1,), 9, ("x", "y"))]
 
 
 async def test_one_answer_at_a_time():

@@ -287,6 +287,10 @@ async def episode(ask, prompt):
     tool = subprocess.run([sys.executable, prompt.columns["tool"]], capture_output=True, text=True)
     print("the tool says", tool.stdout, tool.stderr, "caf\\udce9")
     os.write(2, b"x" * (2**24 + 1))
+    try:
+        await ask(prompt.token_ids, stop=("so<eos>",))
+    except ValueError as error:
+        print(error)
     await ask(prompt.token_ids)
     return float(os.fstat(2).st_size == 0 and "elsewhere" in sys.modules)
 """
@@ -299,7 +303,9 @@ async def test_a_process_for_environments_is_set_up_as_one_for_rewards(tmp_path,
     (tmp_path / "path").mkdir()
     (tmp_path / "path/elsewhere.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "path")
-    Tokenizer(WordLevel({"?": 0}, "?")).save(str(tmp_path / "tokens"))
+    tokenizer = Tokenizer(WordLevel({"?": 0, "<eos>": 1}, "?"))
+    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.save(str(tmp_path / "tokens"))
     prints = tmp_path / "environment.log"
     around = Surroundings.here(prints)
     order = Order(f"{tmp_path}/own.py:episode", str(tmp_path / "tokens"), "", 8, 9, 8, 20.0, around)
@@ -314,7 +320,8 @@ async def test_a_process_for_environments_is_set_up_as_one_for_rewards(tmp_path,
         await player.close()
         await children.close()
     assert played.verdict == Reward(1.0, {"environment": 1.0})
-    assert prints.read_text() == "the tool says 7  caf\\udce9\n"
+    tool, stop = prints.read_text().splitlines()
+    assert tool == "the tool says 7  caf\\udce9" and "no text ever holds the special token <eos>" in stop
 
 
 OWN = """
