@@ -21,6 +21,7 @@ from rollyard.errors import EngineLost, RollyardError, WorkerLost
 from rollyard.pool import Launch, Losses, Pool, Worker
 from rollyard.protocols.processes import Channel
 from rollyard.types import Asking, Prompt, Reply, Reward
+from rollyard.verdict import cause_of
 
 GRACE_S = 2.0  # seconds in which a worker tells by itself that an environment took too long
 PATIENCE_S = 2.0  # seconds of waiting for the policy in a process that others want: about what it takes to start another
@@ -90,8 +91,13 @@ class InWorkers:
         Raises WorkerLost, or what kept the policy from answering.
         """
         number = next(self._numbers)
+        try:
+            content = PLAY.dump_json((number, prompt))
+        except ValueError as error:
+            problem = f"a column cannot be given to a worker process: {cause_of(error)}"
+            return Played(Reward(None, problem=problem), "")
         self._visits[number] = visit
-        call = asyncio.ensure_future(worker.call("play", PLAY.dump_json((number, prompt)), limit_s=ASK_S))
+        call = asyncio.ensure_future(worker.call("play", content, limit_s=ASK_S))
         try:
             while not call.done():
                 if visit.asking:

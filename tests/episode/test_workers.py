@@ -199,6 +199,20 @@ async def test_a_dropped_member_ends_in_its_process_too(monkeypatch):
     await crew.player.close()
 
 
+async def test_a_column_that_cannot_be_given_to_a_process_is_no_verdict(monkeypatch):
+    async def plays(process, ask, prompt):
+        return 1.0
+
+    crew = Crew(plays, monkeypatch)
+    async with asyncio.timeout(5):
+        played = await crew.player.play(Prompt(0, 0, (4,), "?", {"answer": "\ud83d"}), Policy())
+        other = await crew.player.play(prompt(1), Policy())
+    assert played.verdict is not None and played.verdict.value is None
+    assert played.verdict.problem.startswith("a column cannot be given to a worker process: PydanticSerializationError")
+    assert other.verdict == Reward(1.0, {"environment": 1.0})
+    await crew.player.close()
+
+
 async def test_environments_that_always_die_end_the_run(monkeypatch):
     async def plays(process, ask, prompt):
         process.end("ended with exit code 3")
