@@ -37,6 +37,7 @@ from rollyard.protocols.weights import Evidence, Handoff, Publisher, Receiver, T
 from rollyard.reward.open import Given, joined, open_functions
 from rollyard.rollout.controller import Text
 from rollyard.stations import Stations, Trainers
+from rollyard.texts import visible
 from rollyard.types import Prompt, WeightVersion
 from rollyard.watch.accounts import ENGINE, SCORER, TRAINER
 
@@ -376,7 +377,7 @@ class Builder:
         engines = self._found.engines.values()
         for met in await asyncio.gather(*(engine.close() for engine in engines), return_exceptions=True):
             if isinstance(met, BaseException):
-                problem = f"closing the run: {type(met).__name__}: {met}"
+                problem = visible(f"closing the run: {type(met).__name__}: {met}")
                 warnings.warn(problem, RuntimeWarning, stacklevel=2)
 
 

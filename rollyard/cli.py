@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
 from rich.table import Table
 
 from rollyard.bench import report
@@ -25,6 +24,8 @@ from rollyard.control import Order, ask
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
 from rollyard.layers import Resolved, nearest, options, presets, resolve, value
+from rollyard.texts import visible
+from rollyard.watch.screen import Screen
 
 SHORT = {  # short names of common options
     "--model": "model.path",
@@ -54,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     settle_environment()
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     try:
         given, unknown = _parser().parse_known_args(arguments)
         if unknown:
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _engines(given)
         resolved = _resolved(given)
         if given.command == "explain":
-            Console().print(_explanation(resolved))
+            Screen().print(_explanation(resolved))
             return 0
         return _train(resolved) if given.command == "train" else _run(resolved)
     except ConfigError as error:
@@ -231,11 +232,11 @@ def _engines(given: argparse.Namespace) -> int:
         raise ConfigError("an engine is named to remove it", where="command line", remedy=remedy)
     told = ask(given.folder, Order(given.do, given.engine, given.url, given.cut))
     for line in [told.text] if told.text else [f"{name:<12} {state}" for name, state in told.engines]:
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{visible(line)}\n")
     return 0
 
 
-def _bench(given: argparse.Namespace, console: Console) -> int:
+def _bench(given: argparse.Namespace, console: Screen) -> int:
     def tell(line: str) -> None:
         console.print(f"[dim]{_plain(line)}[/]", soft_wrap=True)
 
@@ -252,7 +253,7 @@ def _bench(given: argparse.Namespace, console: Console) -> int:
     if given.json:
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
     else:
-        Console().print(report.table(result))
+        Screen().print(report.table(result))
     return 0
 
 
@@ -265,8 +266,8 @@ def _placements(given: argparse.Namespace, tell: Tell) -> int:
     if given.json:
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
     else:
-        console = Console()
-        Console(width=None if console.is_terminal else WIDE).print(shown.table(result))
+        console = Screen()
+        Screen(width=None if console.is_terminal else WIDE).print(shown.table(result))
     return 0
 
 
@@ -281,8 +282,8 @@ def _tails(given: argparse.Namespace, tell: Tell) -> int:
     if given.json:
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
     else:
-        console = Console()
-        Console(width=None if console.is_terminal else WIDE).print(tails.table(result))
+        console = Screen()
+        Screen(width=None if console.is_terminal else WIDE).print(tails.table(result))
     return 0
 
 

@@ -24,6 +24,7 @@ from rollyard.control import Answer, Order
 from rollyard.errors import ConfigError, EngineError, TimeLimitExceeded
 from rollyard.rollout.controller import Controller
 from rollyard.stations import Stations
+from rollyard.texts import visible
 from rollyard.types import Activity, EngineStats
 from rollyard.watch.accounts import ENGINE
 from rollyard.watch.recorder import Recorder
@@ -141,7 +142,7 @@ class Fleet:
             return True
         self._leaving.discard(engine)
         cause = "the others were lost meanwhile" if engine in staying else "it was lost just then, and is started again"
-        warnings.warn(f"{engine} stays: {cause}", RuntimeWarning, stacklevel=2)
+        warnings.warn(visible(f"{engine} stays: {cause}"), RuntimeWarning, stacklevel=2)
         return False
 
     async def _add(self, name: ev.EngineId, url: str) -> None:
@@ -151,7 +152,7 @@ class Fleet:
         except (ConfigError, EngineError, TimeLimitExceeded) as error:
             self._failed[name] = f"not started: {error}"
             self._urls.pop(name, None)
-            warnings.warn(f"{name} could not be started: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(visible(f"{name} could not be started: {error}"), RuntimeWarning, stacklevel=2)
             return
         finally:
             self._starting.pop(name, None)

@@ -55,6 +55,7 @@ from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts as CoreCounts
 from rollyard.stations import Nodes, Stations
+from rollyard.texts import visible
 from rollyard.types import Activity, DropReason, EngineStats, Group, TrainStats, WeightVersion
 from rollyard.warmup import base_policy
 from rollyard.watch.accounts import ENGINE
@@ -435,4 +436,4 @@ class Ring:
 
 
 def _warn_about(error: BaseException) -> None:
-    warnings.warn(f"closing the run: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+    warnings.warn(visible(f"closing the run: {type(error).__name__}: {error}"), RuntimeWarning, stacklevel=2)

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+PLAIN = frozenset("\n\t")
+SIGNS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in PLAIN} | {0x7F: 0x2421}  # of C0, such as ␛
+UNKNOWN = dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)  # C1, lone surrogates
+SHOWN = SIGNS | UNKNOWN
+
 
 def clean(text: str) -> str:
     """Text that UTF-8 can hold: a lone surrogate becomes its escape, as in JSON."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def visible(text: str) -> str:
+    """Text as a terminal may have it: a sign in the place of each control character but newline and tab.
+
+    Example: visible("\\x1b]0;hello") == "␛]0;hello".
+    """
+    return text.translate(SHOWN)

@@ -72,6 +72,13 @@ def test_mistakes_end_with_2_and_no_traceback(here, capsys, arguments, told):
     assert not (here / "runs").exists()
 
 
+def test_what_is_told_does_not_drive_the_terminal(here, capsys):
+    """A cause may quote what users' code raised, and that what a policy wrote."""
+    assert cli.main(["run", "--preset", "tiny", "--reward", "\x1b]0;owned\x07\x9b2J:f"]) == 2
+    told = capsys.readouterr().err
+    assert "␛]0;owned" in told.replace("\n", "") and not any(sign in told for sign in "\x1b\x07\x9b")
+
+
 def test_a_failing_run_ends_with_1_and_leaves_a_report(here, capsys):
     (here / "judge.py").write_text("def broken(prompt, completion):\n    raise ValueError('no')\n")
     arguments = ["--reward", "judge.py:broken", "--rollout.give_up_after", "3", "--view", "quiet"]

@@ -12,12 +12,13 @@ from rich.live import Live
 
 from rollyard.watch.draw import LivePanel, duration, number, shares, table
 from rollyard.watch.report import Report
+from rollyard.watch.screen import Screen
 from rollyard.watch.snapshot import Header, Snapshot
 
 REFRESHES_PER_S: Final = 4.0
 
 
-class Terminal(Console):
+class Terminal(Screen):
     """Standard output. When its reader goes away (`| head`), the run goes on unseen instead of ending."""
 
     def on_broken_pipe(self) -> None:
