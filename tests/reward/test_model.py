@@ -363,7 +363,7 @@ async def test_a_process_that_does_not_answer_at_all_is_no_missing_verdict():
     launch = partial(FakeLauncher(answer).launch, "a:target", b"", name="reward model", environment={})
     model = RemoteModel(launch, RewardModelConfig(folder="m", limit_s=1, wait_s=7), 30.0)
     await model.start()
-    with pytest.raises(ScoringError, match="process hangs: .* within 13 s"):
+    with pytest.raises(ScoringError, match=r"process hangs: .* within 13 s"):
         await model.score(*pair("x"))
     await model.close()
 
