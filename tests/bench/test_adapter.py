@@ -12,6 +12,7 @@ from tests.tiny import tiny_folder
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_an_adapter_is_less_to_move(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path, width=256, window=1024)
     result = await bench(Setting(folder, "adapter", "", "float32", 1, 1), lambda line: None)
