@@ -145,7 +145,7 @@ class AdaptedTrainer:
                 self._stamp.restored()
             raise
         except Exception as error:
-            problem = f"{self._name} failed in step {batch.step}: {type(error).__name__}: {error}"
+            problem = f"{self._name} failed in step {batch.step + 1}: {type(error).__name__}: {error}"
             raise TrainError(f"{problem}; what became of its parameters is not known") from error
         self._version = self._version._replace(step=stats.step)
         return stats
@@ -155,7 +155,7 @@ class AdaptedTrainer:
             raise TrainError(f"{self._name}: train gave a {type(stats).__name__}, not TrainStats")
         tokens = sum(sum(sample.mask) for sample in batch.samples)
         if stats.step != batch.step + 1:
-            raise TrainError(f"{self._name} says that step {batch.step} made version {stats.step}, not {batch.step + 1}")
+            raise TrainError(f"{self._name} says that step {batch.step + 1} made version {stats.step}")
         if stats.tokens != tokens:
             raise TrainError(f"{self._name} says that it trained on {stats.tokens} tokens; the batch has {tokens}")
         if not all(math.isfinite(number) for number in astuple(stats) if number is not None):

@@ -36,7 +36,7 @@ def fit(model: CausalLM, batches: Iterable[Sequence[TrainingRow]], *, lr: float,
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         if not math.isfinite(norm):
             optimizer.zero_grad(set_to_none=True)
-            raise NonFinite(f"supervised step {step}: loss {loss}, gradient norm {norm}")
+            raise NonFinite(f"supervised step {step + 1}: loss {loss}, gradient norm {norm}")
         with model.stamp.writing():
             optimizer.step()
 

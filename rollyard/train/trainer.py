@@ -190,7 +190,7 @@ class ReferenceTrainer:
             for number, (parts, denominators) in enumerate(steps):
                 found = self._gradients_of(parts, proximals[number], batch.sampling, denominators)
                 totals.append(found.over(self._ranks))
-                where = f"step {self._version.step}" + (f", minibatch {number + 1} of {len(steps)}" if len(steps) > 1 else "")
+                where = f"step {self._version.step + 1}" + (f", minibatch {number + 1} of {len(steps)}" if len(steps) > 1 else "")
                 update = self._device.spans.timed(Activity.TRAIN, self._update, "optimizer")
                 norms.append(update(rate, totals[-1], where, changing if number == 0 else None))
         self._version = self._version._replace(step=batch.step + 1)
@@ -298,7 +298,7 @@ class ReferenceTrainer:
         if changing is not None:
             changing.enter_context(self._model.stamp.writing())
         self._optimizer.step()
-        self._gradients.check(self._version.step)
+        self._gradients.check(self._version.step + 1)
         return norm
 
     def _learning_rate(self, step: int) -> float:

@@ -214,7 +214,7 @@ async def test_a_step_that_went_well(tmp_path: Path) -> None:
     ("answer", "told"),
     [
         (None, "train gave a NoneType, not TrainStats"),
-        (dataclasses.replace(GOOD, step=2), "step 0 made version 2, not 1"),
+        (dataclasses.replace(GOOD, step=2), "step 1 made version 2"),
         (dataclasses.replace(GOOD, tokens=TOKENS - 1), f"trained on {TOKENS - 1} tokens; the batch has {TOKENS}"),
         (dataclasses.replace(GOOD, loss=math.nan), "numbers that are none"),
     ],
@@ -236,7 +236,7 @@ async def test_a_step_that_failed(tmp_path: Path) -> None:
         await made.train([BATCH])
     assert stamp.whole and made.version == V0
     made, stamp = adapted(ValueError("no such device"))
-    with pytest.raises(TrainError, match=r"a.py:f failed in step 0: ValueError: no such device; what became of its parameters"):
+    with pytest.raises(TrainError, match=r"a.py:f failed in step 1: ValueError: no such device; what became of its parameters"):
         await made.train([BATCH])
     assert not stamp.whole
     with pytest.raises(CheckpointError, match="failed half way"):

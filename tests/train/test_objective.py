@@ -217,7 +217,7 @@ async def test_fewer_groups_are_fewer_steps(folder: Path) -> None:
 async def test_no_number_in_the_first_step_leaves_everything_as_it_was(folder: Path) -> None:
     ours, samples = trainer(folder, minibatches=3), make_samples(12)
     before = parameters(ours)
-    with pytest.raises(NonFinite, match=r"^step 0, minibatch 1 of 3: .*; the parameters are as before$"):
+    with pytest.raises(NonFinite, match=r"^step 1, minibatch 1 of 3: .*; the parameters are as before$"):
         await ours.train([TrainBatch(0, split(spoilt(samples, 0), 2), SAMPLING)])
     assert all(torch.equal(value, before[name]) for name, value in parameters(ours).items())
     assert (await ours.train([TrainBatch(0, split(samples, 2), SAMPLING)])).step == 1
@@ -226,7 +226,7 @@ async def test_no_number_in_the_first_step_leaves_everything_as_it_was(folder: P
 async def test_no_number_in_a_later_step_is_a_torn_policy(folder: Path, tmp_path: Path) -> None:
     """Steps were taken: what is there is no version, and is neither saved nor trained."""
     ours, samples = trainer(folder, minibatches=3), make_samples(12)
-    with pytest.raises(TrainError, match=r"^step 0, minibatch 3 of 3: .*steps before it were taken.*no version") as met:
+    with pytest.raises(TrainError, match=r"^step 1, minibatch 3 of 3: .*steps before it were taken.*no version") as met:
         await ours.train([TrainBatch(0, split(spoilt(samples, 2), 2), SAMPLING)])
     assert not isinstance(met.value, NonFinite) and not ours._model.stamp.whole and ours.version == WeightVersion(0)
     with pytest.raises(CheckpointError, match="failed half way"):

@@ -142,7 +142,7 @@ async def test_no_number_in_a_later_step_tears_all_ranks_alike(folder: Path) -> 
     inf = [replace(each, advantages=tuple(math.inf if on else 0.0 for on in each.mask)) for each in samples]
     spoilt = [*samples[:8], inf[8], *samples[9:]]  # of the last of three groups
     async with group(folder, 2, minibatches=3) as (members, together):
-        with pytest.raises(TrainError, match=r"^step 0, minibatch 3 of 3: .*steps before it were taken"):
+        with pytest.raises(TrainError, match=r"^step 1, minibatch 3 of 3: .*steps before it were taken"):
             await together.train(parts(spoilt, 3, 9))
         assert not any(member._model.stamp.whole for member in members)
 
@@ -152,7 +152,7 @@ async def test_a_part_that_is_not_finite_stops_all_alike_and_changes_nothing(fol
     spoilt = replace(samples[5], advantages=tuple(math.inf if flag else 0.0 for flag in samples[5].mask))
     async with group(folder, 3) as (members, together):
         before = [parameters(member) for member in members]
-        with pytest.raises(NonFinite, match=r"^step 0: .*as before$"):
+        with pytest.raises(NonFinite, match=r"^step 1: .*as before$"):
             await together.train(parts([*samples[:5], spoilt], 2, 2, 2))
         for member, values in zip(members, before, strict=True):
             assert member.version == WeightVersion(0) == together.version
@@ -201,7 +201,7 @@ async def test_parameters_that_drifted_apart_are_found_and_used_no_more(folder: 
         await together.train(parts(make_samples(6), 2, 2, 2))
         with torch.no_grad():
             members[2]._model.model.norm.weight[3] += 1e-3
-        with pytest.raises(TrainError, match="step 1: the parameters of rank 2 are not those of rank 0"):
+        with pytest.raises(TrainError, match="step 2: the parameters of rank 2 are not those of rank 0"):
             await together.train(parts(make_samples(6), 2, 2, 2, step=1))
         assert members[0].version == WeightVersion(1)
         with pytest.raises(StaleWeights):

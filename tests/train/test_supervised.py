@@ -65,7 +65,7 @@ def test_non_finite_stops_before_the_step(tmp_path):
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
     before, generation = {name: value.detach().clone() for name, value in model.named_parameters()}, model.stamp.generation
-    with pytest.raises(NonFinite, match="supervised step 0"):
+    with pytest.raises(NonFinite, match="supervised step 1"):
         fit(model, [make_rows(2)], lr=1e-3, progress=lambda _: None)
     assert model.stamp.generation == generation and all(value.grad is None for value in model.parameters())
     for name, value in model.named_parameters():
