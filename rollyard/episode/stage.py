@@ -170,6 +170,7 @@ class Asker:
         """Have it answered. An environment that ends meanwhile does not wait for that."""
         assert self._open is not None
         answer = asyncio.ensure_future(self._answer(asking))
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # as with an episode
         try:
             await asyncio.wait((answer, episode), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():

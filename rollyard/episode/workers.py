@@ -13,6 +13,7 @@ import asyncio
 import itertools
 from contextlib import AsyncExitStack, nullcontext, suppress
 from functools import partial
+from typing import Any
 
 from rollyard.environment import process_environment
 from rollyard.episode.host import ASK, ASK_S, ORDER, PLAY, PLAYED, REPLY, STOP, Order
@@ -98,6 +99,7 @@ class InWorkers:
             return Played(Reward(None, problem=problem), "")
         self._visits[number] = visit
         call = asyncio.ensure_future(worker.call("play", content, limit_s=ASK_S))
+        call.add_done_callback(_hear)
         try:
             while not call.done():
                 if visit.asking:
@@ -125,6 +127,12 @@ class InWorkers:
                     worker.process.tell("stop", STOP.dump_json(number))
 
 
+def _hear(done: asyncio.Future[Any]) -> None:
+    """What nobody waits for is no news."""
+    if not done.cancelled():
+        done.exception()
+
+
 class _Told:
     """What an environment asked, and was told, in whichever process."""
 
@@ -137,7 +145,9 @@ class _Told:
     async def reply(self, place: int, asking: Asking) -> Reply:
         """Raises RollyardError when that was not what it asked in the place before, or what kept the policy from answering."""
         if place == len(self._turns):
-            self._turns.append((asking, asyncio.ensure_future(self._answer(asking))))
+            answer = asyncio.ensure_future(self._answer(asking))
+            answer.add_done_callback(_hear)
+            self._turns.append((asking, answer))
         before, reply = self._turns[place]
         if before != asking:
             self.problem = "the environment began again in another process, and did not ask as before"
@@ -154,7 +164,7 @@ class _Told:
 
     @property
     def text(self) -> str:
-        said = (reply for _, reply in self._turns if reply.done() and not reply.cancelled())
+        said = (reply for _, reply in self._turns if reply.done() and not reply.cancelled() and not reply.exception())
         return "\n".join(reply.result().text for reply in said)
 
     def close(self) -> None:

@@ -86,6 +86,7 @@ class Batched:
     async def _value(self, row: Row) -> float:
         loop = asyncio.get_running_loop()
         waiting = _Waiting(row, loop.create_future(), loop.create_future())
+        waiting.answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever asked may have gone
         self._waiting.append(waiting)
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work(), name="reward model")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from tokenizers import Tokenizer
@@ -86,6 +89,19 @@ class Sham:
         self.end("was closed")
 
 
+@asynccontextmanager
+async def unheard() -> AsyncIterator[list[str]]:
+    """What the loop says of tasks whose errors nobody asked for."""
+    loop, said = asyncio.get_running_loop(), list[str]()
+    loop.set_exception_handler(lambda _, context: said.append(f"{context['message']}: {context.get('exception')}"))
+    try:
+        yield said
+        await asyncio.sleep(0)
+        gc.collect()
+    finally:
+        loop.set_exception_handler(None)
+
+
 class Crew:
     def __init__(self, plays, monkeypatch, places: int = 8) -> None:
         monkeypatch.setattr(workers, "GRACE_S", 0.1)
@@ -166,10 +182,34 @@ async def test_an_environment_that_asks_otherwise_the_second_time_has_no_verdict
 
     crew, policy = Crew(plays, monkeypatch), Policy()
     policy.open.set()
-    async with asyncio.timeout(5):
+    async with unheard() as errors, asyncio.timeout(5):
         played = await crew.player.play(prompt(0), policy)
+        await crew.player.close()
     assert played.verdict is not None and "did not ask as before" in played.verdict.problem and policy.written == 1
-    await crew.player.close()
+    assert not errors
+
+
+async def test_a_policy_that_fails_while_nobody_waits_for_it_is_no_news(monkeypatch):
+    """Its process is lost, and what comes next asks otherwise: nobody asks for the first answer again."""
+
+    async def plays(process, ask, prompt):
+        if len(crew.started) == 1:
+            asyncio.get_running_loop().call_later(0.02, process.end, "ended with exit code 3")
+        else:
+            failing.set()
+            await asyncio.sleep(0.02)
+        await ask((4,) * len(crew.started))
+
+    async def breaks(asking):
+        await failing.wait()
+        raise EngineError("no engine is left")
+
+    crew, failing = Crew(plays, monkeypatch), asyncio.Event()
+    async with unheard() as errors, asyncio.timeout(5):
+        played = await crew.player.play(prompt(0), breaks)
+        await crew.player.close()
+    assert played.verdict is not None and "did not ask as before" in played.verdict.problem
+    assert not errors
 
 
 async def test_what_breaks_the_policy_is_not_the_environments_fault(monkeypatch):
