@@ -110,7 +110,7 @@ class Pool:
         launch: starts a process, see `protocols.Launcher`.
         target: `module:function`, what it runs.
         order: what it gets.
-        name: of a worker, for messages.
+        name: of a worker, for messages; its plural has an s at the end.
         environment: its variables.
         size: processes at most.
         places: calls that one of them has at a time.
@@ -238,7 +238,7 @@ class Pool:
                 self._break(self._hopeless(name, error))
                 return
             if lost := self._losses.count(ready=ready):
-                several = f"{lost} {self._name}s in a row were" if lost > 1 else f"a {self._name} was"
+                several = f"{lost} {self._name}s in a row were" if lost > 1 else f"one {self._name} was"
                 self._break(WorkersUsedUp(f"{several} lost without an answer in between; the last: {cause}"))
 
     def _hopeless(self, name: str, error: Exception) -> RollyardError:

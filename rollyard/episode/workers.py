@@ -2,9 +2,9 @@
 
 Many episodes share a process, so those that were in it when it was lost begin again in another one, and are told what they were
 told before: the policy writes nothing twice. Of those whose environments were at work then, one is why it was lost, so each of
-them has a process to itself from then on; the one that does it again is known. There is one such process at a time. Who waits
-for the policy in it leaves it to another suspect and begins again later: an answer may be long in coming, and may even depend on
-what the other one is to do first.
+them has a process to itself from then on; the one that does it again is known. There are as many such processes at a time as
+others, at least two. Who waits for the policy in one leaves it to another suspect and begins again later: an answer may be long
+in coming, and may even depend on what the other one is to do first.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from rollyard.verdict import cause_of
 
 GRACE_S = 2.0  # seconds in which a worker tells by itself that an environment took too long
 PATIENCE_S = 2.0  # seconds of waiting for the policy in a process that others want: about what it takes to start another
+SUSPECTS = 2  # processes at a time for one suspect each, at least
+LOSSES = 8  # processes in a row that may be lost, for each that works at a time: those at work together may be lost together
 TARGET = "rollyard.episode.host:serve"
 
 
@@ -35,7 +37,7 @@ class InWorkers:
     Args:
         launch: starts a process.
         order: what each of them gets.
-        size: processes at most.
+        size: processes at most; so many more for suspects, or `SUSPECTS`.
         places: episodes of one process at most.
     """
 
@@ -44,9 +46,9 @@ class InWorkers:
         content, environment = ORDER.dump_json(order), process_environment()
         self._visits: dict[int, _Visit] = {}
         self._numbers = itertools.count()
-        pool = partial(Pool, launch, TARGET, content, environment=environment, greet=self._greet, losses=Losses())
+        pool = partial(Pool, launch, TARGET, content, environment=environment, greet=self._greet, losses=Losses(LOSSES * size))
         self._shared = pool(name="environment worker", size=size, places=places)
-        self._alone = pool(name="environment worker for one")
+        self._alone = pool(name="lone environment worker", size=max(size, SUSPECTS))
 
     def start(self) -> None:
         """Begin to start a process, so that the first episode does not wait for it."""

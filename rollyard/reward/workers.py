@@ -53,7 +53,7 @@ class Crew:
     @property
     def together(self) -> Pool:
         """Many calls at a time in one process."""
-        return self._pool("reward worker for coroutines", 1, self.config.concurrency)
+        return self._pool("coroutine reward worker", 1, self.config.concurrency)
 
     async def close(self) -> None:
         """End all of them; no more are started. Closing twice is harmless."""

@@ -103,11 +103,11 @@ async def unheard() -> AsyncIterator[list[str]]:
 
 
 class Crew:
-    def __init__(self, plays, monkeypatch, places: int = 8) -> None:
+    def __init__(self, plays, monkeypatch, places: int = 8, size: int = 1) -> None:
         monkeypatch.setattr(workers, "GRACE_S", 0.1)
         self.started: list[Sham] = []
         self._plays, self.lost = plays, asyncio.Event()
-        self.player = InWorkers(self.launch, ORDER, 1, places)
+        self.player = InWorkers(self.launch, ORDER, size, places)
 
     async def launch(self, target, order, *, name, environment, python=None) -> Sham:
         self.started.append(Sham(name, self._plays, self.lost))
@@ -150,8 +150,8 @@ async def test_what_goes_on_beside_a_blocked_environment_is_not_lost(monkeypatch
     assert "the environment blocked its process for 0.1 s" in blocked.verdict.problem and blocked.text == "he"
     assert waited == worked == Played(Reward(1.0, {"environment": 1.0}), "he=he")
     assert (policy.written, late.written) == (1 + 2, 2), "nothing is written twice"
-    names = ("environment worker 0", "environment worker for one 0")
-    begun = [sum(process.begun for process in crew.started if process.name == name) for name in names]
+    names = ("environment", "lone")
+    begun = [sum(process.begun for process in crew.started if process.name.startswith(name)) for name in names]
     assert begun == [3 + 1, 2], "who waited for the policy is no suspect"
     await crew.player.close()
 
@@ -253,13 +253,42 @@ async def test_a_column_that_cannot_be_given_to_a_process_is_no_verdict(monkeypa
     await crew.player.close()
 
 
-async def test_environments_that_always_die_end_the_run(monkeypatch):
+@pytest.mark.parametrize(("size", "at_once"), [(1, 2), (3, 3)])
+async def test_several_suspects_at_a_time_each_alone(monkeypatch, size, at_once):
+    """All block the first process; half of them do it again."""
+    at_work: list[Sham] = []
+    most = 0
+
+    async def plays(process, ask, prompt):
+        nonlocal most
+        if process.name.startswith("lone"):
+            assert process not in at_work
+            at_work.append(process)
+            most = max(most, len(at_work))
+        try:
+            if prompt.id % 2 or process not in at_work:
+                await process.block()
+            return 1.0
+        finally:
+            if process in at_work:
+                at_work.remove(process)
+
+    crew = Crew(plays, monkeypatch, places=10, size=size)
+    async with asyncio.timeout(5):
+        played = await asyncio.gather(*(crew.player.play(prompt(number), Policy()) for number in range(10)))
+        await crew.player.close()
+    assert [each.verdict is not None and each.verdict.value for each in played] == [1.0, None] * 5
+    assert most == at_once
+
+
+@pytest.mark.parametrize(("size", "lost"), [(1, 8), (2, 16)])
+async def test_environments_that_always_die_end_the_run(monkeypatch, size, lost):
     async def plays(process, ask, prompt):
         process.end("ended with exit code 3")
         await asyncio.sleep(5)
 
-    crew = Crew(plays, monkeypatch)
-    with pytest.raises(WorkersUsedUp, match=r"in a row were lost.*exit code 3"):
+    crew = Crew(plays, monkeypatch, size=size)
+    with pytest.raises(WorkersUsedUp, match=rf"^{lost} (lone )?environment workers in a row were lost.*exit code 3"):
         async with asyncio.timeout(5):
             for number in range(20):
                 await crew.player.play(prompt(number), Policy())
@@ -285,6 +314,7 @@ async def test_blocked_episodes_among_others_that_end_are_no_reason_to_end_the_r
 async def test_suspects_that_wait_for_one_another_both_end(monkeypatch):
     """The younger is answered only once the older has ended, as with `swap`, where a version comes between their batches."""
     monkeypatch.setattr(workers, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(workers, "SUSPECTS", 1)
 
     async def plays(process, ask, prompt):
         if prompt.id == 9:
@@ -306,7 +336,7 @@ async def test_suspects_that_wait_for_one_another_both_end(monkeypatch):
         played = await asyncio.gather(waits, ends, dies)
     assert [each.verdict is not None and each.verdict.value for each in played] == [1.0, 1.0, None]
     assert (younger.written, older.written) == (2, 2), "nothing is written twice"
-    alone = [process for process in crew.started if process.name == "environment worker for one 0"]
+    alone = [process for process in crew.started if process.name == "lone environment worker 0"]
     assert [process.begun for process in alone] == [1, 2, 1], "who leaves takes its process along"
     await crew.player.close()
 
@@ -328,7 +358,7 @@ async def test_a_suspect_that_waits_for_the_policy_alone_stays_where_it_is(monke
         policy.open.set()
         played = await going
     assert played.verdict == Reward(1.0, {"environment": 1.0})
-    alone = [process for process in crew.started if process.name == "environment worker for one 0"]
+    alone = [process for process in crew.started if process.name == "lone environment worker 0"]
     assert [process.begun for process in alone] == [1]
     await crew.player.close()
 

@@ -111,7 +111,7 @@ async def test_who_was_lost_with_another_is_asked_alone(tmp_path):
     found = await judge(launcher, tmp_path, mortal, ["a", "exit", "b"])
     assert [reward.value for reward in found] == [1.0, None, 1.0] and "died of os._exit" in found[1].problem
     names = {process.name for process in launcher.started}
-    assert names >= {"reward worker for coroutines 0", "reward worker 0"} and launcher.started[0].killed
+    assert names >= {"coroutine reward worker 0", "reward worker 0"} and launcher.started[0].killed
 
 
 async def test_coroutines_that_are_lost_among_others_that_judge_do_not_end_the_run(tmp_path):
