@@ -6,15 +6,19 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import Parameter
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from rollyard.errors import ConfigError
+from rollyard.verdict import cause_of
 
 Function = Callable[..., Any]
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+TOLD_AFTER_S = 10.0  # whoever waits for an import is told so
 
 
 def load_function(name: str, where: str) -> Function:
@@ -64,18 +68,30 @@ def _load_file(path: Path, where: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with _importing(str(path), where, "mend the file"):
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may raise anything
-        raise ConfigError(
-            f"{path} cannot be imported: {type(error).__name__}: {error}", where=where, remedy="mend the file"
-        ) from error
     return module
 
 
 def _load_module(name: str, where: str) -> Any:
-    try:
+    with _importing(name, where, "give FILE.py:function, or a module that Python finds"):
         return importlib.import_module(name)
-    except Exception as error:  # a user's module may raise anything
-        problem = f"{name} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(problem, where=where, remedy="give FILE.py:function, or a module that Python finds") from error
+
+
+@contextmanager
+def _importing(name: str, where: str, remedy: str) -> Iterator[None]:
+    """Around the import of a user's module: it may raise anything, leave by sys.exit, and take as long as it likes."""
+    slow = Timer(TOLD_AFTER_S, _tell, (f"still importing {name} ({where}) after {TOLD_AFTER_S:g} s",))
+    slow.daemon = True
+    slow.start()
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{name} cannot be imported: {cause_of(error)}", where=where, remedy=remedy) from error
+    finally:
+        slow.cancel()
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
