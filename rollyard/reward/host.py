@@ -14,7 +14,7 @@ from rollyard.functions import load_function
 from rollyard.protocols.processes import Channel
 from rollyard.reward import origin
 from rollyard.reward.function import WHERE, Takes, batch_columns
-from rollyard.settle import Surroundings, settle, shorten
+from rollyard.settle import Surroundings, heard, settle
 from rollyard.verdict import cause_of, number_of
 
 Verdict = tuple[float | None, str]  # a number, or why there is none
@@ -63,14 +63,14 @@ async def serve(channel: Channel, order: bytes) -> None:
         return b""
 
     async def judge(content: bytes) -> bytes:
-        shorten()
         asked = Asked(*json.loads(content))
         return json.dumps(await judges[asked.function].judge(asked)).encode()
 
     channel.handle("start", start)
     channel.handle("judge", judge)
-    channel.ready()
-    await channel.ended()
+    with heard():
+        channel.ready()
+        await channel.ended()
 
 
 def loaded(source: Source) -> Callable[..., Any]:
