@@ -130,6 +130,7 @@ def _converted(name: str, annotation: Any, value: Any, origin: str) -> Any:
 
 
 def _remedy(message: str) -> str:
+    message = message.removeprefix("Value error, ")  # of a validator of ours
     return message[0].lower() + message[1:]
 
 

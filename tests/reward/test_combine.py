@@ -137,6 +137,12 @@ async def test_functions_from_files_by_name_and_weight(tmp_path):
     await scorer.close()
 
 
+@pytest.mark.parametrize("option", ["weights", "model.weight", "judge.weight", "judge.scale", "remote.weight"])
+def test_a_factor_that_no_float32_holds_is_refused(option):
+    with pytest.raises(ConfigError, match=rf"reward\.{option}.*a number that float32 holds"):
+        rollyard.resolve(preset="tiny", environment={}, overrides={f"reward.{option}": "1e300"})
+
+
 def test_rewards_that_ship_and_their_options():
     def found(columns: set[str], **changes: object) -> dict[str, dict[str, object]]:
         named = {f"reward.{name}": value for name, value in changes.items()}
