@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ from rollyard.settle import Surroundings, heard, settle
 from rollyard.verdict import cause_of, number_of
 
 Verdict = tuple[float | None, str]  # a number, or why there is none
+UNLISTED = (Mapping, Set, str, bytes, bytearray)  # what gives items one by one, and yet has no reward for each completion
 
 
 class Source(NamedTuple):
@@ -112,8 +113,10 @@ class Judge:
     def _verdicts(self, value: Any, count: int) -> list[Verdict]:
         """Of several completions."""
         try:
-            values = list(value)
+            values = None if isinstance(value, UNLISTED) else list(value)
         except Exception:  # noqa: BLE001 - of whatever class the value is, it is no list
+            values = None
+        if values is None:
             return [(None, f"{self._name} returned a {type(value).__name__}, not a list of numbers")] * count
         if len(values) != count:
             return [(None, f"{self._name} returned {len(values)} rewards for {count} completions")] * count
