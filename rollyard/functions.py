@@ -21,11 +21,12 @@ POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 TOLD_AFTER_S = 10.0  # whoever waits for an import is told so
 
 
-def load_function(name: str, where: str) -> Function:
+def load_function(name: str, where: str, *, classes: bool = False) -> Function:
     """Import what `name` says. Raises ConfigError saying what went wrong.
 
     Args:
         where: the option that has the name, such as `reward.function`.
+        classes: those of the module itself may be named too.
     """
     module_name, separator, attribute = name.rpartition(":")
     remedy = "give FILE.py:function or package.module:function"
@@ -34,8 +35,12 @@ def load_function(name: str, where: str) -> Function:
     module = _load_file(Path(module_name), where) if module_name.endswith(".py") else _load_module(module_name, where)
     function = getattr(module, attribute, None)
     if function is None:
-        found = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
-        raise ConfigError(f"{module_name} has no {attribute!r}", where=where, remedy=f"its functions: {found}")
+        members = vars(module).items()
+        own = [key for key, value in members if inspect.isclass(value) and value.__module__ == module.__name__]
+        functions = [key for key, value in members if inspect.isfunction(value)]
+        kinds, found = ("classes and functions", [*own, *functions]) if classes else ("functions", functions)
+        remedy = f"its {kinds}: {', '.join(found) or 'none'}"
+        raise ConfigError(f"{module_name} has no {attribute!r}", where=where, remedy=remedy)
     return check_callable(function, name, where)
 
 

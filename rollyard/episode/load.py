@@ -39,7 +39,7 @@ def load_environment(name: str) -> Environment:
     if ":" not in name:
         remedy = f"one of: {', '.join(SHIPPED)}; or FILE.py:NAME, or package.module:NAME"
         raise ConfigError(f"there is no environment {name!r}", where=WHERE, remedy=remedy)
-    found = load_function(name, WHERE)
+    found = load_function(name, WHERE, classes=True)
     if inspect.isclass(found):
         try:
             made = found()

@@ -61,7 +61,7 @@ async def test_a_class_and_a_function(file):
         ("{file}:Leaves", "cannot be made: SystemExit: no licence"),
         ("{file}:narrow", "takes 1 positional"),
         ("{file}:number", "is a int, not a function"),
-        ("{file}:gone", "has no 'gone'"),
+        ("{file}:gone", r"has no 'gone' \(its classes and functions: Good, Plain, Needs, Leaves, also, narrow\)"),
         ("{file}x:gone", "there is no file|cannot be imported"),
     ],
 )
