@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from rollyard.types import LARGEST
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Target = Literal["all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -19,6 +21,15 @@ Words = Annotated[str, Field(min_length=1)]
 
 BUILT_IN = ("sort", "reverse", "arithmetic", "calculator")  # tasks with a base policy of their own
 LEAST_TEMPERATURE = 1e-3  # logits divided by less are no longer exact in float32
+
+
+def _held(number: float) -> float:
+    if abs(number) > LARGEST:
+        raise ValueError("input should be a number that float32 holds, up to 3.4e38")
+    return number
+
+
+Factor = Annotated[float, AfterValidator(_held)]
 
 
 class Section(BaseModel):
@@ -127,7 +138,7 @@ class RewardModelConfig(Section):
 
     folder: str = Field("", description="folder of a Hugging Face sequence classifier that judges too (empty: none)")
     label: str = Field("", description="which of its labels is the reward, where it has several: a name, or its number")
-    weight: float = Field(1.0, description="what its verdict is multiplied by in the reward (0: only reported)")
+    weight: Factor = Field(1.0, description="what its verdict is multiplied by in the reward (0: only reported)")
     place: Literal["own", "colocated"] = Field(
         "own", description="a process with a device of its own, or the trainer's device, in turn with what else runs there"
     )
@@ -153,8 +164,8 @@ class JudgeConfig(Section):
     parse: str = Field(
         "number", description="how its answer is read: number (there is exactly one), or a regular expression with one group"
     )
-    scale: float = Field(0.1, description="what the number it gives is multiplied by")
-    weight: float = Field(1.0, description="what its verdict is multiplied by in the reward (0: only reported)")
+    scale: Factor = Field(0.1, description="what the number it gives is multiplied by")
+    weight: Factor = Field(1.0, description="what its verdict is multiplied by in the reward (0: only reported)")
     max_tokens: Count = Field(64, description="tokens of its answer at most")
     temperature: NonNegative = Field(0.0, description="its sampling temperature")
     retries: Natural = Field(3, description="times a request that failed is tried again")
@@ -166,7 +177,7 @@ class RemoteConfig(Section):
     """A judge behind an HTTP address, beside the reward functions: POST {prompt, completion, columns} -> {"reward": number}."""
 
     url: str = Field("", description="address that is sent what to judge (empty: none)")
-    weight: float = Field(1.0, description="what its verdict is multiplied by in the reward (0: only reported)")
+    weight: Factor = Field(1.0, description="what its verdict is multiplied by in the reward (0: only reported)")
     retries: Natural = Field(3, description="times a request is tried again: no connection, a status of 429, or of 500 and more")
     limit_s: Positive = Field(60.0, description="seconds a verdict of it may take, all tries included; beyond it there is none")
     concurrency: Count = Field(32, description="requests under way at a time")
@@ -177,7 +188,7 @@ class RewardConfig(Section):
     function: tuple[str, ...] = Field(
         (), description="FILE.py:function, package.module:function, or a name such as exact_match (empty: the task's own)"
     )
-    weights: tuple[float, ...] = Field((), description="of each of them in the sum (empty: 1; 0: only reported)")
+    weights: tuple[Factor, ...] = Field((), description="of each of them in the sum (empty: 1; 0: only reported)")
     time_limit_s: Positive = Field(10.0, description="seconds one judgement may take; beyond it there is no verdict")
     workers: Count = Field(4, description="processes at most that run functions, one call at a time each; they start as needed")
     start_s: Positive = Field(120.0, description="seconds one of them may take to be ready, imports included")

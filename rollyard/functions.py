@@ -6,22 +6,27 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import Parameter
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from rollyard.errors import ConfigError
+from rollyard.verdict import cause_of
 
 Function = Callable[..., Any]
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+TOLD_AFTER_S = 10.0  # whoever waits for an import is told so
 
 
-def load_function(name: str, where: str) -> Function:
+def load_function(name: str, where: str, *, classes: bool = False) -> Function:
     """Import what `name` says. Raises ConfigError saying what went wrong.
 
     Args:
         where: the option that has the name, such as `reward.function`.
+        classes: those of the module itself may be named too.
     """
     module_name, separator, attribute = name.rpartition(":")
     remedy = "give FILE.py:function or package.module:function"
@@ -30,8 +35,12 @@ def load_function(name: str, where: str) -> Function:
     module = _load_file(Path(module_name), where) if module_name.endswith(".py") else _load_module(module_name, where)
     function = getattr(module, attribute, None)
     if function is None:
-        found = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value)) or "none"
-        raise ConfigError(f"{module_name} has no {attribute!r}", where=where, remedy=f"its functions: {found}")
+        members = vars(module).items()
+        own = [key for key, value in members if inspect.isclass(value) and value.__module__ == module.__name__]
+        functions = [key for key, value in members if inspect.isfunction(value)]
+        kinds, found = ("classes and functions", [*own, *functions]) if classes else ("functions", functions)
+        remedy = f"its {kinds}: {', '.join(found) or 'none'}"
+        raise ConfigError(f"{module_name} has no {attribute!r}", where=where, remedy=remedy)
     return check_callable(function, name, where)
 
 
@@ -64,18 +73,30 @@ def _load_file(path: Path, where: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with _importing(str(path), where, "mend the file"):
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may raise anything
-        raise ConfigError(
-            f"{path} cannot be imported: {type(error).__name__}: {error}", where=where, remedy="mend the file"
-        ) from error
     return module
 
 
 def _load_module(name: str, where: str) -> Any:
-    try:
+    with _importing(name, where, "give FILE.py:function, or a module that Python finds"):
         return importlib.import_module(name)
-    except Exception as error:  # a user's module may raise anything
-        problem = f"{name} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(problem, where=where, remedy="give FILE.py:function, or a module that Python finds") from error
+
+
+@contextmanager
+def _importing(name: str, where: str, remedy: str) -> Iterator[None]:
+    """Around the import of a user's module: it may raise anything, leave by sys.exit, and take as long as it likes."""
+    slow = Timer(TOLD_AFTER_S, _tell, (f"still importing {name} ({where}) after {TOLD_AFTER_S:g} s",))
+    slow.daemon = True
+    slow.start()
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{name} cannot be imported: {cause_of(error)}", where=where, remedy=remedy) from error
+    finally:
+        slow.cancel()
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -130,6 +130,7 @@ def _converted(name: str, annotation: Any, value: Any, origin: str) -> Any:
 
 
 def _remedy(message: str) -> str:
+    message = message.removeprefix("Value error, ")  # of a validator of ours
     return message[0].lower() + message[1:]
 
 
@@ -144,7 +145,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError("no such file", where=str(path), remedy="give the path of a TOML file, or --preset NAME") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), remedy="give the path of a TOML file") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"cannot be read: {error}", where=str(path), remedy="give the path of a TOML file") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"not valid TOML: {error}", where=str(path), remedy="see toml.io for the format") from None

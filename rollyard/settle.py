@@ -5,15 +5,14 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rollyard.environment import python_variables, take_python_variables
 
 PRIVATE = 0o600
-LOG_BYTES = 2**24
 FIRST_TO_GO = "1000"  # where memory runs out, the system ends a worker before anything else of the run
 
 
@@ -32,7 +31,7 @@ class Surroundings(NamedTuple):
 
 def settle(given: Surroundings) -> None:
     """In the worker, before it loads what is the user's: what it prints goes to a file, and what ends it is written down."""
-    faulthandler.enable(all_threads=False)
+    faulthandler.enable(os.dup(2), all_threads=False)  # it goes on to write there, see `heard`
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
     prints = os.open(given.prints, os.O_CREAT | os.O_APPEND | os.O_WRONLY, PRIVATE)
@@ -43,8 +42,18 @@ def settle(given: Surroundings) -> None:
     sys.path[1:] = given.path  # the first is where this package is found
 
 
-def shorten(log: int = 2) -> None:
-    """What is printed there stays for messages alone: its end is enough. To be called now and then."""
-    if os.fstat(log).st_size > LOG_BYTES:
-        os.ftruncate(log, 0)
-        os.lseek(log, 0, os.SEEK_SET)
+@contextmanager
+def heard() -> Iterator[None]:
+    """While a worker is ready, what is written to its stderr goes where its prints go.
+
+    Before, its end is the cause that is told of a process that dies; so it is of a host that fails.
+    """
+    sys.stderr.flush()
+    messages = os.dup(2)
+    os.dup2(1, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(messages, 2)
+        os.close(messages)

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter
 from rollyard.episode.load import load_environment
 from rollyard.episode.stage import Played, Stage
 from rollyard.protocols.processes import Channel
-from rollyard.settle import Surroundings, settle, shorten
+from rollyard.settle import Surroundings, heard, settle
 from rollyard.types import Asking, Prompt, Reply
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ async def serve(channel: Channel, order: bytes) -> None:
         number, prompt = PLAY.validate_json(content)
 
         async def answer(asking: Asking) -> Reply:
-            shorten()
             (reply,) = REPLY.validate_json(await channel.call("ask", ASK.dump_json((number, asking)), limit_s=ASK_S))
             return reply
 
@@ -79,8 +78,9 @@ async def serve(channel: Channel, order: bytes) -> None:
 
     for name, handler in (("start", start), ("play", play), ("stop", stop)):
         channel.handle(name, handler)
-    channel.ready()
-    await channel.ended()
+    with heard():
+        channel.ready()
+        await channel.ended()
 
 
 class _Tokens:

@@ -10,6 +10,7 @@ from rollyard.errors import ConfigError
 from rollyard.functions import Function, check_takes, load_function
 from rollyard.protocols.rollouts import Ask, Environment
 from rollyard.types import Prompt, Reward
+from rollyard.verdict import cause_of
 
 WHERE = "environment.name"
 SHIPPED = {"calculator": Calculator}
@@ -38,12 +39,12 @@ def load_environment(name: str) -> Environment:
     if ":" not in name:
         remedy = f"one of: {', '.join(SHIPPED)}; or FILE.py:NAME, or package.module:NAME"
         raise ConfigError(f"there is no environment {name!r}", where=WHERE, remedy=remedy)
-    found = load_function(name, WHERE)
+    found = load_function(name, WHERE, classes=True)
     if inspect.isclass(found):
         try:
             made = found()
-        except Exception as error:  # a user's class may raise anything
-            problem = f"{name} cannot be made: {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # a user's class may raise anything
+            problem = f"{name} cannot be made: {cause_of(error)}"
             raise ConfigError(problem, where=WHERE, remedy="let it be made without arguments") from error
         return check_environment(made, name)
     return check_environment(found, name)

@@ -44,12 +44,20 @@ class Row:
 
 def check_folder(config: RewardModelConfig) -> None:
     """Raises ConfigError when the folder has no sequence classifier, or not this label. Nothing is loaded."""
-    file = Path(config.folder) / "config.json"
+    folder, remedy = Path(config.folder), "give the folder of a Hugging Face sequence classifier"
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}", where=FOLDER, remedy=remedy)
+    file = folder / "config.json"
+    if not file.exists():
+        raise ConfigError(f"{folder} has no {file.name}", where=FOLDER, remedy=remedy)
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        remedy = "give the folder of a Hugging Face sequence classifier"
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", where=FOLDER, remedy=remedy) from None
+    except ValueError as error:
         raise ConfigError(f"{file} cannot be read: {error}", where=FOLDER, remedy=remedy) from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} holds no JSON object", where=FOLDER, remedy=remedy)
     kinds = found.get("architectures") or ["nothing"]
     if not any(str(kind).endswith(KIND) for kind in kinds):
         problem = f"{config.folder} holds {kinds[0]}, which is no sequence classifier"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollyard.errors import ConfigError
 from rollyard.protocols.rollouts import Scorer
 from rollyard.types import LARGEST, Completion, Prompt, Reward
+
+NAME = re.compile(r"[\w.-]+")  # metrics are called reward/NAME/...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,12 @@ def combine(verdicts: Mapping[str, Reward], weights: Mapping[str, float]) -> Rew
 
 
 def check_parts(parts: Sequence[tuple[str, float]]) -> None:
-    """`parts` are names and weights. Raises ConfigError when two have one name, or none counts."""
+    """`parts` are names and weights. Raises ConfigError when two have one name, one is no name of a metric, or none counts."""
     names = [name for name, _ in parts]
+    odd = next((name for name in names if not NAME.fullmatch(name)), None)
+    if odd is not None:
+        remedy = "give it a name of letters, digits and _ - . alone"
+        raise ConfigError(f"a reward cannot be called {odd!r}", where="reward.function", remedy=remedy)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         remedy = "rename one of them; in Python, give a mapping of names to functions"

@@ -71,7 +71,7 @@ def load_reward(name: str) -> RewardFunction:
 
 def name_of(function: RewardFunction) -> str:
     """What it is called in reports."""
-    return str(getattr(function, "__name__", type(function).__name__))
+    return str(getattr(function, "__name__", type(function).__name__)).strip("<>")  # of a lambda
 
 
 def check_function(function: Any, name: str) -> None:

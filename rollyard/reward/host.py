@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,10 +14,11 @@ from rollyard.functions import load_function
 from rollyard.protocols.processes import Channel
 from rollyard.reward import origin
 from rollyard.reward.function import WHERE, Takes, batch_columns
-from rollyard.settle import Surroundings, settle, shorten
+from rollyard.settle import Surroundings, heard, settle
 from rollyard.verdict import cause_of, number_of
 
 Verdict = tuple[float | None, str]  # a number, or why there is none
+UNLISTED = (Mapping, Set, str, bytes, bytearray)  # what gives items one by one, and yet has no reward for each completion
 
 
 class Source(NamedTuple):
@@ -63,14 +64,14 @@ async def serve(channel: Channel, order: bytes) -> None:
         return b""
 
     async def judge(content: bytes) -> bytes:
-        shorten()
         asked = Asked(*json.loads(content))
         return json.dumps(await judges[asked.function].judge(asked)).encode()
 
     channel.handle("start", start)
     channel.handle("judge", judge)
-    channel.ready()
-    await channel.ended()
+    with heard():
+        channel.ready()
+        await channel.ended()
 
 
 def loaded(source: Source) -> Callable[..., Any]:
@@ -112,8 +113,10 @@ class Judge:
     def _verdicts(self, value: Any, count: int) -> list[Verdict]:
         """Of several completions."""
         try:
-            values = list(value)
+            values = None if isinstance(value, UNLISTED) else list(value)
         except Exception:  # noqa: BLE001 - of whatever class the value is, it is no list
+            values = None
+        if values is None:
             return [(None, f"{self._name} returned a {type(value).__name__}, not a list of numbers")] * count
         if len(values) != count:
             return [(None, f"{self._name} returned {len(values)} rewards for {count} completions")] * count

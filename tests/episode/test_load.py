@@ -27,6 +27,10 @@ class Needs:
     def __init__(self, tool):
         pass
 
+class Leaves:
+    def __init__(self):
+        raise SystemExit("no licence")
+
 async def narrow(ask):
     pass
 
@@ -54,9 +58,10 @@ async def test_a_class_and_a_function(file):
         ("abacus", "there is no environment 'abacus'.*one of: calculator"),
         ("{file}:Plain", "has no coroutine `episode`"),
         ("{file}:Needs", "cannot be made: TypeError.*without arguments"),
+        ("{file}:Leaves", "cannot be made: SystemExit: no licence"),
         ("{file}:narrow", "takes 1 positional"),
         ("{file}:number", "is a int, not a function"),
-        ("{file}:gone", "has no 'gone'"),
+        ("{file}:gone", r"has no 'gone' \(its classes and functions: Good, Plain, Needs, Leaves, also, narrow\)"),
         ("{file}x:gone", "there is no file|cannot be imported"),
     ],
 )

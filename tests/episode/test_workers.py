@@ -370,18 +370,18 @@ import elsewhere
 async def episode(ask, prompt):
     tool = subprocess.run([sys.executable, prompt.columns["tool"]], capture_output=True, text=True)
     print("the tool says", tool.stdout, tool.stderr, "caf\\udce9")
-    os.write(2, b"x" * (2**24 + 1))
+    os.write(2, b"said\\n")
     try:
         await ask(prompt.token_ids, stop=("so<eos>",))
     except ValueError as error:
         print(error)
     await ask(prompt.token_ids)
-    return float(os.fstat(2).st_size == 0 and "elsewhere" in sys.modules)
+    return float("elsewhere" in sys.modules)
 """
 
 
 async def test_a_process_for_environments_is_set_up_as_one_for_rewards(tmp_path, monkeypatch):
-    """A tool finds what lies beside it, the path is the run's, odd texts can be printed, and messages do not grow without end."""
+    """A tool finds what lies beside it, the path is the run's, odd texts can be printed, and stderr is heard."""
     for name, text in (("own", TOOLS), ("tool", "import sibling; print(7, end='')"), ("sibling", "")):
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "path").mkdir()
@@ -404,8 +404,8 @@ async def test_a_process_for_environments_is_set_up_as_one_for_rewards(tmp_path,
         await player.close()
         await children.close()
     assert played.verdict == Reward(1.0, {"environment": 1.0})
-    tool, stop = prints.read_text().splitlines()
-    assert tool == "the tool says 7  caf\\udce9" and "no text ever holds the special token <eos>" in stop
+    tool, said, stop = prints.read_text().splitlines()
+    assert said == "said" and tool == "the tool says 7  caf\\udce9" and "no text ever holds the special token <eos>" in stop
 
 
 OWN = """

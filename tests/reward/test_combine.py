@@ -115,12 +115,17 @@ def test_names_and_weights_that_do_not_go_together():
         ([one], {"reward__weights": "1,2"}, "2 weights for 1 rewards"),
         ([one], {"reward__weights": "0"}, "no reward counts"),
         ({"a": one, "b": 3}, {}, "b is a int, not a function"),
+        ({"a/b c": one}, {}, "a reward cannot be called 'a/b c' (give it a name of letters, digits and _ - . alone)"),
+        ({"a": one, "": one}, {}, "a reward cannot be called ''"),
         (None, {"reward__function": "exactmatch"}, "there is no reward called 'exactmatch' (one of: exact_match"),
         (None, {"reward__function": "exact_match,exact_match"}, "two rewards are called 'exact_match'"),
     ):
         with pytest.raises(ConfigError) as raised:
             check_rewards(config(**changes), given_, {"answer"})
         assert problem in str(raised.value).replace("reward.function: ", ""), problem
+    named = {"größe_2.b-c": one, "x": lambda prompt, completion: 1.0}
+    assert [judge.name for judge, _ in judges_of(config(), named)] == list(named)
+    assert [judge.name for judge, _ in judges_of(config(), named["x"])] == ["lambda"]
     assert [judge.name for judge, _ in judges_of(config(), {"right": one, "again": one})] == ["right", "again"]
     assert [(judge.name, weight) for judge, weight in judges_of(config(), None)] == [("exact_match", 1.0)]
 
@@ -135,6 +140,12 @@ async def test_functions_from_files_by_name_and_weight(tmp_path):
     scorer = Combined(open_functions(config, None, children.launch, tmp_path))
     assert await scorer.score(PROMPT, DONE) == Reward(2.5, {"right": 1.0, "length": 1.0})
     await scorer.close()
+
+
+@pytest.mark.parametrize("option", ["weights", "model.weight", "judge.weight", "judge.scale", "remote.weight"])
+def test_a_factor_that_no_float32_holds_is_refused(option):
+    with pytest.raises(ConfigError, match=rf"reward\.{option}.*a number that float32 holds"):
+        rollyard.resolve(preset="tiny", environment={}, overrides={f"reward.{option}": "1e300"})
 
 
 def test_rewards_that_ship_and_their_options():

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 
+from rollyard import functions
 from rollyard.errors import ConfigError
 from rollyard.reward.function import Takes, check_columns, check_function, load_reward
 from rollyard.reward.shipped import exact_match
@@ -22,18 +23,29 @@ def test_functions_by_name(tmp_path):
     assert load_reward("rollyard.reward.shipped:exact_match") is exact_match
     broken = tmp_path / "broken.py"
     broken.write_text("import no_such_module_anywhere\n")
+    leaves = tmp_path / "leaves.py"
+    leaves.write_text("import sys\nsys.exit('no licence')\n")
     for name, problem in (
         (f"{path}:nothing", "has no 'nothing' (its functions: half, one)"),
         (f"{path}:LIMIT", "is a int, not a function"),
         (f"{path}:one", "takes 1 positional"),
         (f"{tmp_path}/absent.py:f", "there is no file"),
         (f"{broken}:f", "ModuleNotFoundError"),
+        (f"{leaves}:f", "cannot be imported: SystemExit: no licence"),
         ("no_such_package_anywhere:f", "cannot be imported"),
         ("justaname", "names no function"),
     ):
         with pytest.raises(ConfigError) as raised:
             load_reward(name)
         assert problem in str(raised.value), name
+
+
+def test_an_import_that_takes_long_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(functions, "TOLD_AFTER_S", 0.05)
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ntime.sleep(0.5)\ndef f(prompt, completion): ...\n")
+    load_reward(f"{path}:f")
+    assert capsys.readouterr().err == f"still importing {path} (reward.function) after 0.05 s\n"
 
 
 def test_a_needed_column_must_be_there():

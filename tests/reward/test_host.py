@@ -53,6 +53,13 @@ async def test_what_is_no_number_is_no_verdict(value):
     assert number is None and problem.startswith("it returned") and len(problem) < 130
 
 
+@pytest.mark.parametrize("value", [{1.0: "a", 0.5: "b"}, {0.5, 1.0}, {0.5: 1, 1.0: 2}.keys(), b"12", "12"])
+async def test_rewards_of_several_come_in_the_order_of_the_completions(value):
+    found = await judge(lambda prompts, completions, **columns: value, TEXTS, TEXTS)
+    assert found == [(None, f"it returned a {type(value).__name__}, not a list of numbers")] * 2
+    assert await judge(lambda completions, **columns: np.array([0.5, 1]), TEXTS, TEXTS) == [(0.5, ""), (1.0, "")]
+
+
 NUMBERS = [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), (np.bool_(False), 0.0), (np.array(2), 2.0), (torch.tensor(0.25), 0.25)]
 
 

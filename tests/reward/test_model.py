@@ -171,8 +171,16 @@ def test_what_cannot_be_judged_is_refused_before_it_is(tmp_path):
 
 
 def test_folders_that_hold_no_classifier(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
-        check_folder(RewardModelConfig(folder=str(tmp_path)))
+    for folder, content, problem in (
+        (tmp_path / "absent", None, "there is no folder .*absent "),
+        (tmp_path, None, "has no config.json"),
+        (tmp_path, "{", "config.json cannot be read: Expecting"),
+        (tmp_path, "[]", "config.json holds no JSON object"),
+    ):
+        if content is not None:
+            (folder / "config.json").write_text(content)
+        with pytest.raises(ConfigError, match=problem):
+            check_folder(RewardModelConfig(folder=str(folder)))
     two = classifier_folder(tmp_path / "two", num_labels=2)
     with pytest.raises(ConfigError, match=r"2 labels: LABEL_0, LABEL_1 \(say which one is the reward\)"):
         check_folder(RewardModelConfig(folder=str(two)))

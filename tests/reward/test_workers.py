@@ -255,7 +255,7 @@ def test_what_another_user_may_write_is_not_read(tmp_path):
 
 
 def wild(prompt, completion, **columns):
-    print(f"judging {completion}")  # noqa: T201
+    print(f"judging {completion}", file=sys.stderr if completion == "a" else sys.stdout)
     match completion:
         case "regex":
             re.match("(a+)+$", "a" * 64 + "b")  # holds the interpreter
