@@ -94,6 +94,13 @@ def test_rows_and_their_columns(write):
     assert chat.prompt == ({"role": "user", "content": "hi"},) and chat.columns == {"level": 2}
 
 
+def test_a_file_may_begin_with_the_mark_that_editors_on_windows_write(write):
+    (row,) = read_rows(write('\ufeff{"prompt": "2+3="}\r', ""), "prompt")
+    assert row == Row("2+3=")
+    with pytest.raises(ConfigError, match="has no prompts"):
+        read_rows(write("\ufeff"), "prompt")
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
