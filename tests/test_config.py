@@ -151,6 +151,7 @@ def test_a_mistake_says_what_where_and_what_would_be_right(values, where, told):
     ("text", "told"),
     [
         ("[train\n", "not valid TOML"),
+        ("[train]\nlr = " + "[" * 99_999, "not valid TOML"),
         ("lr = 1\n", "stands outside any section"),
         ("train = 1\n", "train is a section"),
         ("[trian]\nlr = 1\n", "did you mean train.lr?"),

@@ -96,7 +96,7 @@ def goes_on(config: Config) -> bool:
         return False
     try:
         before = tomllib.loads(path.read_text(encoding="utf-8")).get("exchange", {}).get("folder", "")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return False
     return Path(before).resolve() == Path(shared).resolve()
 

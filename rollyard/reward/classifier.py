@@ -47,7 +47,7 @@ def check_folder(config: RewardModelConfig) -> None:
     file = Path(config.folder) / "config.json"
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         remedy = "give the folder of a Hugging Face sequence classifier"
         raise ConfigError(f"{file} cannot be read: {error}", where=FOLDER, remedy=remedy) from None
     kinds = found.get("architectures") or ["nothing"]
