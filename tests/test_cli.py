@@ -118,6 +118,21 @@ def start(here: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 
+def test_ctrl_c_while_the_command_is_imported():
+    code = """
+import signal, sys
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rollyard.config":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Press())
+from rollyard.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.slow
 def test_ctrl_c_is_a_clean_stop_with_the_report_so_far(here):
     process = start(here)
