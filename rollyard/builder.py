@@ -115,7 +115,7 @@ class Builder:
         config = self._config
         tokenizer = await self._device.run(Tokenizer, self._folder)
         tokenizer.check_stop(config.rollout.stop, "rollout.stop")
-        source, held_out = worker.build_prompts(config, tokenizer, done)
+        source, held_out = await worker.build_prompts(config, tokenizer, done)
         workers = Children(at_once=True)
         self._built.push_async_callback(workers.close)
         player = open_player(config, environment, tokenizer, self._folder, workers.launch, self._scratch, self._built)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from rollyard.config import (
     BUILT_IN,
     LEAST_TEMPERATURE,
+    NAME_CHARACTERS,
     AdvantageConfig,
     Config,
     EngineConfig,
@@ -28,6 +29,7 @@ from rollyard.objective import check_objective
 
 def check(config: Config) -> None:
     """What the options together must satisfy. Raises ConfigError for the first that does not hold."""
+    _check_name(config.run.name)
     _check_prompts(config)
     _check_rollout(config.rollout)
     _check_advantage(config)
@@ -40,6 +42,16 @@ def check(config: Config) -> None:
     _check_lora(config)
     _check_exchange(config)
     _check_models(config.reward)
+
+
+def _check_name(name: str) -> None:
+    """It is that of one folder in runs/, and stands in reports."""
+    where, remedy = "run.name", "give such as sort-2; --run.out says where else the folder is to be"
+    if not name.strip() or name in (".", "..") or any(sign in "/\\" or not sign.isprintable() for sign in name):
+        raise ConfigError(f"{name!r} is not the name of one folder", where=where, remedy=remedy)
+    if len(name) > NAME_CHARACTERS:
+        problem = f"a name of {len(name)} characters, where {NAME_CHARACTERS} are the most"
+        raise ConfigError(problem, where=where, remedy=remedy)
 
 
 def _check_models(reward: RewardConfig) -> None:

@@ -20,6 +20,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 Words = Annotated[str, Field(min_length=1)]
 
 BUILT_IN = ("sort", "reverse", "arithmetic", "calculator")  # tasks with a base policy of their own
+NAME_CHARACTERS = 100  # of a run's name: file systems have an end, and what is put around it needs some
 LEAST_TEMPERATURE = 1e-3  # logits divided by less are no longer exact in float32
 
 

@@ -81,18 +81,22 @@ def training(task: str, options: str, seed: int, place: int) -> Problem:
     raise _exhausted(task, "trained on", 0)
 
 
-def held_out(task: str, options: str, wanted: int) -> tuple[Problem, ...]:
-    """So many different problems, the same in every run, none of them in any training stream. Raises ConfigError."""
+def held_out(task: str, options: str, wanted: int) -> Iterator[Problem | None]:
+    """So many different problems, the same in every run, none of them in any training stream; None for each try in vain.
+
+    Raises ConfigError.
+    """
     name = task.removeprefix(PREFIX)
-    found: dict[str, Problem] = {}
+    found: set[str] = set()
     for number, problem in enumerate(_all(name, options)):
         if len(found) == wanted:
             break
         if number > TRIES * wanted:
             raise _exhausted(task, "held out", len(found))
-        if problem.held_out:
-            found.setdefault(problem.question, problem)
-    return tuple(found.values())
+        new = problem.held_out and problem.question not in found
+        if new:
+            found.add(problem.question)
+        yield problem if new else None
 
 
 def score(source: Source, entry: str, completion: str) -> float:

@@ -149,7 +149,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), remedy="give the path of a TOML file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot be read: {error}", where=str(path), remedy="give the path of a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"not valid TOML: {error}", where=str(path), remedy="see toml.io for the format") from None
 
 

@@ -191,9 +191,11 @@ def measure_machine(config: Config) -> tuple[int, Machine | None]:
     return dtype.itemsize, measure(kind, dtype) if kind == "cpu" or here else None
 
 
-def build_prompts(config: Config, tokenizer: Tokenizer, done: Set[int] = frozenset()) -> tuple[PromptSource, tuple[Prompt, ...]]:
+async def build_prompts(
+    config: Config, tokenizer: Tokenizer, done: Set[int] = frozenset()
+) -> tuple[PromptSource, tuple[Prompt, ...]]:
     """The source of prompts, without those that are done, and the held-out ones."""
-    return open_prompts(config, tokenizer, done)
+    return await open_prompts(config, tokenizer, done)
 
 
 def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, receiver: Receiver, sole: bool = False) -> Engine:

@@ -43,6 +43,9 @@ def test_explain_shows_values_and_where_they_come_from(here, capsys):
         (["run"], "neither is given"),
         (["run", "--preset", "srot"], "there is no preset"),
         (["run", "none.toml"], "no such file"),
+        (["run", "--preset", "tiny", "--name", "../../x"], "is not the name of one folder"),
+        (["run", "--preset", "tiny", "--out", "x" * 300], "cannot be the run's folder"),
+        (["run", "--preset", "tiny", "--out", "/proc/x"], "cannot be written"),
         (["run", "--preset", "tiny", "--rollout.gruop_size", "3"], "gruop_size"),
         (["run", "--preset", "tiny", "--group-size", "one"], "'one' does not fit"),
         (["run", "--preset", "tiny", "--group-size", "1"], "at least 2"),
@@ -113,6 +116,21 @@ def start(here: Path, *arguments: str) -> subprocess.Popen[str]:
         *arguments,
     ]
     return subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+def test_ctrl_c_while_the_command_is_imported():
+    code = """
+import signal, sys
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rollyard.config":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Press())
+from rollyard.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.slow

@@ -138,6 +138,12 @@ def test_text_values_are_converted():
             "weights.delta",
             "sglang reads whole folders by itself",
         ),
+        (TASK | {"run.name": "../../x"}, "run.name", "'../../x' is not the name of one folder"),
+        (TASK | {"run.name": "a\\b"}, "run.name", "not the name of one folder"),
+        (TASK | {"run.name": ".."}, "run.name", "not the name of one folder"),
+        (TASK | {"run.name": ""}, "run.name", "not the name of one folder"),
+        (TASK | {"run.name": "a\0b"}, "run.name", "not the name of one folder"),
+        (TASK | {"run.name": "x" * 101}, "run.name", "101 characters, where 100 are the most"),
         (TASK | {"rollout.max_live_groups": 5}, "rollout.max_live_groups", "at least 32"),
     ],
 )
@@ -151,6 +157,7 @@ def test_a_mistake_says_what_where_and_what_would_be_right(values, where, told):
     ("text", "told"),
     [
         ("[train\n", "not valid TOML"),
+        ("[train]\nlr = " + "[" * 99_999, "not valid TOML"),
         ("lr = 1\n", "stands outside any section"),
         ("train = 1\n", "train is a section"),
         ("[trian]\nlr = 1\n", "did you mean train.lr?"),

@@ -119,7 +119,7 @@ def test_the_map_lists_exactly_the_rooms_that_exist() -> None:
 
 def test_the_page_shows_the_layers_that_are_checked() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
-    shown = re.search(r"^```\n(cli\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shown = re.search(r"^```\n(__main__\n.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert shown, "docs/architecture.md has no layers"
     exist = {room.removesuffix("/").removesuffix(".py") for room in rooms()}
     checked = []

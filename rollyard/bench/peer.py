@@ -103,7 +103,7 @@ class Peer:
     def _parsed(self, line: bytes, do: str) -> dict[str, Any]:
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise PeerError(f"peer {self.name} answered no JSON object: {line[:200]!r}{self._said()}")

@@ -74,6 +74,14 @@ def _check_apart(path: Path, shared: str) -> None:
 
 def check_folder(config: Config) -> None:
     """Raises ConfigError when the folder cannot be made: it exists and may not be replaced, or is no run's folder."""
+    try:
+        _check_free(config)
+    except (OSError, ValueError) as error:  # a name that is too long, a folder that may not be read, a zero byte
+        problem = f"{folder_of(config).path} cannot be the run's folder: {error}"
+        raise ConfigError(problem, where="run.out", remedy="give a folder that can be written") from None
+
+
+def _check_free(config: Config) -> None:
     folder = folder_of(config)
     path = folder.path
     _check_apart(path, config.exchange.folder)
@@ -96,7 +104,7 @@ def goes_on(config: Config) -> bool:
         return False
     try:
         before = tomllib.loads(path.read_text(encoding="utf-8")).get("exchange", {}).get("folder", "")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return False
     return Path(before).resolve() == Path(shared).resolve()
 

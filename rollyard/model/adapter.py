@@ -166,7 +166,7 @@ def _stored(model: CausalLM, folder: Path) -> dict[str, Tensor]:
     try:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         stored = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         problem = f"{folder} holds no adapter that can be read: {error}"
         raise ConfigError(problem, where="model.path", remedy="give the folder that a run wrote") from error
     own, asked = model.trained(), _settings(model)

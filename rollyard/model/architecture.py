@@ -176,7 +176,7 @@ def base_of(folder: Path) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", where=WHERE, remedy="it should be a JSON object") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no JSON object", where=WHERE, remedy="it should be one, as transformers writes it")

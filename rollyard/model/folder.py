@@ -235,7 +235,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         try:
             names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ConfigError(f"{folder / INDEX} is broken: {error!r}", where=WHERE, remedy="fetch the model again") from error
         if absent := [name for name in names if not (folder / name).is_file()]:
             raise ConfigError(f"{folder} lacks {_some(absent)}", where=WHERE, remedy="fetch the model again")

@@ -159,7 +159,7 @@ class Line(ABC):
         head, _, content = frame.partition(b"\n")
         try:
             self._take(json.loads(head), content)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             problem = f"sent what is no message: {type(error).__name__}: {error}"
             self.fail(problem)
             raise ValueError(f"{self.name} {problem}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from pathlib import Path
@@ -20,7 +21,7 @@ def read_rows(path: Path, field: str) -> list[Row]:
     Blank lines are no rows. Raises ConfigError naming the line and showing its content.
     """
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # as editors on Windows begin a file
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror}"
         raise ConfigError(problem, where="prompts.path", remedy="give a JSON Lines file") from None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Set
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from rollyard.model.tokenizer import Tokenizer
 
 HELD_OUT_SEED = 0  # held-out problems are the same in every run
+AT_ONCE = 64  # problems made before others have their turn: a run can be stopped meanwhile
 
 
 def check_prompts(config: Config) -> frozenset[str]:
@@ -39,7 +42,9 @@ def check_prompts(config: Config) -> frozenset[str]:
     return frozenset({"answer", "problem"})
 
 
-def open_prompts(config: Config, tokenizer: Tokenizer, done: Set[int] = frozenset()) -> tuple[PromptSource, tuple[Prompt, ...]]:
+async def open_prompts(
+    config: Config, tokenizer: Tokenizer, done: Set[int] = frozenset()
+) -> tuple[PromptSource, tuple[Prompt, ...]]:
     """The stream to train on, and the held-out prompts. Raises ConfigError.
 
     Args:
@@ -50,18 +55,31 @@ def open_prompts(config: Config, tokenizer: Tokenizer, done: Set[int] = frozense
     render = _render(tokenizer, prompts)
     if prompts.task in TASKS:
         task = TASKS[prompts.task]
-        held_out = [(index, _task_row(task, HELD_OUT_SEED, index, held_out=True)) for index in range(prompts.held_out)]
+        made = map(partial(_task_row, task, HELD_OUT_SEED, held_out=True), range(prompts.held_out))
+        apart: Iterable[tuple[int, Row] | None] = enumerate(made)
         source = Source(lambda place: (place, _task_row(task, seed, place, held_out=False)), render, None, cursor)
     elif prompts.task:
         name, options = prompts.task, prompts.options
-        held_out = [(index, _gym_row(each)) for index, each in enumerate(gym.held_out(name, options, prompts.held_out))]
+        apart = _numbered(gym.held_out(name, options, prompts.held_out))
         source = Source(lambda place: (place, _gym_row(gym.training(name, options, seed, place))), render, None, cursor)
     else:
-        rows, held_out = _split(read_rows(Path(prompts.path), prompts.field), prompts, seed)
+        rows, apart = _split(read_rows(Path(prompts.path), prompts.field), prompts, seed)
         limit = prompts.epochs * len(rows) or None
         source = Source(Epochs(rows, shuffle=prompts.shuffle, seed=seed), render, limit, cursor)
     remaining = Without(source, done) if done else source
-    return remaining, tuple(prompt_of(place, number, row, render) for place, (number, row) in enumerate(held_out))
+    held_out: list[Prompt] = []
+    for tries, found in enumerate(apart):
+        if found is not None:
+            held_out.append(prompt_of(len(held_out), *found, render))
+        if tries % AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return remaining, tuple(held_out)
+
+
+def _numbered(problems: Iterable[gym.Problem | None]) -> Iterator[tuple[int, Row] | None]:
+    numbers = count()
+    for each in problems:
+        yield None if each is None else (next(numbers), _gym_row(each))
 
 
 def _task_row(task: Task, seed: int, index: int, *, held_out: bool) -> Row:

@@ -54,7 +54,7 @@ def check_folder(config: RewardModelConfig) -> None:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", where=FOLDER, remedy=remedy) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {error}", where=FOLDER, remedy=remedy) from None
     if not isinstance(found, dict):
         raise ConfigError(f"{file} holds no JSON object", where=FOLDER, remedy=remedy)

@@ -78,7 +78,7 @@ class State:
             raise TrainError(f"{folder} holds no state of a trainer: {error.problem}") from error
         except OSError as error:
             raise TrainError(f"{folder} holds no state of a trainer: {error}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise TrainError(f"{folder} holds no state of a trainer: {PROGRESS} names no step") from error
         own, parts = self._beside(), self._model.parts
         if lacks := [name for name in self._more if name not in found]:

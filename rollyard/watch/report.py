@@ -242,7 +242,7 @@ def read_report(path: Path) -> Report:
             nodes={host: tuple(nodes) for host, nodes in record.pop("nodes").items()},
             **record,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise JournalError(f"{path}: not a report of this version of Rollyard: {error}") from error
 
 

@@ -66,6 +66,7 @@ async def test_a_peer_has_the_users_environment_and_none_of_rollyards(tmp_path, 
         ("print('last words'); sys.stdout.flush(); os._exit(7)", "exit code 7"),
         ("os.kill(os.getpid(), 9)", "exit code -9"),
         ("channel._answers.write('not json\\n'); channel._answers.flush(); time.sleep(1)", "no JSON object"),
+        ("channel._answers.write('[' * 99_999 + '\\n'); channel._answers.flush(); time.sleep(1)", "no JSON object"),
         ("channel._answers.write('[1]\\n'); channel._answers.flush(); time.sleep(1)", "no JSON object"),
     ],
 )

@@ -115,9 +115,10 @@ def test_refuses_a_folder_that_is_no_model(tmp_path: Path) -> None:
         Architecture.from_folder(tmp_path / "absent")
     with pytest.raises(ConfigError, match=r"no config\.json"):
         Architecture.from_folder(tmp_path)
-    tmp_path.joinpath("config.json").write_text("{broken")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        Architecture.from_folder(tmp_path)
+    for broken in ("{broken", "[" * 99_999):
+        tmp_path.joinpath("config.json").write_text(broken)
+        with pytest.raises(ConfigError, match="cannot be read"):
+            Architecture.from_folder(tmp_path)
     tmp_path.joinpath("config.json").write_text("[]")
     with pytest.raises(ConfigError, match="no JSON object"):
         Architecture.from_folder(tmp_path)

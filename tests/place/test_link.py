@@ -75,7 +75,16 @@ async def test_what_is_too_large_is_refused_on_either_way(ends: tuple[Link, Link
     assert await near.call("keep", bytes(900), limit_s=5) == bytes(900)  # and the line goes on
 
 
-@pytest.mark.parametrize("frame", [SIZE.pack(2**31), SIZE.pack(4) + b"ab\nc", SIZE.pack(3) + b"[]\n", SIZE.pack(3) + b"{}\n"])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        SIZE.pack(2**31),
+        SIZE.pack(4) + b"ab\nc",
+        SIZE.pack(3) + b"[]\n",
+        SIZE.pack(3) + b"{}\n",
+        pytest.param(SIZE.pack(10_001) + b"[" * 10_000 + b"\n", id="deep"),
+    ],
+)
 async def test_what_is_no_message_ends_the_line(frame: bytes) -> None:
     left, right = socket.socketpair()
     near = Link("the far end", *await asyncio.open_connection(sock=left))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 
@@ -94,6 +95,13 @@ def test_rows_and_their_columns(write):
     assert chat.prompt == ({"role": "user", "content": "hi"},) and chat.columns == {"level": 2}
 
 
+def test_a_file_may_begin_with_the_mark_that_editors_on_windows_write(write):
+    (row,) = read_rows(write('\ufeff{"prompt": "2+3="}\r', ""), "prompt")
+    assert row == Row("2+3=")
+    with pytest.raises(ConfigError, match="has no prompts"):
+        read_rows(write("\ufeff"), "prompt")
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -137,10 +145,10 @@ def config(path, **prompts) -> Config:
     return Config.model_validate({"prompts": {"path": str(path), "held_out": 2} | prompts})
 
 
-def test_held_out_rows_are_never_in_the_stream(write, tmp_path):
+async def test_held_out_rows_are_never_in_the_stream(write, tmp_path):
     path = write(*(json.dumps({"prompt": f"p{i}", "answer": i}) for i in range(10)))
     tokenizer = Tokenizer(tiny_folder(tmp_path))
-    stream, held_out = open_prompts(config(path, epochs=3), tokenizer)
+    stream, held_out = await open_prompts(config(path, epochs=3), tokenizer)
     taken, exhausted = stream.take(100)
     assert exhausted and len(taken) == 24
     assert {p.row for p in taken} | {p.row for p in held_out} == set(range(10)) and len(held_out) == 2
@@ -151,21 +159,29 @@ def test_held_out_rows_are_never_in_the_stream(write, tmp_path):
         check_prompts(config(path, held_out=10))
 
 
-def test_texts_become_user_messages_where_there_is_a_chat_template(write, tmp_path):
+async def test_making_many_prompts_can_be_given_up(tmp_path):
+    many = Config.model_validate({"prompts": {"task": "sort", "held_out": 10**9}})
+    opening = asyncio.ensure_future(open_prompts(many, Tokenizer(tiny_folder(tmp_path))))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(opening, 0.1)
+    assert opening.cancelled()
+
+
+async def test_texts_become_user_messages_where_there_is_a_chat_template(write, tmp_path):
     path = write('{"prompt": "ab"}', '{"prompt": [{"role": "user", "content": "cd"}]}')
     tokenizer = Tokenizer(tiny_folder(tmp_path, chat=True))
-    stream, _ = open_prompts(config(path, held_out=0, shuffle=False), tokenizer)
+    stream, _ = await open_prompts(config(path, held_out=0, shuffle=False), tokenizer)
     text, messages = stream.take(2)[0]
     assert text.text == "ab" and tokenizer.decode(text.token_ids) == "user=abassistant="
     assert messages.messages == ({"role": "user", "content": "cd"},) and text.messages == ()
     assert messages.text == "user: cd" and tokenizer.decode(messages.token_ids) == "user=cdassistant="
-    plain, _ = open_prompts(config(path, held_out=0, shuffle=False, chat=False), tokenizer)
+    plain, _ = await open_prompts(config(path, held_out=0, shuffle=False, chat=False), tokenizer)
     assert tokenizer.decode(plain.take(1)[0][0].token_ids) == "ab"
 
 
-def test_messages_need_a_template(write, tmp_path):
+async def test_messages_need_a_template(write, tmp_path):
     path = write('{"prompt": [{"role": "user", "content": "cd"}]}')
-    stream, _ = open_prompts(config(path, held_out=0), Tokenizer(tiny_folder(tmp_path)))
+    stream, _ = await open_prompts(config(path, held_out=0), Tokenizer(tiny_folder(tmp_path)))
     with pytest.raises(ConfigError, match="no chat template"):
         stream.take(1)
 

@@ -184,7 +184,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"wall_s": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"wall_s": 1}', pytest.param("[" * 99_999, id="deep")])
 def test_what_is_no_report_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)

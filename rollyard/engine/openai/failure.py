@@ -73,7 +73,7 @@ class Voice:
         """An answer with an HTTP status that is an error."""
         try:
             body = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             body = content.decode(errors="replace")
         return self.error(status, body, headers)
 
@@ -97,7 +97,7 @@ class Voice:
             return None
         try:
             body = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None  # unreadable, which is for others to say
         if not isinstance(body, dict) or not body.get("error"):
             return None

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rollyard.engine.openai.failure import ServerError, retry_after
+from rollyard.engine.openai.failure import ServerError, Voice, retry_after
 from rollyard.engine.openai.limits import Limits
 from rollyard.errors import ConfigError, EngineError
 from rollyard.types import Sampling
@@ -196,6 +196,13 @@ def test_time_in_the_queue_counts_and_a_place_is_given_back() -> None:
 # ------------------------------------------------------------------------------------------------- what is said
 
 
+def test_an_event_that_cannot_be_read_is_no_error_in_the_servers_words() -> None:
+    voice = Voice(A, SECRET)
+    assert voice.event_error(b'{"error": "full"}') is not None
+    for unreadable in (b'{"error": ', b'{"error": ' + b"[" * 99_999):
+        assert voice.event_error(unreadable) is None
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -206,6 +213,7 @@ def test_time_in_the_queue_counts_and_a_place_is_given_back() -> None:
         (b"<h1>Bad\n\x1b[31mgateway</h1>", "<h1>Bad [31mgateway</h1>"),
         (b"", "nothing"),
         (b"x" * 5000, "x" * 500),
+        (b"[" * 99_999, "[" * 500),
     ],
 )
 def test_the_servers_own_words_are_passed_on(content: bytes, message: str) -> None:
