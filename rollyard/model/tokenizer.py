@@ -42,6 +42,8 @@ class Tokenizer:
         added = self._fast.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._mute = frozenset(self._special)
+        unknown = getattr(self._fast.model, "unk_token", None) or self._full.unk_token
+        self._unknown: int | None = self._fast.token_to_id(unknown) if unknown else None
 
     @property
     def has_chat_template(self) -> bool:
@@ -65,6 +67,14 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """Ids of a text, with the special tokens that the tokenizer adds by itself unless `special` is False."""
         return tuple(self._fast.encode(text, add_special_tokens=special).ids)
+
+    def unknown(self, text: str) -> tuple[str, ...]:
+        """Parts of a text that the tokenizer has no tokens for: whatever they are, one and the same stands for each."""
+        if self._unknown is None:
+            return ()
+        encoded = self._fast.encode(text, add_special_tokens=False)
+        parts = [text[slice(*span)] for id_, span in zip(encoded.ids, encoded.offsets, strict=True) if id_ == self._unknown]
+        return tuple(part for part in parts if part not in self._special.values())  # those that somebody wrote are meant
 
     def pair(self, first: str, second: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids of two texts put together as the tokenizer does it, and for each which text it is of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import warnings
 from collections.abc import Iterable, Iterator, Set
 from functools import partial
 from itertools import count
@@ -17,12 +18,14 @@ from rollyard.prompts.jsonl import read_rows
 from rollyard.prompts.source import Epochs, Render, Row, Source, Without, prompt_of
 from rollyard.prompts.tasks.task import TASKS, Task
 from rollyard.protocols.rollouts import PromptSource
+from rollyard.texts import visible
 from rollyard.types import Prompt
 
 if TYPE_CHECKING:
     from rollyard.model.tokenizer import Tokenizer
 
 HELD_OUT_SEED = 0  # held-out problems are the same in every run
+SHOWN = 120  # characters of a prompt that a warning shows
 AT_ONCE = 64  # problems made before others have their turn: a run can be stopped meanwhile
 
 
@@ -112,10 +115,27 @@ def _render(tokenizer: Tokenizer, prompts: PromptsConfig) -> Render:
         problem = "a system message is put before the prompt by a chat template, and there is none"
         raise ConfigError(problem, where="prompts.system", remedy="leave it out, or use a model with a chat template")
 
-    def render(row: Row) -> tuple[tuple[int, ...], str]:
+    warned = False
+
+    def render(number: int, row: Row) -> tuple[tuple[int, ...], str]:
+        nonlocal warned
+        warned = warned or _warn_of_unknown(tokenizer, number, row)
         if isinstance(row.prompt, str):
             ids = tokenizer.chat([*system, {"role": "user", "content": row.prompt}]) if chat else tokenizer.encode(row.prompt)
             return ids, row.prompt
         return tokenizer.chat(row.prompt), "\n".join(f"{message['role']}: {message['content']}" for message in row.prompt)
 
     return render
+
+
+def _warn_of_unknown(tokenizer: Tokenizer, number: int, row: Row) -> bool:
+    """Warn of a prompt that has what the tokenizer does not know. Was it so?"""
+    text = row.prompt if isinstance(row.prompt, str) else "\n".join(message["content"] for message in row.prompt)
+    unknown = tokenizer.unknown(text)
+    if unknown:
+        shown = text if len(text) <= SHOWN else text[:SHOWN] + "..."
+        parts = ", ".join(map(repr, dict.fromkeys(unknown)))[:SHOWN]
+        problem = f"the tokenizer does not know {parts} of prompt {number}: {shown!r}"
+        told = "the policy sees the same token for all of it; of further prompts like this nothing is said"
+        warnings.warn(visible(f"{problem}; {told}"), RuntimeWarning, stacklevel=2)
+    return bool(unknown)

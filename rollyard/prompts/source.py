@@ -21,7 +21,7 @@ class Row:
     columns: Mapping[str, object] = field(default_factory=dict)
 
 
-Render = Callable[[Row], tuple[tuple[int, ...], str]]
+Render = Callable[[int, Row], tuple[tuple[int, ...], str]]
 
 
 class Source:
@@ -29,7 +29,7 @@ class Source:
 
     Args:
         row: the place in the stream -> (number of the row in the data, the row). The same place gives the same row.
-        render: a row -> (token ids, text).
+        render: (number of the row, the row) -> (token ids, text).
         limit: prompts in all, None for an endless stream.
         cursor: where to go on.
     """
@@ -61,7 +61,7 @@ class Source:
 
 def prompt_of(place: int, number: int, row: Row, render: Render) -> Prompt:
     """The prompt at a place. Raises ConfigError for one without a single token."""
-    token_ids, text = render(row)
+    token_ids, text = render(number, row)
     if not token_ids:
         remedy = "give it a text that the tokenizer knows"
         raise ConfigError(f"the tokenizer makes no token of prompt {number}: {text!r}", where="prompts.path", remedy=remedy)

@@ -17,6 +17,9 @@ from rollyard.reward.function import load_reward
 from tests.bench.peers import script
 from tests.tiny import tiny_folder
 
+# The tiny model knows no capital letters.
+pytestmark = pytest.mark.filterwarnings("ignore:the tokenizer does not know:RuntimeWarning")
+
 STEP = """
 import json
 number = 0

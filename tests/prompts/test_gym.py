@@ -114,6 +114,7 @@ def test_several_datasets_at_once():
     assert all(reward("", problem.answer, column(problem)) == 1.0 for problem in drawn)
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer does not know:RuntimeWarning")
 async def test_prompts_and_the_columns_that_the_reward_needs(tokenizer):
     asked = config(options=SMALL, held_out=3, system="be brief")
     assert check_prompts(asked) == {"answer", "problem"}

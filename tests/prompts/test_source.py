@@ -23,7 +23,7 @@ from tests.tiny import tiny_folder
 def source(count: int, epochs: int | None = None, cursor: int = 0, seed: int = 0, shuffle: bool = True) -> Source:
     rows = [(number, Row(f"p{number}")) for number in range(count)]
     limit = None if epochs is None else epochs * count
-    return Source(Epochs(rows, shuffle=shuffle, seed=seed), lambda row: ((1, 2), row.prompt), limit, cursor)
+    return Source(Epochs(rows, shuffle=shuffle, seed=seed), lambda _, row: ((1, 2), row.prompt), limit, cursor)
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.lists(st.integers(0, 7), max_size=30), st.integers(0, 5))
@@ -179,6 +179,17 @@ async def test_texts_become_user_messages_where_there_is_a_chat_template(write, 
     assert tokenizer.decode(plain.take(1)[0][0].token_ids) == "ab"
 
 
+@pytest.mark.parametrize("prompt", ["ab日本語 c", [{"role": "user", "content": "ab日本語 c"}]])
+async def test_what_the_tokenizer_does_not_know_is_told_once(write, tmp_path, prompt):
+    path = write('{"prompt": "ab"}', '{"prompt": "a<pad>b"}', *[json.dumps({"prompt": prompt})] * 2)
+    stream, _ = await open_prompts(config(path, held_out=0, shuffle=False), Tokenizer(tiny_folder(tmp_path, chat=True)))
+    stream.take(2)
+    with pytest.warns(RuntimeWarning) as told:
+        stream.take(2)
+    assert len(told) == 1
+    assert str(told[0].message).startswith("the tokenizer does not know '日', '本', '語' of prompt 2: 'ab日本語 c'")
+
+
 async def test_messages_need_a_template(write, tmp_path):
     path = write('{"prompt": [{"role": "user", "content": "cd"}]}')
     stream, _ = await open_prompts(config(path, held_out=0), Tokenizer(tiny_folder(tmp_path)))
@@ -187,7 +198,7 @@ async def test_messages_need_a_template(write, tmp_path):
 
 
 def test_a_prompt_without_a_token_is_told():
-    stream = Source(lambda place: (7, Row("\u200b")), lambda row: ((), row.prompt), limit=None)
+    stream = Source(lambda place: (7, Row("\u200b")), lambda _, row: ((), row.prompt), limit=None)
     with pytest.raises(ConfigError, match="no token of prompt 7"):
         stream.take(1)
 
