@@ -24,7 +24,7 @@ from tests.right_values.learning import completion
 async def test_epochs_repeat_rows_and_never_ids() -> None:
     """5 rows, twice, in batches of 4: 4, 4, 2. Row and id part ways after the first epoch."""
     rows = [(number, Row("p", {})) for number in range(5)]
-    source = Source(Epochs(rows, shuffle=True, seed=0), lambda row: ((2, 3), row.prompt), limit=10)  # type: ignore[arg-type,return-value]
+    source = Source(Epochs(rows, shuffle=True, seed=0), lambda number, row: ((2, 3), row.prompt), limit=10)  # type: ignore[arg-type,return-value]
     fleet = Fleet(source.take(10)[0], groups_per_batch=4)
     await fleet.run()
     assert [len(batch) for batch in fleet.batches] == [4, 4, 2]
