@@ -49,7 +49,7 @@ def configured(folder: Path, transport: str = "shared_memory", **options: object
         "place.threads": 1,
         "place.device": "cpu",
         "weights.transport": transport,
-        "weights.limit_s": 20.0,
+        "weights.limit_s": 60.0,  # a busy machine
         "rollout.max_tokens": 32,
     }
     engine = {"kind": "vllm", "slots": 8, "extra": '{"block_size": 32}', **options}

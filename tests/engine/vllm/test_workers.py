@@ -19,6 +19,7 @@ from tests.engine.vllm.receivers import told
 from tests.engine.vllm.test_weights import agrees
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+LONG = 240  # tokens, so that they are not all written before new weights are near
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
@@ -66,7 +67,7 @@ def shares_of(driven: Driven) -> dict[str, list[Slice]]:
 
 async def goes_on(driven: Driven) -> None:
     """Weights change under a request, in both workers at the same token."""
-    driven.engine.generate([ask(1, [5, 6, 7], 150, ignore_eos=True)])
+    driven.engine.generate([ask(1, [5, 6, 7], LONG, ignore_eos=True)])
     written = await segments(driven.engine, 8)
     await driven.move(seed=3)
     rolling = asyncio.create_task(driven.sync(WeightVersion(1), Rollover.KEEP))
@@ -74,4 +75,4 @@ async def goes_on(driven: Driven) -> None:
     await rolling
     (one,) = done.values()
     versions = [segment.version.step for segment in (*written, *one.segments) for _ in segment.token_ids]
-    assert len(versions) == 150 and versions == sorted(versions) and set(versions) == {0, 1}
+    assert len(versions) == LONG and versions == sorted(versions) and set(versions) == {0, 1}
