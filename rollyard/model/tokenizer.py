@@ -68,9 +68,13 @@ class Tokenizer:
         """Ids of a text, with the special tokens that the tokenizer adds by itself unless `special` is False."""
         return tuple(self._fast.encode(text, add_special_tokens=special).ids)
 
-    def unknown(self, text: str) -> tuple[str, ...]:
-        """Parts of a text that the tokenizer has no tokens for: whatever they are, one and the same stands for each."""
-        if self._unknown is None:
+    def unknown(self, text: str, ids: Sequence[int]) -> tuple[str, ...]:
+        """Parts of a text that the tokenizer has no tokens for: whatever they are, one and the same stands for each.
+
+        Args:
+            ids: of the text, and perhaps of what a template put around it.
+        """
+        if self._unknown is None or self._unknown not in ids:
             return ()
         encoded = self._fast.encode(text, add_special_tokens=False)
         parts = [text[slice(*span)] for id_, span in zip(encoded.ids, encoded.offsets, strict=True) if id_ == self._unknown]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import warnings
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -119,19 +119,22 @@ def _render(tokenizer: Tokenizer, prompts: PromptsConfig) -> Render:
 
     def render(number: int, row: Row) -> tuple[tuple[int, ...], str]:
         nonlocal warned
-        warned = warned or _warn_of_unknown(tokenizer, number, row)
         if isinstance(row.prompt, str):
-            ids = tokenizer.chat([*system, {"role": "user", "content": row.prompt}]) if chat else tokenizer.encode(row.prompt)
-            return ids, row.prompt
-        return tokenizer.chat(row.prompt), "\n".join(f"{message['role']}: {message['content']}" for message in row.prompt)
+            text = said = row.prompt
+            ids = tokenizer.chat([*system, {"role": "user", "content": text}]) if chat else tokenizer.encode(text)
+        else:
+            text = "\n".join(f"{message['role']}: {message['content']}" for message in row.prompt)
+            said = "\n".join(message["content"] for message in row.prompt)
+            ids = tokenizer.chat(row.prompt)
+        warned = warned or _warn_of_unknown(tokenizer, number, said, ids)
+        return ids, text
 
     return render
 
 
-def _warn_of_unknown(tokenizer: Tokenizer, number: int, row: Row) -> bool:
+def _warn_of_unknown(tokenizer: Tokenizer, number: int, text: str, ids: Sequence[int]) -> bool:
     """Warn of a prompt that has what the tokenizer does not know. Was it so?"""
-    text = row.prompt if isinstance(row.prompt, str) else "\n".join(message["content"] for message in row.prompt)
-    unknown = tokenizer.unknown(text)
+    unknown = tokenizer.unknown(text, ids)
     if unknown:
         shown = text if len(text) <= SHOWN else text[:SHOWN] + "..."
         parts = ", ".join(map(repr, dict.fromkeys(unknown)))[:SHOWN]
