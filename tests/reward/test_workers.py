@@ -98,7 +98,8 @@ async def mortal(prompt, completion):
     return 1.0
 
 
-async def test_who_was_lost_with_another_is_asked_alone(tmp_path):
+def where_one_exits() -> Here:
+    """Who is asked for `exit` ends its process, with whatever else it judges."""
     launcher = Here()
 
     async def answer(name: str, content: bytes) -> bytes:
@@ -108,6 +109,11 @@ async def test_who_was_lost_with_another_is_asked_alone(tmp_path):
         return await launcher.answer(name, content)
 
     launcher.handle = answer
+    return launcher
+
+
+async def test_who_was_lost_with_another_is_asked_alone(tmp_path):
+    launcher = where_one_exits()
     found = await judge(launcher, tmp_path, mortal, ["a", "exit", "b"])
     assert [reward.value for reward in found] == [1.0, None, 1.0] and "died of os._exit" in found[1].problem
     names = {process.name for process in launcher.started}
@@ -116,15 +122,7 @@ async def test_who_was_lost_with_another_is_asked_alone(tmp_path):
 
 async def test_coroutines_that_are_lost_among_others_that_judge_do_not_end_the_run(tmp_path):
     """Where all functions are coroutines, the processes for one call have suspects only."""
-    launcher = Here()
-
-    async def answer(name: str, content: bytes) -> bytes:
-        if b"exit" in content:
-            await asyncio.sleep(0.01)
-            raise Died("os._exit")
-        return await launcher.answer(name, content)
-
-    launcher.handle = answer
+    launcher = where_one_exits()
     scorer = Combined(open_functions(config(give_up_after=4), mortal, launcher.launch, tmp_path))
     for _ in range(4):
         lost = await asyncio.gather(*(scorer.score(PROMPT, completion(text)) for text in ("exit", "exit")))

@@ -80,19 +80,7 @@ def test_nothing_lost_nothing_stale_nothing_idle(
         mask_truncated=mask,
     )
     world = World(rules, prompts, engines, slots, seed, odds, rollover)
-    world.run()
-    if world.finished:
-        assert not world.live
-        assert world.admitted == set(range(prompts)) == set(world.trained) | set(world.dropped)
-    world.send(ev.RolloutsCancelled())
-    world.training = None
-    counts = world.core.counts
-    assert not world.live and len(world.trained) + len(world.dropped) == len(world.admitted)
-    assert counts.members_admitted == counts.members_trained + sum(counts.members_dropped.values())
-    running = [(name, request) for name, engine in world.engines.items() for request in engine.running.values()]
-    for name, request in running:  # what engines still wrote has a place in the books too: `send` looks
-        world.end(name, request, FinishReason.ABORT, tokens=1)
-    assert world.core.live_tokens == 0
+    world.end_all()
 
 
 def test_each_token_has_its_place():

@@ -71,19 +71,8 @@ def test_episodes_keep_every_rule(
         turns=turns,
     )
     world = Playground(rules, prompts, engines, slots, seed, odds, rollover)
-    world.run()
-    if world.finished:
-        assert not world.live
-        assert world.admitted == set(range(prompts)) == set(world.trained) | set(world.dropped)
-    world.send(ev.RolloutsCancelled())
-    world.training = None
-    counts = world.core.counts
-    assert not world.live and not world.playing and not world.wanted_turns
-    assert counts.members_admitted == counts.members_trained + sum(counts.members_dropped.values())
-    running = [(name, request) for name, engine in world.engines.items() for request in engine.running.values()]
-    for name, request in running:
-        world.end(name, request, FinishReason.ABORT, tokens=1)
-    assert world.core.live_tokens == 0
+    world.end_all()
+    assert not world.playing and not world.wanted_turns
 
 
 class Table:

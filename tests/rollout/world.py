@@ -266,6 +266,22 @@ class World:
             self.act()
         raise AssertionError("no end in sight: a deadlock or a livelock")
 
+    def end_all(self) -> None:
+        """Run to the end, cancel, let engines end what they hold: each prompt, member and token has left by then."""
+        self.run()
+        if self.finished:
+            assert not self.live
+            assert self.admitted == set(range(len(self.source))) == set(self.trained) | set(self.dropped)
+        self.send(ev.RolloutsCancelled())
+        self.training = None
+        counts = self.core.counts
+        assert not self.live and len(self.trained) + len(self.dropped) == len(self.admitted)
+        assert counts.members_admitted == counts.members_trained + sum(counts.members_dropped.values())
+        running = [(name, request) for name, engine in self.engines.items() for request in engine.running.values()]
+        for name, request in running:  # what engines still wrote has a place in the books too: `send` looks
+            self.end(name, request, FinishReason.ABORT, tokens=1)
+        assert self.core.live_tokens == 0
+
     def act(self) -> None:
         choices = []
         if self.asked:
