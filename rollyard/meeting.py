@@ -7,11 +7,14 @@ drops its group closes the lines to the others, who fail then at once instead of
 
 from __future__ import annotations
 
+import atexit
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -19,6 +22,10 @@ dist: Any = torch.distributed  # its classes written in C++ have no types
 
 COME_S = 0.01  # seconds between two looks for who has come
 CONNECT_S = (1.0, 5.0)  # seconds at least and at most that gloo is given to connect two members that have come
+END_S = 1.0  # seconds that a process that ends gives its threads at meetings
+
+_ending = threading.Event()
+_threads = WeakSet[threading.Thread]()
 
 
 def held_store(address: str, limit_s: float) -> Any:
@@ -48,12 +55,14 @@ def store_at(host: str, port: int, limit_s: float) -> Any:
 
 
 def told(store: Any, keys: Sequence[str], limit_s: float) -> list[str]:
-    """What everybody said there, each at a key `at-WHO`. Raises RuntimeError, with who did not, when not all have in time."""
+    """What everybody said there, each at a key `at-WHO`.
+
+    Raises RuntimeError, with who did not, when not all have in time, or when this process ends.
+    """
     until = time.monotonic() + limit_s
     while late := [key for key in keys if not store.check([key])]:
-        if time.monotonic() > until:
+        if time.monotonic() > until or _ending.wait(COME_S):
             raise RuntimeError(f"{', '.join(key.partition('-')[2] for key in late)} did not come")
-        time.sleep(COME_S)
     return [store.get(key).decode() for key in keys]
 
 
@@ -84,6 +93,24 @@ def new_group(store: Any, name: str, rank: int, size: int, device: torch.device,
     group = dist.ProcessGroupGloo(met, rank, size, gloo)
     group.set_timeout(limit)
     return group
+
+
+def start_thread(work: Callable[[], None]) -> None:
+    """For what meets: a thread that a process does not wait for when it ends, since nobody can interrupt a collective.
+
+    It is told of the end, though, and has a moment: Python's end of a thread inside torch's C++ would abort the process.
+    """
+    thread = threading.Thread(target=work, name="meeting", daemon=True)
+    _threads.add(thread)
+    thread.start()
+
+
+@atexit.register
+def _end() -> None:
+    _ending.set()
+    until = time.monotonic() + END_S
+    for thread in tuple(_threads):
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def failure(call: Callable[[], object]) -> str:

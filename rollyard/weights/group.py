@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rollyard.events import EngineId
-from rollyard.meeting import dist, failure, new_group
+from rollyard.meeting import dist, failure, new_group, start_thread
 from rollyard.protocols.devices import Spans
 from rollyard.types import Activity
 from rollyard.weights import relay
@@ -223,7 +223,7 @@ def on_thread(call: Callable[..., None], *args: Any) -> asyncio.Future[None]:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, failed)
 
-    threading.Thread(target=work, name="weights", daemon=True).start()
+    start_thread(work)
     return done
 
 
