@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rollyard.types import Completion, DropReason, Group, Prompt, Request, RequestId, Reward, Segment, WeightVersion
+from rollyard.types import Begun, Completion, DropReason, Group, Prompt, Request, RequestId, Reward, Segment, WeightVersion
 
 EngineId = str
 
@@ -50,12 +50,13 @@ class PromptsOffered(Event):
 class GroupsRecovered(Event):
     """What an earlier life of the run left. Told once, before any prompt is offered, and before generation opens.
 
-    Finished groups join when their prompts are offered again. One with a token too old for the place that it would have is
-    written anew. `batch` was taken before, for the version that there is, and waits to be trained.
+    Groups join when their prompts are offered again. What has a token too old for the place that it would have is written anew.
+    `batches` were taken before, in order from the version that there is, and wait to be trained.
     """
 
-    groups: tuple[Group, ...]
-    batch: tuple[Group, ...] = ()
+    groups: tuple[Group, ...]  # complete
+    batches: tuple[tuple[Group, ...], ...] = ()
+    begun: tuple[Begun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +364,20 @@ class Keep(Instruction):
 
     group: Group
     recovered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote(Instruction):
+    """Record tokens that a member was given and goes on from, whatever becomes of the engine. Episodes have none."""
+
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse(Instruction):
+    """Record what of an incomplete group of an earlier life is used again."""
+
+    begun: Begun
 
 
 @dataclass(frozen=True, slots=True)

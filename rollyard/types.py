@@ -251,6 +251,29 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """What was written of an answer that has not ended. Spans cover the tokens in order."""
+
+    member: int
+    token_ids: tuple[int, ...]  # [tokens]
+    logprobs: tuple[float, ...]  # [tokens]
+    spans: tuple[VersionSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What an earlier life of the run left of a group that was not complete, each by member. Members it lacks were not begun.
+
+    Example: Begun(4, rollouts=(Rollout(done, Reward(1.0)),), partials=(Partial(2, (7,), (-0.5,), (span,)),)).
+    """
+
+    group: int
+    rollouts: tuple[Rollout, ...] = ()  # judged
+    completions: tuple[Completion, ...] = ()  # ended, and not judged yet
+    partials: tuple[Partial, ...] = ()  # to be gone on with
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One training row: a prompt, what the policy wrote after it, and what to learn from it.
 

@@ -71,7 +71,7 @@ class Generation:
         taken = {id_ for ids in self._batches.values() for id_ in ids}
         groups = await self._do(lambda: [self.folder.group(id_) for id_ in sorted(self.folder.groups() - taken)])
         self._there = {group.id for group in groups}
-        self.recovered = GroupsRecovered(tuple(groups), pending)
+        self.recovered = GroupsRecovered(tuple(groups), (pending,) if pending else ())
         return self._version
 
     def _newest(self) -> tuple[int, tuple[Group, ...]] | None:

@@ -38,9 +38,10 @@ class Recovery:
     def take(self, event: GroupsRecovered) -> Iterable[Output]:
         """Remember the groups; a batch that was taken before is in training at once."""
         self._waiting = {group.id: group for group in event.groups}
-        if not event.batch:
+        if not event.batches:
             return
-        for found in event.batch:
+        (batch,) = event.batches
+        for found in batch:
             group = self._admit(found.prompt)
             yield Admit(found.prompt)
             yield from self._fill(group, found)
@@ -48,7 +49,7 @@ class Recovery:
             self._batches.training.append(group)
         step = self._live.next_batch
         self._live.next_batch += 1
-        yield BatchTaken(step, event.batch)
+        yield BatchTaken(step, batch)
         yield from self._departures.taken(self._batches.training)
 
     def join(self, group: GroupState) -> Iterable[Output] | None:

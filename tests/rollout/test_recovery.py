@@ -46,7 +46,7 @@ class SecondLife(World):
 
     def start(self) -> None:
         self.wanted, self.exhausted = bool(self.pending), True  # a short last batch is no mistake
-        self.send(ev.GroupsRecovered(tuple(self.recovered.values()), tuple(self.pending)))
+        self.send(ev.GroupsRecovered(tuple(self.recovered.values()), (tuple(self.pending),) if self.pending else ()))
         self.exhausted = False
         self.send(ev.GenerationOpened())
         for name, engine in self.engines.items():
@@ -174,7 +174,7 @@ def test_a_group_that_has_become_too_old_is_written_anew():
 
 def test_a_batch_that_was_taken_is_trained_first_and_as_it_is():
     batch = (finished(9, 3), finished(11, 4, members=2))
-    core, out = begun(RULES, 4, ev.GroupsRecovered((), batch))
+    core, out = begun(RULES, 4, ev.GroupsRecovered((), (batch,)))
     assert said(out, ev.BatchTaken) == [ev.BatchTaken(4, batch)]
     assert [group.id for group in (each.prompt for each in said(out, ev.Admit))] == [9, 11]
     assert [(each.group, each.member, each.reason) for each in said(out, ev.Drop)] == [(11, 2, "failed")]
