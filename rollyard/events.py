@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rollyard.types import Begun, Completion, DropReason, Group, Prompt, Request, RequestId, Reward, Segment, WeightVersion
+from rollyard.types import Completion, DropReason, Group, Prompt, Request, RequestId, Reward, Segment, WeightVersion
 
 EngineId = str
 
@@ -44,19 +44,6 @@ class PromptsOffered(Event):
 
     prompts: tuple[Prompt, ...]
     exhausted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GroupsRecovered(Event):
-    """What an earlier life of the run left. Told once, before any prompt is offered, and before generation opens.
-
-    Groups join when their prompts are offered again. What has a token too old for the place that it would have is written anew.
-    `batches` were taken before, in order from the version that there is, and wait to be trained.
-    """
-
-    groups: tuple[Group, ...]  # complete
-    batches: tuple[tuple[Group, ...], ...] = ()
-    begun: tuple[Begun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,20 +351,6 @@ class Keep(Instruction):
 
     group: Group
     recovered: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Wrote(Instruction):
-    """Record tokens that a member was given and goes on from, whatever becomes of the engine. Episodes have none."""
-
-    segment: Segment
-
-
-@dataclass(frozen=True, slots=True)
-class Reuse(Instruction):
-    """Record what of an incomplete group of an earlier life is used again."""
-
-    begun: Begun
 
 
 @dataclass(frozen=True, slots=True)

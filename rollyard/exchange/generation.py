@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from rollyard.errors import ExchangeError
-from rollyard.events import Drop, Finish, GroupsRecovered, Instruction, Keep
+from rollyard.events import Drop, Finish, Instruction, Keep
 from rollyard.exchange.agreed import Agreed, agree
 from rollyard.exchange.folder import Folder, Job
 from rollyard.exchange.waiting import Waiting
 from rollyard.exchange.whole import check_whole
+from rollyard.lives import GroupsRecovered
 from rollyard.types import DropReason, Group, TrainStats, WeightVersion
 
 T = TypeVar("T")

@@ -31,7 +31,6 @@ from rollyard.events import (
     FetchPrompts,
     GenerationClosed,
     GenerationOpened,
-    GroupsRecovered,
     Move,
     PromptsOffered,
     RequestFailed,
@@ -41,6 +40,7 @@ from rollyard.events import (
     SegmentArrived,
     Signal,
 )
+from rollyard.lives import GroupsRecovered
 from rollyard.rollout.batches import Batches
 from rollyard.rollout.departures import Departures
 from rollyard.rollout.dispatch import Dispatch

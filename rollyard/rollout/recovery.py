@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from rollyard.events import Admit, BatchTaken, GroupsRecovered, Keep
+from rollyard.events import Admit, BatchTaken, Keep
+from rollyard.lives import GroupsRecovered
 from rollyard.rollout.batches import Batches
 from rollyard.rollout.departures import Departures
 from rollyard.rollout.live import LiveGroups

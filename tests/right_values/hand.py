@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollyard import events as ev
+from rollyard.lives import GroupsRecovered
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.types import Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Sampling, Segment, WeightVersion
@@ -31,7 +32,7 @@ class Hand:
         self.said: list[ev.Instruction | ev.Signal] = []
         self.requests: dict[tuple[int, int], Request] = {}  # the newest of each member
         if recovered:
-            self.send(ev.GroupsRecovered(tuple(recovered)))
+            self.send(GroupsRecovered(tuple(recovered)))
         self.first = self.room(self.send(ev.GenerationOpened()))
         self.send(ev.EngineUp("e", slots, WeightVersion(version)))
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard import events as ev
+from rollyard.lives import GroupsRecovered
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.types import (
@@ -46,7 +47,7 @@ class SecondLife(World):
 
     def start(self) -> None:
         self.wanted, self.exhausted = bool(self.pending), True  # a short last batch is no mistake
-        self.send(ev.GroupsRecovered(tuple(self.recovered.values()), (tuple(self.pending),) if self.pending else ()))
+        self.send(GroupsRecovered(tuple(self.recovered.values()), (tuple(self.pending),) if self.pending else ()))
         self.exhausted = False
         self.send(ev.GenerationOpened())
         for name, engine in self.engines.items():
@@ -135,7 +136,7 @@ def said(outputs: list, *kinds: type) -> list:
     return [output for output in outputs if isinstance(output, kinds)]
 
 
-def begun(rules: RolloutPolicy, version: int, event: ev.GroupsRecovered) -> tuple[RolloutCore, list]:
+def begun(rules: RolloutPolicy, version: int, event: GroupsRecovered) -> tuple[RolloutCore, list]:
     core = RolloutCore(rules, version)
     return core, core.step(event, 0.0)
 
@@ -147,7 +148,7 @@ RULES = RolloutPolicy(group_size=3, groups_per_batch=2, batches=9, sampling=Samp
 def test_groups_join_in_the_places_that_they_had():
     """Version 4, limit 1, batches of 2: of ids 8 to 11, 9 and 11 are there. 8 and 10 are written; then 8 and 9 are a batch."""
     old = [finished(9, 3), finished(11, 4)]
-    core, out = begun(RULES, 4, ev.GroupsRecovered(tuple(old)))
+    core, out = begun(RULES, 4, GroupsRecovered(tuple(old)))
     assert out == [] and core.live == 0
     core.step(ev.EngineUp("e", 9, WeightVersion(4)), 0.0)
     core.step(ev.BatchWanted(), 0.0)
@@ -163,7 +164,7 @@ def test_groups_join_in_the_places_that_they_had():
 def test_a_group_that_has_become_too_old_is_written_anew():
     """The third batch from version 4 on trains version 6: what version 4 wrote is too old for it with limit 1."""
     rules = replace(RULES, max_staleness=1, groups_per_batch=1)
-    core, _ = begun(rules, 5, ev.GroupsRecovered((finished(20, 5), finished(21, 4))))
+    core, _ = begun(rules, 5, GroupsRecovered((finished(20, 5), finished(21, 4))))
     core.step(ev.EngineUp("e", 9, WeightVersion(5)), 0.0)
     core.step(ev.GenerationOpened(), 0.0)
     out = core.step(ev.PromptsOffered((finished(20, 0).prompt, finished(21, 0).prompt), exhausted=False), 0.0)
@@ -174,7 +175,7 @@ def test_a_group_that_has_become_too_old_is_written_anew():
 
 def test_a_batch_that_was_taken_is_trained_first_and_as_it_is():
     batch = (finished(9, 3), finished(11, 4, members=2))
-    core, out = begun(RULES, 4, ev.GroupsRecovered((), (batch,)))
+    core, out = begun(RULES, 4, GroupsRecovered((), (batch,)))
     assert said(out, ev.BatchTaken) == [ev.BatchTaken(4, batch)]
     assert [group.id for group in (each.prompt for each in said(out, ev.Admit))] == [9, 11]
     assert [(each.group, each.member, each.reason) for each in said(out, ev.Drop)] == [(11, 2, "failed")]
@@ -189,7 +190,7 @@ def test_a_flat_group_that_was_kept_in_an_earlier_life_is_not_filtered_in_this_o
     rules = replace(RULES, filter="flat", refills=9)
     old = finished(9, 4)
     flat = replace(old, rollouts=tuple(replace(each, reward=Reward(1.0)) for each in old.rollouts))
-    core, _ = begun(rules, 4, ev.GroupsRecovered((flat,)))
+    core, _ = begun(rules, 4, GroupsRecovered((flat,)))
     core.step(ev.EngineUp("e", 9, WeightVersion(4)), 0.0)
     core.step(ev.GenerationOpened(), 0.0)
     out = core.step(ev.PromptsOffered((finished(8, 0).prompt, flat.prompt), exhausted=False), 0.0)
@@ -204,7 +205,7 @@ def test_what_was_cut_is_masked_in_a_batch_of_an_earlier_life_too():
     old = finished(9, 4)
     done = replace(old.rollouts[1].completion, finish=FinishReason.LENGTH)
     batch = replace(old, rollouts=(old.rollouts[0], replace(old.rollouts[1], completion=done), old.rollouts[2]))
-    core, out = begun(replace(RULES, mask_truncated=True), 4, ev.GroupsRecovered((), (batch,)))
+    core, out = begun(replace(RULES, mask_truncated=True), 4, GroupsRecovered((), ((batch,),)))
     assert said(out, ev.BatchTaken) == [ev.BatchTaken(4, (batch,))]
     assert [(each.group, each.member, each.reason) for each in said(out, ev.Drop)] == [(9, 1, "filtered")]
     core.step(ev.BatchTrained(WeightVersion(5)), 0.0)
