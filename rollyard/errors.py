@@ -19,6 +19,7 @@ RollyardError                  retryable: may the same call work if made again?
 ├── PeerError                  a benchmark's peer failed, or did not do the work that was asked (in `bench.peer`)
 ├── ExchangeError              what two jobs share by a folder cannot be read or written, or did not come in time
 ├── JournalError               the run's record could not be written or read
+├── DurableError               a folder is not what was sealed there
 └── TimeLimitExceeded          a bounded wait ran out
 """
 
@@ -107,6 +108,10 @@ class ExchangeError(RollyardError):
 
 class JournalError(RollyardError):
     """The run's record could not be written or read."""
+
+
+class DurableError(RollyardError):
+    """A folder is not what was sealed there: something is missing, or damaged."""
 
 
 class TimeLimitExceeded(RollyardError):

@@ -27,7 +27,6 @@ from rollyard.errors import ExchangeError
 from rollyard.exchange.agreed import agree, agreed
 from rollyard.exchange.folder import Folder, Job
 from rollyard.exchange.waiting import Waiting
-from rollyard.exchange.whole import check_whole
 from rollyard.learner import TrainerLearner
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
@@ -107,7 +106,7 @@ class Training:
         config, device, newest = self._config, DeviceThread(), self._folder.newest()
         built.callback(device.close)
         if newest is not None:
-            await asyncio.to_thread(check_whole, self._folder.weights(newest))
+            await asyncio.to_thread(self._folder.check_weights, newest)
         begins = newest is None or self._config.train.kl > 0  # with what there was at first, or beside it
         origin = await self._base_policy(device) if begins else None
         model = self._folder.weights(newest) if newest is not None else origin

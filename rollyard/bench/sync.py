@@ -29,6 +29,7 @@ from rollyard.bench.result import Figure, Measured, Result, Side
 from rollyard.bench.setting import Setting
 from rollyard.bench.turns import Rounds, Tell, alternate
 from rollyard.config import Config
+from rollyard.durable import sync
 from rollyard.environment import process_environment
 from rollyard.errors import EngineError
 from rollyard.events import Rollover
@@ -198,9 +199,7 @@ class Bounds:
     async def _save(self) -> None:
         path = self._folder / "raw.safetensors"
         save_file(self._parameters, path)
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        sync(path)
         await self._ask("read", str(path))
 
     async def _broadcast(self) -> None:

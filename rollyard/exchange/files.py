@@ -1,12 +1,10 @@
-"""Files that appear whole or not at all, also when power fails, and that one job at a time may write."""
+"""Files of an exchange: what is wrong with one is said in a line, and one job at a time may write."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-import re
-import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -16,11 +14,10 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from rollyard.durable import write_file
 from rollyard.errors import ConfigError, ExchangeError
 
 GRACE_S = 1.0  # seconds: somebody who looks whether a seat is taken holds it for a moment
-DRAFT = "."  # what begins with it is not there yet, or not any more
-LEFT = re.compile(r"\.?\.\d+(\.json)?\.(draft|old)(\.draft-\d+)?")  # what a writer that was killed leaves; nothing else is ours
 
 T = TypeVar("T")
 
@@ -49,51 +46,9 @@ def read_whole(path: Path, kind: TypeAdapter[T]) -> T:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file: under another name, to the disk, then renamed. Raises ExchangeError."""
-    draft = path.with_name(f"{DRAFT}{path.name}.draft")
+    """Write a file: whole or not at all. Raises ExchangeError."""
     with saying(f"{path} cannot be written"):
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        sync(path.parent)
-
-
-def commit_folder(draft: Path, target: Path) -> None:
-    """`draft`, with all that was put into it, becomes `target`. Raises ExchangeError when it cannot, or that is there."""
-    with saying(f"{target} cannot be written"):
-        for path in (*draft.rglob("*"), draft):
-            sync(path)
-        draft.rename(target)
-        sync(target.parent)
-
-
-def remove_folder(folder: Path) -> None:
-    """At once for readers; what it holds is deleted after that. Raises ExchangeError."""
-    away = folder.with_name(f"{DRAFT}{folder.name}.old")
-    with saying(f"{folder} cannot be deleted"):
-        folder.rename(away)
-    shutil.rmtree(away, ignore_errors=True)  # what is left goes with the drafts
-
-
-def clear_drafts(folder: Path) -> None:
-    """Delete what a writer that was killed left behind. Only for who may write there. Raises ExchangeError."""
-    for left in [path for path in folder.iterdir() if LEFT.fullmatch(path.name)]:
-        with saying(f"{left} cannot be deleted"):
-            if left.is_dir():
-                shutil.rmtree(left)
-            else:
-                left.unlink()
-
-
-def sync(path: Path) -> None:
-    """To the disk: a file's content, or a folder's names."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        write_file(path, content)
 
 
 class Seat:

@@ -28,12 +28,13 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
-from rollyard.errors import ConfigError
-from rollyard.exchange.files import Seat, clear_drafts, commit_folder, read_whole, remove_folder, saying, write_whole
-from rollyard.exchange.whole import is_whole, seal
+from rollyard.durable import check_whole, clear_drafts, commit_folder, is_whole, make_folder, remove_folder, seal
+from rollyard.errors import ConfigError, DurableError, ExchangeError
+from rollyard.exchange.files import Seat, read_whole, saying, write_whole
 from rollyard.types import DropReason, Group, TrainStats
 
 AGREED, WHERE = "agreed", "exchange.folder"
+REMEDY = "delete this folder: training goes on from the version before it, if that is kept"
 DIGITS = 6  # of a step in a name, at least
 # A record alone would not listen to the config: it goes as a tuple of one.
 GROUP = TypeAdapter(tuple[Group], config=ConfigDict(ser_json_inf_nan="constants"))
@@ -84,12 +85,13 @@ class Folder:
         with saying(f"{self.path} cannot be used"):
             refuse_foreign(self.path)
             for part in (AGREED, *(part for parts in WRITES.values() for part in parts)):
-                (self.path / part).mkdir(parents=True, exist_ok=True)
+                make_folder(self.path / part)
 
     def clear(self, job: Job) -> None:
         """Delete what this job had begun to write when it was killed."""
         for part in WRITES[job]:
-            clear_drafts(self.path / part)
+            with saying(f"{self.path / part} cannot be cleared"):
+                clear_drafts(self.path / part)
 
     # --------------------------------------------------------------------------------------------- generation
 
@@ -147,8 +149,16 @@ class Folder:
         """What lies in the draft is the version, and this is what training it came to."""
         if stats is not None:
             write_whole(self._stats(step), _packed(TRAINED.dump_python((stats,), mode="json")))
-        seal(self.draft(step))
-        commit_folder(self.draft(step), self.weights(step))
+        with saying(f"{self.weights(step)} cannot be written"):
+            seal(self.draft(step))
+            commit_folder(self.draft(step), self.weights(step))
+
+    def check_weights(self, step: int) -> None:
+        """Raises ExchangeError for a version that was spoilt since it was written."""
+        try:
+            check_whole(self.weights(step))
+        except DurableError as error:
+            raise ExchangeError(f"{error} ({REMEDY})") from error
 
     def stats(self, step: int) -> TrainStats:
         """What training version `step - 1` into `step` came to."""
@@ -173,7 +183,8 @@ class Folder:
         versions, offered, groups = self.versions(), self.offered(), self.groups()
         for step in versions[:-keep]:
             if step not in (offered, begun):
-                remove_folder(self.weights(step))
+                with saying(f"{self.weights(step)} cannot be deleted"):
+                    remove_folder(self.weights(step))
         for step in (self._ids("batches", DIGITS) if trained is None else trained) if groups else ():
             if step < versions[-keep:][0]:  # should a newer one be lost, training goes on from there
                 for id_ in groups.intersection(self.batch(step) or ()):

@@ -12,7 +12,6 @@ from rollyard.events import Drop, Finish, Instruction, Keep
 from rollyard.exchange.agreed import Agreed, agree
 from rollyard.exchange.folder import Folder, Job
 from rollyard.exchange.waiting import Waiting
-from rollyard.exchange.whole import check_whole
 from rollyard.lives import GroupsRecovered
 from rollyard.types import DropReason, Group, TrainStats, WeightVersion
 
@@ -82,7 +81,7 @@ class Generation:
             return None
         self.folder.write_offered(step)
         try:
-            check_whole(self.folder.weights(step))
+            self.folder.check_weights(step)
             pending = tuple(self.folder.group(id_) for id_ in self._batches.get(step, ()))
         except ExchangeError:
             if self.folder.newest() == step:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import tomli_w
 
 from rollyard.config import Config
+from rollyard.durable import remove_folder, write_file, write_folder
 from rollyard.errors import ConfigError
 
 CONFIG, METRICS, JOURNAL, CHECKPOINTS = "config.toml", "metrics.jsonl", "journal.sqlite", "checkpoints"
@@ -124,20 +124,32 @@ def make_folder(config: Config) -> RunFolder:
     try:
         if goes_on(config):
             lock = _lock(path)
-            (path / CONFIG).write_text(content, encoding="utf-8")
+            write_file(path / CONFIG, content.encode())
             return RunFolder(path, lock, fresh=False)
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             _remove(path)
-        draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        draft.chmod(0o755)
-        (draft / CHECKPOINTS).mkdir()
-        (draft / CONFIG).write_text(content, encoding="utf-8")
-        lock = _lock(draft)
-        draft.rename(path)
+        lock = _make(path, content)
     except OSError as error:
         raise ConfigError(f"cannot be written: {error}", where="run.out", remedy="give a folder that can be written") from None
     return RunFolder(path, lock)
+
+
+def _make(path: Path, content: str) -> int:
+    """A new folder, held from before it is there."""
+    locks = list[int]()
+
+    def write(draft: Path) -> None:
+        (draft / CHECKPOINTS).mkdir()
+        (draft / CONFIG).write_text(content, encoding="utf-8")
+        locks.append(_lock(draft))
+
+    try:
+        write_folder(path, write)
+    except OSError:
+        for handle in locks:
+            os.close(handle)
+        raise
+    return locks[0]
 
 
 def _lock(path: Path) -> int:
@@ -155,14 +167,14 @@ def _lock(path: Path) -> int:
 def _remove(path: Path) -> None:
     """Take the folder away, unless a run is going on in it."""
     handle = _lock(path)
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
-    path.rename(old)
-    shutil.rmtree(old)
-    os.close(handle)
+    try:
+        remove_folder(path)
+    finally:
+        os.close(handle)
 
 
 def keep_newest(folder: RunFolder, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints."""
     found = sorted((folder.path / CHECKPOINTS).glob("step-*"))
     for old in found[:-keep]:
-        shutil.rmtree(old)
+        remove_folder(old)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rollyard.durable import write_folder
 from rollyard.errors import ConfigError
 from rollyard.model import adapter
 from rollyard.model.architecture import WHERE, Architecture, base_of
@@ -162,26 +162,6 @@ def infos(named: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
     return tuple(TensorInfo(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named.items())
 
 
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make `folder` with what `write` puts into the draft folder it is given: whole or not at all, also when power fails.
-
-    Raises FileExistsError when `folder` exists.
-    """
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
-    draft.mkdir()
-    try:
-        write(draft)
-        for path in (*draft.rglob("*"), draft):
-            _sync(path)
-        draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)  # gone already when all went well
-    _sync(folder.parent)
-
-
 def tensors(model: CausalLM) -> dict[str, Tensor]:
     """What is trained by its Hugging Face names, detached and shared: the parameters, a tied head left out, or an adapter."""
     return {name: parameter.detach() for name, parameter in model.trained().items()}
@@ -219,14 +199,6 @@ def _write_beside(draft: Path, source: Path, also: Callable[[Path], None] | None
             shutil.copyfile(source / name, draft / name)
     if also is not None:
         also(draft)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rollyard.durable import write_folder
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
-from rollyard.model.folder import write_folder
 
 
 def convert(file: Path, folder: Path) -> Architecture:

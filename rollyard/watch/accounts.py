@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TextIO
+from typing import IO, Final
 
+from rollyard.durable import writing
 from rollyard.protocols.devices import Spans
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import DeviceTime, Lane, PoolTime, account
@@ -123,10 +124,8 @@ class Accounts:
         """
         self.collect()
         lanes = [Lane(DRIVER, (DRIVER,), self._explaining()), *self._lanes()]
-        partial = path.with_name(f".{path.name}.partial")
-        with partial.open("w", encoding="utf-8") as file:
+        with writing(path, "w") as file:
             _write(file, lanes, self._timeline.bounds_ns[0])
-        partial.replace(path)
 
     def _lanes(self) -> list[Lane]:
         self.collect()
@@ -147,7 +146,7 @@ class Accounts:
         return [*phases, *self._driver.intervals]
 
 
-def _write(file: TextIO, lanes: list[Lane], start_ns: int) -> None:
+def _write(file: IO[str], lanes: list[Lane], start_ns: int) -> None:
     """One event a line."""
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     between = "\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from rollyard.durable import write_file
 from rollyard.errors import JournalError
 from rollyard.events import Drop, EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
 from rollyard.types import Canary, DropReason, EngineStats, Handed, Sent, WeightVersion
@@ -205,12 +205,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Write `report.json` so that a reader finds a whole one or none. Raises OSError."""
-        partial = path.with_name(f".{path.name}.partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(self.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_file(path, self.to_json().encode())
 
 
 def read_report(path: Path) -> Report:

@@ -17,9 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rollyard.durable import write_folder
 from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.events import EngineId
-from rollyard.model.folder import infos, save_each, weight_files, write_folder, write_tensors
+from rollyard.model.folder import infos, save_each, weight_files, write_tensors
 from rollyard.protocols.devices import Device
 from rollyard.types import Activity, Manifest, Sent, TensorInfo, WeightVersion
 from rollyard.weights.delta import Bases, Changes, Frame, Scan, apply, catch_up

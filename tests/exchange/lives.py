@@ -20,7 +20,7 @@ from rollyard.bench.theory import Work
 from rollyard.config import Config, ExchangeConfig, RunConfig
 from rollyard.engine.fake import FakeEngine, Script
 from rollyard.events import Rollover
-from rollyard.exchange import files, folder, whole
+from rollyard.exchange import folder
 from rollyard.exchange.agreed import FORMAT
 from rollyard.exchange.generation import Generation
 from rollyard.place.inline import DeviceThread
@@ -46,8 +46,7 @@ class Reaper:
         self.dead: set[str] = set()
         self._working = Lock()  # one thing at a time: when a job is dead, nothing of it goes on
         for name in ("write_whole", "commit_folder", "remove_folder"):
-            monkeypatch.setattr(folder, name, self._mortal(getattr(files, name), name))
-        monkeypatch.setattr(whole, "write_whole", folder.write_whole)
+            monkeypatch.setattr(folder, name, self._mortal(getattr(folder, name), name))
 
     def tick(self, job: str) -> None:
         if job in self.dead:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rollyard.config import Config
+from rollyard.durable import WHOLE
 from rollyard.errors import ConfigError, ExchangeError
 from rollyard.exchange.agreed import agree
 from rollyard.exchange.folder import Folder, Job, check_place
 from rollyard.exchange.generation import Generation
-from rollyard.exchange.whole import WHOLE
 from rollyard.journal.folder import folder_of
 from rollyard.loop import Run
 from rollyard.training import Training

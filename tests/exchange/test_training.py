@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from rollyard.config import Config
 from rollyard.errors import ConfigError, ExchangeError
 from rollyard.exchange import files, folder
-from rollyard.exchange import whole as whole_
 from rollyard.exchange.folder import Folder, Job
 from rollyard.model.folder import WEIGHTS
 from rollyard.train.state import TENSORS
@@ -60,7 +59,7 @@ async def test_killed_wherever_it_writes(made: Callable[[str], Config], monkeypa
 
         monkeypatch.setattr(where, name, called)
 
-    for where, name in ((folder, "write_whole"), (whole_, "write_whole"), (folder, "commit_folder"), (folder, "remove_folder")):
+    for where, name in ((folder, "write_whole"), (folder, "seal"), (folder, "commit_folder"), (folder, "remove_folder")):
         around(where, name)
     for where, name in ((ReferenceTrainer, "_save"), (ReferenceTrainer, "_step"), (Folder, "remove_group")):
         around(where, name)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollyard.errors import ConfigError
 from rollyard.model import folder as folder_module
-from rollyard.model.folder import load, save, weight_files, write_folder
+from rollyard.model.folder import load, save, weight_files
 from tests.tiny import tiny_folder
 
 WEIGHTS = "model.safetensors"
@@ -88,21 +87,6 @@ def test_an_existing_folder_is_refused_and_a_failure_leaves_nothing(tmp_path: Pa
     with pytest.raises(KeyError):
         save(model, tmp_path / "new", source, also=fail)
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_a_folder_is_synced_before_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-    target = tmp_path / "new"
-
-    def opened(path: Any, flags: int) -> int:
-        log.append(f"{Path(path).name.split('-')[0]}:{target.exists()}")
-        return len(log)
-
-    monkeypatch.setattr("rollyard.model.folder.os.open", opened)
-    monkeypatch.setattr("rollyard.model.folder.os.fsync", lambda handle: None)
-    monkeypatch.setattr("rollyard.model.folder.os.close", lambda handle: None)
-    write_folder(target, lambda draft: (draft / "file").write_text("x") and None)
-    assert log == ["file:False", ".new.draft:False", f"{tmp_path.name.split('-')[0]}:True"]
 
 
 def test_reads_shards(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from rollyard.config import TrainConfig
+from rollyard.durable import write_folder
 from rollyard.errors import CheckpointError, ConfigError, NonFinite, TrainError
-from rollyard.model.folder import write_folder
 from rollyard.model.stamp import WeightStamp
 from rollyard.train.external import CANARY, AdaptedTrainer, TrainerSetup, load_adapter, make
 from rollyard.types import Sampling, TrainBatch, TrainStats, WeightVersion

@@ -195,8 +195,8 @@ def test_what_is_no_report_is_an_error(tmp_path: Path, text: str) -> None:
 def test_a_write_that_fails_leaves_the_earlier_report(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text("an earlier one")
-    (tmp_path / ".report.json.partial").mkdir()
-    with pytest.raises(OSError, match="partial"):
+    (tmp_path / ".report.json.draft").mkdir()
+    with pytest.raises(OSError, match="draft"):
         whole().write(path)
     assert path.read_text() == "an earlier one"
 
