@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rollyard.events import (
@@ -35,6 +36,36 @@ from rollyard.types import Completion, DropReason, Reward, WeightVersion
 Row = tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Began:
+    """This life of the run begins here."""
+
+    version: WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A version was evaluated."""
+
+    version: WeightVersion
+    mean_reward: float | None
+    samples: int
+    unscored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint is complete on disk."""
+
+    version: WeightVersion
+    folder: str
+    prompt_cursor: int
+    counters: Mapping[str, object]
+
+
+Entry = Event | Instruction | Began | Judged | Saved
+
+
 class Rows:
     """Rows that are not written yet, by table.
 
@@ -46,7 +77,10 @@ class Rows:
         self._incarnation = incarnation
         self.tables: dict[str, list[Row]] = {table: [] for table in WRITES}
         self.unfinished = Unfinisheds()
-        self._handlers: dict[type[Event | Instruction], Callable[[Any, float], None]] = {
+        self._handlers: dict[type[Entry], Callable[[Any, float], None]] = {
+            Began: lambda told, now: self.tables["beginnings"].append((*told.version, self._incarnation)),
+            Judged: self._on_judged,
+            Saved: self._on_saved,
             Admit: self._on_admit,
             Wrote: lambda told, now: self.unfinished.wrote(told.segment),
             Generate: self._on_generate,
@@ -70,7 +104,7 @@ class Rows:
     def __bool__(self) -> bool:
         return any(self.tables.values()) or bool(self.unfinished.changed())
 
-    def take(self, entries: Iterable[tuple[float, Event | Instruction]]) -> None:
+    def take(self, entries: Iterable[tuple[float, Entry]]) -> None:
         """Times and entries, in order, of the kinds that become rows. Raises OverflowError for what no column can hold."""
         for now, entry in entries:
             self._handlers[type(entry)](entry, now)
@@ -81,19 +115,13 @@ class Rows:
             rows.clear()
         self.unfinished.written()
 
-    # --------------------------------------------------------------------------------- rows that others make
+    def _on_judged(self, told: Judged, now: float) -> None:
+        row = (self._incarnation, *told.version, told.mean_reward, told.samples, told.unscored, now)
+        self.tables["evaluations"].append(row)
 
-    def begun(self, version: WeightVersion) -> None:
-        """The life begins at this version."""
-        self.tables["beginnings"].append((*version, self._incarnation))
-
-    def evaluated(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int, now: float) -> None:
-        self.tables["evaluations"].append((self._incarnation, *version, mean_reward, samples, unscored, now))
-
-    def checkpointed(self, version: WeightVersion, folder: str, prompt_cursor: int, counters: str, now: float) -> None:
-        self.tables["checkpoints"].append((self._incarnation, *version, folder, prompt_cursor, counters, now))
-
-    # -------------------------------------------------------------------------------------- rows of entries
+    def _on_saved(self, told: Saved, now: float) -> None:
+        row = (self._incarnation, *told.version, told.folder, told.prompt_cursor, pack_json(told.counters), now)
+        self.tables["checkpoints"].append(row)
 
     def _on_admit(self, admit: Admit, now: float) -> None:
         prompt = admit.prompt

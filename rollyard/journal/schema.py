@@ -249,3 +249,9 @@ WRITES: Final = {
     "engine_events": "INSERT INTO engine_events VALUES (?, ?, ?, ?, ?, ?, ?)",
     "endings": "UPDATE incarnations SET ended_at = ?, cause = ?, failed = ? WHERE incarnation = ?",
 }
+
+FORGET_PARTIAL: Final = "DELETE FROM partials WHERE incarnation = ? AND group_id = ? AND member = ?"
+WRITE_PARTIAL: Final = "INSERT INTO partials VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+READ_PARTIAL: Final = """
+    SELECT token_ids, logprobs, spans FROM partials
+    WHERE incarnation = ? AND group_id = ? AND member = ? ORDER BY position"""

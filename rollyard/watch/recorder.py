@@ -95,8 +95,8 @@ class Recorder:
         self._write(lambda: self._journal.record_step(entries))
 
     def flush(self) -> None:
-        """Write what the journal holds back. Raises JournalError, once."""
-        self._write(self._journal.flush)
+        """Let the journal write what is due. Raises JournalError, once."""
+        self._write(self._journal.tick)
 
     def _write(self, write: Callable[[], None]) -> None:
         """That the journal cannot be written is told once. What it could not write is tried again with whatever comes later."""

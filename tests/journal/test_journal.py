@@ -120,18 +120,38 @@ def test_rows_are_written_by_a_flush_and_not_before(path: Path) -> None:
     journal.close()
 
 
-def test_a_row_waits_no_longer_than_a_second_while_records_come(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_waits_no_longer_than_a_second_while_records_come(path: Path) -> None:
     now = 50.0
-    monkeypatch.setattr("rollyard.journal.journal.time.monotonic", lambda: now)
-    journal = Journal(path, RUN)
+    journal = Journal(path, RUN, timer=lambda: now)
     journal.record_step([Admit(CAB)])
     now = 50.9
     journal.record_step([Score(CAB, GOOD.completion)])
-    assert rows(path, "SELECT count(*) FROM prompts") == [(0,)]
+    assert journal._writing is None
     now = 51.0
     journal.record_step([Scored(0, 0, GOOD.reward)])
+    assert journal._writing is not None
+    journal._writing.result(10)
     assert rows(path, "SELECT count(*) FROM verdicts") == [(1,)]
     journal.close()
+
+
+def test_what_a_thread_could_not_write_is_told_once_and_written_later(path: Path) -> None:
+    now = 0.0
+    journal = Journal(path, RUN, timer=lambda: now, busy_s=0.01)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    now = 1.0
+    journal.record_step([Admit(CAB)])
+    assert journal._writing is not None and isinstance(journal._writing.exception(10), JournalError)
+    now = 1.5
+    journal.record_step([Score(CAB, GOOD.completion)])  # nothing is due
+    now = 2.0
+    with pytest.raises(JournalError, match="locked"):
+        journal.record_step([Scored(0, 0, GOOD.reward)])
+    other.execute("ROLLBACK")
+    other.close()
+    journal.close()
+    assert rows(path, "SELECT count(*) FROM verdicts") == [(1,)]
 
 
 def test_what_was_flushed_survives_kill_9(path: Path) -> None:
