@@ -193,7 +193,8 @@ class Run:
         )
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size
-        return Recorder(Journal(folder.journal, about), builder, [JsonlSink(folder.metrics)], view, timeline, batch)
+        journal = Journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9)
+        return Recorder(journal, builder, [JsonlSink(folder.metrics)], view, timeline, batch)
 
 
 def _nanoseconds() -> int:
