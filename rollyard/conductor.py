@@ -21,7 +21,12 @@ MAX_SIGNALS = 10_000  # in one step; more means that the machines chase each oth
 
 
 class Conductor:
-    """Events in, instructions out. Owns every decision of a run."""
+    """Events in, instructions out. Owns every decision of a run.
+
+    Args:
+        version: what the run has at its start, or goes on from.
+        counts: of its earlier lives (`rollout.recovery.counts_before`).
+    """
 
     def __init__(
         self,
@@ -31,8 +36,9 @@ class Conductor:
         version: WeightVersion,
         placement: str = "colocated",
         retries: int = 0,
+        counts: Counts | None = None,
     ) -> None:
-        self._core = RolloutCore(policy, version.step)
+        self._core = RolloutCore(policy, version.step, counts)
         self._mode = MODES[placement](schedule, version)
         self._rollover = RolloverMachine(rollover, retries)
 

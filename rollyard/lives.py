@@ -16,12 +16,14 @@ class GroupsRecovered(Event):
     """What an earlier life of the run left. Told once, before any prompt is offered, and before generation opens.
 
     Groups join when their prompts are offered again. What has a token too old for the place that it would have is written anew.
-    `batches` were taken before, in order from the version that there is, and wait to be trained.
+    `batches` were taken before, in order from the version that there is, and wait to be trained. `filtered` groups were dropped
+    since the last batch was taken because all their verdicts were equal.
     """
 
     groups: tuple[Group, ...]  # complete
     batches: tuple[tuple[Group, ...], ...] = ()
     begun: tuple[Begun, ...] = ()
+    filtered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

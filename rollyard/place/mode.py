@@ -52,6 +52,7 @@ from rollyard.events import (
     StopRequested,
     Train,
 )
+from rollyard.lives import GroupsRecovered
 from rollyard.types import WeightVersion
 
 Output = Instruction | Signal
@@ -125,10 +126,12 @@ class Mode:
         self._awake: set[EngineId] = set()
         self._open = self._wanted = False  # generation; a batch
         self._batch: BatchTaken | None = None
+        self._stored = 0  # batches of an earlier life that come as soon as they are wanted
         self._ending = ""  # why the run ends once what is under way is done
         self._stopped = False
         self._finish_line: Finish | None = None
         self._handlers: dict[type[Event | Signal], Callable[..., Iterable[Output]]] = {
+            GroupsRecovered: self._on_recovered,
             EngineUp: self._on_up,
             EngineDown: self._on_down,
             EngineLeaving: self._on_leaving,
@@ -226,7 +229,8 @@ class Mode:
                 yield from self._generate()  # it may be a batch of before a restart, the first thing that there is
             yield from self._train()
             return
-        yield from self._generate()
+        if self.overlaps or not self._stored:
+            yield from self._generate()
         if not self._wanted:
             self._wanted = True
             yield BatchWanted()
@@ -270,6 +274,10 @@ class Mode:
         return before is None or self._last or (every > 0 and version.step // every > before.step // every)
 
     # ----------------------------------------------------------------------------------------- what happened
+
+    def _on_recovered(self, event: GroupsRecovered) -> Iterable[Output]:
+        self._stored = len(event.batches)
+        return ()
 
     def _on_up(self, event: EngineUp) -> Iterable[Output]:
         self._engines.add(event.engine)
@@ -357,6 +365,7 @@ class Mode:
 
     def _on_batch(self, signal: BatchTaken) -> Iterable[Output]:
         self._batch, self._wanted = signal, False
+        self._stored = max(self._stored - 1, 0)
         return ()
 
     def _on_trained(self, event: BatchTrained) -> Iterable[Output]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from rollyard.events import BatchTaken, BatchTrained, EngineId, RolloutsFinished
@@ -10,7 +11,7 @@ from rollyard.rollout.live import LiveGroups
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.staleness import due, fresh_enough
 from rollyard.rollout.state import Counts, GroupState, Ledger, Output
-from rollyard.types import DropReason
+from rollyard.types import DropReason, Group
 
 
 class Batches:
@@ -38,6 +39,27 @@ class Batches:
         self.training: list[GroupState] = []
         self.wanted = self._finished = False
         self._blocker: int | None = None  # the group a batch waits for
+        self._stored: deque[tuple[BatchTaken, list[GroupState]]] = deque()  # taken in an earlier life
+
+    @property
+    def taken(self) -> Iterable[GroupState]:
+        """Groups that are in a batch and not yet trained."""
+        yield from self.training
+        for _, groups in self._stored:
+            yield from groups
+
+    def store(self, batch: tuple[Group, ...], groups: list[GroupState]) -> None:
+        """A batch that was taken in an earlier life is taken, and trained in its turn."""
+        self._stored.append((BatchTaken(self._live.next_batch, batch), groups))
+        self._live.next_batch += 1
+
+    def take_stored(self) -> Iterable[Output]:
+        """The next of them, if there is one, whether generation is open or not."""
+        if self._stored:
+            signal, self.training = self._stored.popleft()
+            self.wanted = False
+            yield signal
+            yield from self._departures.masked(self.training)
 
     def take(self, out: list[Output], *, last: bool) -> None:
         """Take the batch that is wanted, if it may be.
@@ -68,11 +90,12 @@ class Batches:
         live.next_batch += 1
         self.wanted = False
         out.append(BatchTaken(step, tuple(group.record() for group in self.training)))
-        out.extend(self._departures.taken(self.training))
+        self._departures.go_on()
+        out.extend(self._departures.masked(self.training))
 
     def surplus(self) -> Iterable[Output]:
         """Drop what is left once the last batch was taken."""
-        if self._live.wanted or self._finished:
+        if self._live.wanted > 0 or self._finished:
             return
         for group in list(self._live.groups.values()):
             yield from self._departures.drop_group(group, DropReason.OVERSAMPLED, "the last batch was full without it")
@@ -87,9 +110,10 @@ class Batches:
     def cancel(self) -> Iterable[Output]:
         """Drop every group that was not trained."""
         self._finished = True
-        for group in [*self.training, *self._live.groups.values()]:
+        for group in [*self.taken, *self._live.groups.values()]:
             yield from self._departures.drop_group(group, DropReason.STOPPED, "the run was stopped")
         self.training = []
+        self._stored.clear()
         yield RolloutsFinished()
 
     def _blocked(self) -> bool:

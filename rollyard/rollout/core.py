@@ -40,7 +40,7 @@ from rollyard.events import (
     SegmentArrived,
     Signal,
 )
-from rollyard.lives import GroupsRecovered
+from rollyard.lives import GroupsRecovered, Wrote
 from rollyard.rollout.batches import Batches
 from rollyard.rollout.departures import Departures
 from rollyard.rollout.dispatch import Dispatch
@@ -56,6 +56,8 @@ from rollyard.types import DropReason, FinishReason, Prompt, RequestId, Segment
 
 Message = Event | Signal
 
+UNFINISHED = (Phase.RUNNING, Phase.WAITING)
+
 
 class RolloutCore:
     """Groups on their way from prompt to batch.
@@ -63,14 +65,15 @@ class RolloutCore:
     Args:
         policy: the rules of this run.
         version: steps trained so far; also the number of batches taken so far.
+        counts: of earlier lives, to go on from.
     """
 
-    def __init__(self, policy: RolloutPolicy, version: int = 0) -> None:
+    def __init__(self, policy: RolloutPolicy, version: int = 0, counts: Counts | None = None) -> None:
         self._policy = policy
         self._open = self._exhausted = False
         self._asked = 0
         self._leaving: set[EngineId] = set()  # engines that still hold something
-        self.counts = Counts()
+        self.counts = counts or Counts()
         self._ledger = Ledger(self.counts.tokens)
         self._live = LiveGroups(policy, version)
         self._lengths = Lengths()
@@ -128,8 +131,8 @@ class RolloutCore:
 
     @property
     def live_tokens(self) -> int:
-        """Written by members that are live or being trained."""
-        return sum(group.tokens for group in (*self._live.groups.values(), *self._batches.training))
+        """Written by members that are live, or in a batch that is not trained yet."""
+        return sum(group.tokens for group in (*self._live.groups.values(), *self._batches.taken))
 
     # ------------------------------------------------------------------------------------------ admission
 
@@ -162,8 +165,8 @@ class RolloutCore:
         self._live.add(group)
         self._departures.admitted()
         yield Admit(prompt)
-        if (finished := self._recovery.join(group)) is not None:
-            yield from finished
+        yield from self._recovery.join(group)
+        if not group.unfinished:
             return
         if group.max_tokens < 1:
             cause = f"the prompt has {len(prompt.token_ids)} tokens, the window {policy.window}"
@@ -173,7 +176,8 @@ class RolloutCore:
             yield from self._playing.begin(group)
             return
         for member in group.members:
-            self._dispatch.waiting.add(member)
+            if member.phase is Phase.WAITING:
+                self._dispatch.waiting.add(member)
 
     # -------------------------------------------------------------------------------------------- engines
 
@@ -246,14 +250,14 @@ class RolloutCore:
         if segment.token_ids:
             step = segment.version.step
             group.oldest = step if group.oldest is None else min(group.oldest, step)
-        if segment.finish is None:
-            return
         if segment.finish is FinishReason.ERROR:
             yield from self._fail(segment.request, event.engine, segment.problem, retryable=True)
         elif segment.finish is FinishReason.ABORT and group.left(member) > 0:
             self._dispatch.again(member)
-        else:
+        elif segment.finish is not None:
             yield self._completed(group, member, segment.finish, event.text)
+        if segment.token_ids and member.asking is None and member.phase in UNFINISHED:
+            yield Wrote(segment)
 
     def _account(self, segment: Segment) -> None:
         if segment.finish is None:
@@ -318,7 +322,7 @@ class RolloutCore:
 
     def _on_batch_wanted(self, _: BatchWanted) -> Iterable[Output]:
         self._batches.wanted = True
-        return ()
+        return self._batches.take_stored()
 
     def _on_trained(self, event: BatchTrained) -> Iterable[Output]:
         self._batches.trained(event)

@@ -17,7 +17,7 @@ class Departures:
     Dynamic sampling: a group whose verdicts are all equal is dropped, which makes room for another prompt. For each batch
     that happens `refills` times at most, counted from when the batch before was taken; then such groups are trained as they
     are, so that a batch comes to an end however easy or hard the prompts have become. Source: DAPO,
-    https://arxiv.org/abs/2503.14476, section 3.2. A group of an earlier life was looked at then.
+    https://arxiv.org/abs/2503.14476, section 3.2. A group that an earlier life completed was looked at then.
     """
 
     def __init__(self, policy: RolloutPolicy, live: LiveGroups, counts: Counts, ledger: Ledger) -> None:
@@ -27,7 +27,6 @@ class Departures:
         self._ledger = ledger
         self._in_row = 0
         self._filtered = 0  # for the batch that is taken next
-        self._owed = 0  # of those, and of earlier ones, whose place nobody has taken
 
     def drop_member(self, group: GroupState, member: Member, reason: DropReason, cause: str) -> Iterable[Output]:
         group.last_cause = cause
@@ -43,7 +42,6 @@ class Departures:
             self._in_row = 0
             if self._filters(group):
                 self._filtered += 1
-                self._owed += 1
                 yield from self.drop_group(group, DropReason.FILTERED, "all verdicts are equal")
                 return
             self._live.ready.add(group.prompt.id)
@@ -62,14 +60,16 @@ class Departures:
         return False
 
     def admitted(self) -> None:
-        """One more prompt is live."""
-        if self._owed:
-            self._owed -= 1
+        """One more prompt is live, in the place of one that was filtered where that has not been taken."""
+        if self._counts.dropped.get(DropReason.FILTERED, 0) > self._counts.refills:
             self._counts.refills += 1
 
-    def taken(self, groups: Iterable[GroupState]) -> Iterable[Output]:
-        """A batch is taken. Its members that are not to be trained on leave; the groups' records have them."""
-        self._filtered = 0
+    def go_on(self, filtered: int = 0) -> None:
+        """Another batch is the next to be taken; so many groups were filtered for it already."""
+        self._filtered = filtered
+
+    def masked(self, groups: Iterable[GroupState]) -> Iterable[Output]:
+        """Members of a batch that are not to be trained on leave; the groups' records have them."""
         for group in groups if self._policy.mask_truncated else ():
             for member in group.members:
                 if member.phase is Phase.SCORED and member.completion and member.completion.finish.truncated:

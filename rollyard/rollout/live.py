@@ -49,7 +49,7 @@ class LiveGroups:
         most = most_live(self.version, self.next_batch, policy.batches, limit, size)
         if policy.oversample:  # the last batches have a surplus too
             bound = most_live(self.version, self.next_batch, self.version + limit + 1, limit, size)
-            most = min(bound, self.wanted + policy.oversample, size + policy.oversample) if self.wanted else 0
+            most = min(bound, self.wanted + policy.oversample, size + policy.oversample) if self.wanted > 0 else 0
         if policy.max_live_groups:
             most = min(most, policy.max_live_groups)
         return most - len(self.groups)

@@ -44,10 +44,11 @@ class Playing:
         self._dispatch, self._departures, self._lengths = dispatch, departures, lengths
 
     def begin(self, group: GroupState) -> Iterable[Play]:
-        """An episode of each member; they ask when they are ready to."""
+        """An episode of each member that has not ended; they ask when they are ready to."""
         for member in group.members:
-            member.phase = Phase.PLAYING
-            yield Play(group.prompt, member.index)
+            if member.phase is Phase.WAITING:
+                member.phase = Phase.PLAYING
+                yield Play(group.prompt, member.index)
 
     def asked(self, event: Asked) -> Iterable[Output]:
         """One more turn waits for an engine, unless it has no room, or was one too many."""

@@ -148,9 +148,10 @@ class GroupState:
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens that engines wrote for rollouts and that came, also in an earlier life whose groups were recovered.
+    """Tokens that engines wrote for rollouts and that came, in this life or an earlier one.
 
-    generated == trained + sum(dropped) + those of live members.
+    generated == trained + sum(dropped) + those of live members. What an earlier life wrote after its last checkpoint counts when
+    it is told to this one, as live, or as dropped where it is not used again; what was lost with that life does not count.
     """
 
     generated: int = 0
@@ -205,10 +206,10 @@ class Ledger:
         """They came in an earlier life, and a live member has them."""
         self._counts.generated += tokens
 
-    def outlived(self, tokens: int) -> None:
-        """They came in an earlier life, and have become too old."""
+    def lost(self, tokens: int, reason: DropReason) -> None:
+        """They came in an earlier life, and are not used again."""
         self._counts.generated += tokens
-        self._counts.drop(tokens, DropReason.STALE)
+        self._counts.drop(tokens, reason)
 
     def cut(self, request: RequestId, reason: DropReason) -> None:
         """Its group left while an engine held it."""

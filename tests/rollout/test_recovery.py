@@ -23,107 +23,54 @@ from rollyard.types import (
     VersionSpan,
     WeightVersion,
 )
+from tests.rollout.lives import FirstLife, NextLife
 from tests.rollout.test_core import policy
-from tests.rollout.world import Odds, World
+from tests.rollout.world import Odds
 
 
-class SecondLife(World):
-    """Begins with what `first` left when it was killed: its finished groups, its batches, and nothing else."""
-
-    def __init__(self, first: World, seed: int, trained_meanwhile: bool) -> None:
-        self.total: int = first.total if isinstance(first, SecondLife) else len(first.source)
-        super().__init__(first.policy, self.total, 2, 4, seed, first.odds, first.rollover)
-        batch = first.training or []
-        earlier = (first.past, first.recovered) if isinstance(first, SecondLife) else (set(), {})
-        self.past: set[int] = earlier[0] | set(first.trained) | set(first.dropped)  # never seen again
-        if trained_meanwhile:
-            self.past |= set(batch)
-            batch = []
-        self.pending = [first.kept[id_] for id_ in batch]
-        self.recovered = earlier[1] | {id_: group for id_, group in first.kept.items() if id_ in first.live}
-        self.version = self.next_batch = first.version + (trained_meanwhile and first.training is not None)
-        self.core = RolloutCore(self.policy, self.version)
-        self.source = [prompt for prompt in self.source if prompt.id not in self.past | set(batch)]
-
-    def start(self) -> None:
-        self.wanted, self.exhausted = bool(self.pending), True  # a short last batch is no mistake
-        self.send(GroupsRecovered(tuple(self.recovered.values()), (tuple(self.pending),) if self.pending else ()))
-        self.exhausted = False
-        self.send(ev.GenerationOpened())
-        for name, engine in self.engines.items():
-            engine.version = self.version
-            self.send(ev.EngineUp(name, engine.slots, WeightVersion(self.version)))
-
-    def take(self, output: ev.Instruction | ev.Signal) -> None:
-        match output:
-            case ev.Admit(prompt):
-                super().take(output)
-                known = {group.id: group for group in self.pending} | self.recovered
-                if prompt.id in known:
-                    self.know(known[prompt.id])
-            case ev.Keep(group, recovered=True):
-                super().take(output)
-                self.recovered.pop(group.id, None)
-            case _:
-                super().take(output)
-
-    def know(self, group: Group) -> None:
-        """The referee's books of what was written before; of a group that has become too old, nothing."""
-        self.generated += sum(len(rollout.completion.token_ids) for rollout in group.rollouts)
-        for rollout in group.rollouts:
-            done = rollout.completion
-            spans = [span.version.step for span in done.spans for _ in range(span.tokens)]
-            if group.id in self.recovered and min(spans, default=self.version) < self.due(group.id) - self.policy.max_staleness:
-                self.recovered.pop(group.id)
-                for k in range(self.policy.group_size):
-                    self.tokens[group.id, k] = []
-                    self.done.pop((group.id, k), None)
-                return
-            key = (group.id, done.member)
-            self.tokens[key] = list(zip(done.token_ids, spans, strict=True))
-            self.done[key], self.rewards[key] = done, rollout.reward
-
-
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     staleness=st.integers(0, 2),
     batch=st.integers(1, 4),
     engines=st.integers(1, 3),
     prompts=st.integers(1, 30),
     overtaking=st.sampled_from(["allow", "never"]),
+    spare=st.sampled_from([0, 0, 2]),
     rollover=st.sampled_from(list(ev.Rollover)),
     odds=st.sampled_from([Odds(), Odds(0.05, 0.02, 0.1, 0.05), Odds(0.05, 0.02, 0.1, 0.05, coarse=True)]),
     refills=st.sampled_from([0, 1, 5]),
     mask=st.booleans(),
     killed_after=st.lists(st.integers(0, 150), min_size=1, max_size=3),
-    meanwhile=st.booleans(),
+    every=st.sampled_from([0, 1, 2, 3]),
+    tighter=st.sampled_from([0, 0, 1]),
     seed=st.integers(0, 2**32),
 )
 def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_taken_twice(
-    staleness, batch, engines, prompts, overtaking, rollover, odds, refills, mask, killed_after, meanwhile, seed
+    staleness, batch, engines, prompts, overtaking, spare, rollover, odds, refills, mask, killed_after, every, tighter, seed
 ):
     filtering = dict(filter="flat" if refills else "none", refills=refills, mask_truncated=mask)
     rules = policy(groups_per_batch=batch, max_staleness=staleness, overtaking=overtaking, batches=8, **filtering)
-    world: World = World(rules, prompts, engines, 4, seed, odds, rollover)
-    trained: list[int] = []
-    dropped: set[int] = set()
+    rules = replace(rules, oversample=spare if staleness else 0)
+    world = FirstLife(rules, prompts, engines, 4, seed, odds, rollover, every=every)
     for number, actions in enumerate(killed_after):
-        world.start()
-        for _ in range(actions):
-            if world.finished or (world.next_batch == rules.batches and world.training is None):
-                break
-            world.act()
-        trained += world.trained + ((world.training or []) if meanwhile else [])
-        dropped |= set(world.dropped)
-        world = SecondLife(world, seed + number, meanwhile)
+        world.live_for(actions)
+        world = NextLife(world, seed + number, max(0, world.policy.max_staleness - tighter))
     world.run()
-    trained += world.trained
-    dropped |= set(world.dropped)
-    assert len(trained) == len(set(trained)) and not dropped & set(trained)
+    in_the_end(world)
+
+
+def in_the_end(world: NextLife) -> None:
+    """In the lineage that survives each prompt is in one batch, or was dropped, and the counts say so."""
+    counts = world.core.counts
+    batches = [*world.past.trained, *world.batches]
+    trained = [id_ for each in batches for id_ in each]
+    dropped = {id_ for id_, reason in world.past.done.items() if reason} | set(world.dropped)
+    assert world.records.batches() == dict(enumerate(batches)) and len(batches) == world.version
+    assert len(trained) == len(set(trained)) == counts.trained and not dropped & set(trained)
+    assert counts.members_admitted == world.policy.group_size * counts.admitted
     if world.finished:
-        assert set(trained) | dropped == set(range(prompts))
-    else:
-        assert world.version == rules.batches
+        assert set(trained) | dropped == set(range(world.total)) and counts.admitted == world.total
+        assert counts.members_admitted == counts.members_trained + sum(counts.members_dropped.values())
 
 
 def finished(id_: int, version: int, members: int = 3) -> Group:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from rollyard import events as ev
+from rollyard.lives import Wrote
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
+from rollyard.rollout.state import Counts
 from rollyard.types import Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Segment, WeightVersion
 
 
@@ -42,6 +44,7 @@ class World:
     ):
         self.policy, self.random, self.odds, self.rollover = policy, random.Random(seed), odds, rollover
         self.core = RolloutCore(policy)
+        self.before = Counts()  # of earlier lives
         self.version = self.next_batch = 0
         self.source = [Prompt(i, i, tuple(range(1, 2 + i % 3)), f"p{i}") for i in range(prompts)]
         self.cursor = self.asked = 0
@@ -73,9 +76,14 @@ class World:
         self.now += 1.0
         if isinstance(message, ev.SegmentArrived):
             self.generated += len(message.segment.token_ids)
-        for output in self.core.step(message, self.now):
+        said = self.core.step(message, self.now)
+        self.noted(message, said)
+        for output in said:
             self.take(output)
         self.check()
+
+    def noted(self, message: ev.Event | ev.Signal, said: list[ev.Instruction | ev.Signal]) -> None:
+        """The core has said this."""
 
     def take(self, output: ev.Instruction | ev.Signal) -> None:
         match output:
@@ -111,7 +119,7 @@ class World:
                 self.kept[group.id] = group
             case ev.RolloutsFinished():
                 self.finished = True
-            case ev.RolloutsFailed():
+            case ev.RolloutsFailed() | Wrote():
                 pass
             case _:
                 raise AssertionError(output)
@@ -227,13 +235,18 @@ class World:
         assert tokens.generated == self.generated
         assert tokens.generated == tokens.trained + sum(tokens.dropped.values()) + self.core.live_tokens
         assert tokens.trained == self.trained_tokens
-        in_training = len(self.training or ())
-        assert counts.admitted == len(self.admitted)
+        in_training = self.in_training
+        assert counts.admitted == self.before.admitted + len(self.admitted)
         assert counts.admitted == counts.trained + sum(counts.dropped.values()) + len(self.live) + in_training
-        assert counts.dropped == dict(Counter(self.dropped.values()))
+        assert counts.dropped == dict(Counter(self.before.dropped) + Counter(self.dropped.values()))
         assert (counts.refills, counts.unfiltered) == (self.refills, self.unfiltered)
         if not self.finished:
             self.check_work_conserving()
+
+    @property
+    def in_training(self) -> int:
+        """Groups that are in a batch and not yet trained."""
+        return len(self.training or ())
 
     def waiting(self) -> Iterator[tuple[int, int]]:
         active = {r[:2] for e in self.engines.values() for r in e.running if r not in self.abort_wanted}
@@ -258,10 +271,14 @@ class World:
             engine.version = 0
             self.send(ev.EngineUp(name, engine.slots, WeightVersion(0)))
 
+    @property
+    def over(self) -> bool:
+        return self.finished or (self.version == self.policy.batches and self.training is None)
+
     def run(self, actions: int = 100_000) -> None:
         self.start()
         for _ in range(actions):
-            if self.finished or (self.next_batch == self.policy.batches and self.training is None):
+            if self.over:
                 return
             self.act()
         raise AssertionError("no end in sight: a deadlock or a livelock")
