@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import asdict
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,3 +107,56 @@ def check_the_end(life: Life, steps: int, prompts: int) -> None:
     assert counts.members_admitted == counts.members_trained + sum(counts.members_dropped.values())
     assert life.version == len(batches) and life.conductor.live == 0
     assert life.version == steps or set(trained) | dropped == set(range(prompts))
+
+
+def stored(batches: int, placement: str, **rules) -> tuple[Life, list[ev.Instruction]]:
+    """A run that has taken so many batches of two groups, and saved none, in its next life; what that says in the end."""
+    rules = dict(steps=batches + 2, engines={"swap": 2}.get(placement, 1), batch=2, evaluate=False, placement=placement, **rules)
+    records = Records(2)
+    first = Life(rules | {"save": 0}, 100, records, seed=1)
+    while len(records.batches()) < batches:
+        first.run(1)
+    records.life += 1
+    return (life := Life(rules, 100, records, seed=2)), life.said
+
+
+@pytest.mark.parametrize("placement", ["colocated", "separate"])
+def test_nothing_is_generated_for_batches_of_an_earlier_life(placement):
+    """Where generation and training take turns, it would be cut at once."""
+    rules = dict(spare=2, limit=1) if placement == "colocated" else {}
+    life, said = stored(3, placement, **rules)
+    life.run()
+    told = [type(i).__name__ for i in said if isinstance(i, (ev.Generate, ev.Train))]
+    assert told[:4] == ["Train", "Train", "Train", "Generate"] and told.count("Train") == 5
+
+
+def test_async_generates_beside_batches_of_an_earlier_life():
+    life, said = stored(3, "async", limit=4)
+    life.run()
+    told = [type(i).__name__ for i in said if isinstance(i, (ev.Generate, ev.Train))]
+    assert told.index("Generate") < [at for at, name in enumerate(told) if name == "Train"][2]
+
+
+def test_halves_trade_roles_for_batches_of_an_earlier_life():
+    """A half trains again no sooner than it has come to the version that it trained before."""
+    for seed in range(30):
+        life, said = stored(3, "swap", limit=1)
+        life.random.seed(seed)
+        life.run()
+        assert [i.half for i in said if isinstance(i, ev.Train)] == ["e1", "e0", "e1", "e0", "e1"]
+        groups = [group for i in said if isinstance(i, ev.Train) for group in i.groups]
+        assert all(len(each.completion.spans) == 1 for group in groups for each in group.rollouts)
+
+
+def test_a_stop_while_batches_of_an_earlier_life_wait_loses_none_of_them():
+    life, said = stored(4, "async", limit=1, save=1)
+    waiting = [[group.id for group in batch] for batch in life.past.recovered.batches]
+    while not [i for i in said if isinstance(i, ev.Train)]:
+        life.run(1)
+    life.todo.insert(0, ev.StopRequested("Ctrl-C"))
+    life.take(0)
+    life.run()
+    assert said[-1] == ev.Finish("Ctrl-C", stopped=True) and life.version == 1
+    life.records.life += 1
+    after = life.records.past()
+    assert after.version.step == 1 and [[group.id for group in batch] for batch in after.recovered.batches] == waiting[1:]

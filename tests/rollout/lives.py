@@ -12,6 +12,7 @@ from rollyard.rollout.recovery import counts_before
 from rollyard.rollout.state import Counts
 from rollyard.types import Begun, Completion, Group, Partial, Prompt, WeightVersion
 from tests.records import Records
+from tests.rollout.playground import Playground
 from tests.rollout.world import World
 
 
@@ -50,9 +51,10 @@ class FirstLife(World):
         """Whatever a member has written is on record, before anything of that is lost."""
         stories = self.records.stories()
         for key in ((id_, k) for id_ in self.live for k in range(self.policy.group_size)):
-            if key not in self.done and key not in self.member_dropped and not self.policy.turns:
+            if key not in self.done and key not in self.member_dropped:
                 written = stories[key[0]].written.get(key[1], [])
-                assert [(token, by.step) for token, _, by, _ in written] == self.tokens[key]
+                expected = [] if self.policy.turns else self.tokens[key]  # an episode is played anew
+                assert [(token, by.step) for token, _, by, _ in written] == expected
 
 
 class NextLife(FirstLife):
@@ -163,3 +165,11 @@ class NextLife(FirstLife):
         key = (written.group if isinstance(written, Completion) else group, written.member)
         self.tokens[key] = list(zip(written.token_ids, versions, strict=True))
         self.generated += len(written.token_ids)
+
+
+class FirstPlayed(FirstLife, Playground):
+    """With environments."""
+
+
+class NextPlayed(NextLife, Playground):
+    """With environments: what they had begun, they begin anew."""

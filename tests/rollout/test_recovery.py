@@ -31,7 +31,7 @@ from rollyard.types import (
     VersionSpan,
     WeightVersion,
 )
-from tests.rollout.lives import FirstLife, NextLife
+from tests.rollout.lives import FirstLife, FirstPlayed, NextLife, NextPlayed
 from tests.rollout.test_core import policy
 from tests.rollout.world import Odds
 
@@ -63,6 +63,27 @@ def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_taken_twice(
     for number, actions in enumerate(killed_after):
         world.live_for(actions)
         world = NextLife(world, seed + number, max(0, world.policy.max_staleness - tighter))
+    world.run()
+    in_the_end(world)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    staleness=st.integers(0, 2),
+    batch=st.integers(1, 3),
+    prompts=st.integers(1, 15),
+    rollover=st.sampled_from(list(ev.Rollover)),
+    odds=st.sampled_from([Odds(), Odds(0.05, 0.02, 0.1, 0.05)]),
+    killed_after=st.lists(st.integers(0, 150), min_size=1, max_size=2),
+    every=st.sampled_from([0, 2]),
+    seed=st.integers(0, 2**32),
+)
+def test_episodes_of_a_run_that_was_killed(staleness, batch, prompts, rollover, odds, killed_after, every, seed):
+    rules = policy(groups_per_batch=batch, max_staleness=staleness, batches=6, sampling=Sampling(4), window=100, turns=3)
+    world: FirstLife = FirstPlayed(rules, prompts, 2, 3, seed, odds, rollover, every=every)
+    for number, actions in enumerate(killed_after):
+        world.live_for(actions)
+        world = NextPlayed(world, seed + number, staleness)
     world.run()
     in_the_end(world)
 
