@@ -76,7 +76,13 @@ class _Past:
         found = [self._found(id_) for id_ in sorted(self._life.keys() - done)]
         groups = tuple(each for each in found if isinstance(each, Group))
         begun = tuple(each for each in found if isinstance(each, Begun))
-        return Past(version, folder, frozenset(done), GroupsRecovered(groups, batches, begun), counters, len(self._lives))
+        recovered = GroupsRecovered(groups, batches, begun, self._filtered(version.step + len(batches) - 1))
+        return Past(version, folder, frozenset(done), recovered, counters, len(self._lives))
+
+    def _filtered(self, last: int) -> int:
+        """Groups that were filtered since the batch of this step was first taken."""
+        ((found,),) = self._query(FILTERED, DropReason.FILTERED, last)
+        return int(found)
 
     def _checkpoint(self, whole: Callable[[str], bool]) -> tuple[WeightVersion, str, dict[str, Any]]:
         """The newest that is whole: the one that was committed last."""
@@ -153,6 +159,10 @@ MEMBERS: Final = f"""
 DROPS: Final = """
     SELECT member, reason FROM drops
     WHERE incarnation = ? AND group_id = ? AND member IS NOT NULL AND reason != ?"""
+FILTERED: Final = """
+    SELECT count(*) FROM drops WHERE member IS NULL AND reason = ?1 AND (incarnation, dropped_at) >= (
+        SELECT coalesce(min(incarnation), 0), coalesce(min(taken_at), 0) FROM batches
+        WHERE step = ?2 AND incarnation = (SELECT min(incarnation) FROM batches WHERE step = ?2))"""
 PARTIALS: Final = """
     SELECT member, token_ids, logprobs, spans FROM partials
     WHERE incarnation = ? AND group_id = ? ORDER BY member, position"""

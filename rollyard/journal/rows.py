@@ -167,8 +167,6 @@ class Rows:
         for rollout in begun.rollouts:
             self._completion(rollout.completion, now)
             self._verdict(begun.group, rollout.completion.member, rollout.reward, now)
-        for done in begun.completions:
-            self._completion(done, now)
         for partial in begun.partials:
             self.unfinished.reused(begun.group, partial)
 

@@ -199,3 +199,25 @@ def test_a_member_that_was_dropped_from_a_complete_group_stays_so(path: Path) ->
     life.step(Drop(0, 0, DropReason.FAILED))
     life.kill()
     assert past(path).recovered.groups == (replace(group_of(0), rollouts=(rollout(0, 1),)),)
+
+
+def test_a_member_that_is_scored_again_is_recorded_once(path: Path) -> None:
+    """`Reuse` names it, and `Score` follows."""
+    done = rollout(0, 1).completion
+    life = Life(path)
+    life.step(Admit(prompt(0)), Reuse(Begun(0, completions=(done,))), Score(prompt(0), done))
+    life.kill()
+    assert past(path).recovered.begun == (Begun(0, completions=(done,)),)
+
+
+def test_groups_that_were_filtered_since_the_last_batch_are_counted(path: Path) -> None:
+    """The bound on them goes on. What comes with the batch itself may count: that is a bound that is kept all the same."""
+    life = Life(path)
+    for id_ in (0, 1, 2, 3):
+        life.step(*complete(group_of(id_)))
+    filtered = (*(Drop(0, member, DropReason.FILTERED) for member in (0, 1, None)),)
+    life.step(*filtered)
+    life.step(Train(0, (group_of(1),)))
+    life.step(*(replace(drop, group=2) for drop in filtered))
+    life.kill()
+    assert past(path).recovered.filtered == 1
