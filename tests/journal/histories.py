@@ -192,8 +192,10 @@ class Life:
         return [Train(self.next_batch - 1, self.training)]
 
     def _absent(self, group: Group) -> list[Entry]:
-        there = {rollout.completion.member for rollout in group.rollouts}
-        return [Drop(group.id, index, DropReason.FAILED, "before a restart") for index in range(MEMBERS) if index not in there]
+        """Its members that are not to be trained on."""
+        judged = {rollout.completion.member: rollout.reward.value for rollout in group.rollouts}
+        reasons = {index: DropReason.NO_VERDICT if index in judged else DropReason.FAILED for index in range(MEMBERS)}
+        return [Drop(group.id, index, reason) for index, reason in reasons.items() if judged.get(index) is None]
 
     def act(self) -> list[Entry]:
         """Something happens."""
