@@ -19,6 +19,7 @@ RollyardError                  retryable: may the same call work if made again?
 ├── PeerError                  a benchmark's peer failed, or did not do the work that was asked (in `bench.peer`)
 ├── ExchangeError              what two jobs share by a folder cannot be read or written, or did not come in time
 ├── JournalError               the run's record could not be written or read
+│   └── Damaged                a row of it is not what was written there (in `journal.decode`)
 ├── DurableError               a folder is not what was sealed there
 └── TimeLimitExceeded          a bounded wait ran out
 """

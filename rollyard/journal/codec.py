@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Final, TypeVar
+from zlib import crc32
 
 from rollyard.texts import clean
 from rollyard.types import FinishReason, Turn, VersionSpan, WeightVersion
@@ -33,6 +34,11 @@ def pack_floats(values: Sequence[float]) -> bytes:
 
 def unpack_floats(blob: bytes) -> tuple[float, ...]:
     return tuple(_little(array("f", blob)))
+
+
+def checksum(ids: bytes, logprobs: bytes, *others: object) -> int:
+    """Of the columns of a row, which tells it from one that the disk has changed. None of `others` is a blob."""
+    return crc32("\0".join(map(str, others)).encode(), crc32(logprobs, crc32(ids)))
 
 
 def _little(values: array[Number]) -> array[Number]:

@@ -20,13 +20,16 @@ from typing import Final
 
 from rollyard.errors import JournalError
 from rollyard.events import Event, Instruction
-from rollyard.journal.partials import Key, Unfinished, joined, pack_piece, unpack_piece
+from rollyard.journal.codec import checksum, pack_floats, pack_ids, pack_spans
+from rollyard.journal.decode import PARTIAL, piece_of
+from rollyard.journal.partials import Key, Unfinished, joined
 from rollyard.journal.rows import Began, Entry, Judged, Rows, Saved
-from rollyard.journal.schema import APPLICATION_ID, FORGET_PARTIAL, FORMAT, READ_PARTIAL, TABLES, WRITE_PARTIAL, WRITES
+from rollyard.journal.schema import APPLICATION_ID, FORGET_PARTIAL, FORMAT, TABLES, WRITE_PARTIAL, WRITES
 from rollyard.types import WeightVersion
 
 FLUSH_S: Final = 1.0  # what is recorded waits so long, and for the write before it, as long as somebody calls
 HELD_MOST: Final = 200_000  # entries that wait for a write before it; then the caller waits too
+READ_PARTIAL: Final = f"SELECT {PARTIAL} FROM partials WHERE incarnation = ? AND group_id = ? AND member = ? ORDER BY position"
 SLOW_S: Final = 60.0  # that a write may take
 LOG_PAGES: Final = 4000  # the write-ahead log is folded into the file, and synced, at about 16 MB
 
@@ -161,11 +164,14 @@ class Journal:
 
     def _partial(self, key: Key, member: Unfinished) -> tuple[object, ...]:
         """The row that an unfinished member is to get, after those it keeps, or in their place where they are cut."""
-        mine = (self.incarnation, *key)
-        if member.keep == member.saved or not member.keep:
-            return (*mine, member.keep, *pack_piece(joined(member.fresh)))
-        kept = joined((unpack_piece(*row) for row in self._connection.execute(READ_PARTIAL, mine)), member.keep)
-        return (*mine, 0, *pack_piece(joined((kept, *member.fresh))))
+        mine, position, pieces = (self.incarnation, *key), member.keep, member.fresh
+        if 0 < position < member.saved:
+            saved = (piece_of(*row) for row in self._connection.execute(READ_PARTIAL, mine))
+            position, pieces = 0, [joined(saved, position), *pieces]
+        tokens, logprobs, spans = joined(pieces)
+        texts = pack_ids(tokens), pack_floats(logprobs), pack_spans(spans)
+        check = checksum(*texts[:2], *mine, position, texts[2])
+        return (*mine, position, len(tokens), *texts, check)
 
     # ------------------------------------------------------------------------------------------- recording
 

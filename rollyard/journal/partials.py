@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollyard.journal.codec import pack_floats, pack_ids, pack_spans, unpack_floats, unpack_ids, unpack_spans
+from rollyard.journal.codec import unpack_floats, unpack_ids, unpack_spans
 from rollyard.types import Partial, Segment, VersionSpan
 
 Key = tuple[int, int]  # group, member
@@ -20,13 +20,8 @@ class Piece(NamedTuple):
     spans: Sequence[VersionSpan]
 
 
-def pack_piece(piece: Piece) -> tuple[int, bytes, bytes, str]:
-    """How many tokens, and the columns of a row."""
-    ids, logprobs, spans = piece
-    return len(ids), pack_ids(ids), pack_floats(logprobs), pack_spans(spans)
-
-
 def unpack_piece(ids: bytes, logprobs: bytes, spans: str) -> Piece:
+    """From the columns of a row."""
     return Piece(unpack_ids(ids), unpack_floats(logprobs), unpack_spans(spans))
 
 

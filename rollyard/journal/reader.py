@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from rollyard.errors import JournalError
-from rollyard.journal.codec import unpack_floats, unpack_ids, unpack_parts, unpack_spans, unpack_turns
+from rollyard.journal.decode import COMPLETION, PROMPT, VERDICT, completion_of, prompt_of, reward_of
 from rollyard.journal.journal import check_format, guarded
-from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout, WeightVersion
+from rollyard.types import Completion, Group, Prompt, Rollout, WeightVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +118,17 @@ class JournalReader:
         return tuple(_incarnation(*row) for row in rows)
 
     def prompt(self, group: int) -> Prompt:
-        for row in self._mine(f"SELECT {PROMPT} FROM prompts WHERE incarnation = ? AND group_id = ?", group):
+        for row in self._mine(f"SELECT {PROMPT} FROM prompts p WHERE incarnation = ? AND group_id = ?", group):
             return prompt_of(*row)
         raise JournalError(f"{self._path}: prompt {group} was not admitted")
 
     def group(self, group: int) -> Group:
         """A prompt with its judged completions so far, by member, those that were dropped later included."""
         sql = f"""
-            SELECT {COMPLETION}, value, parts, problem
-            FROM completions JOIN verdicts USING (incarnation, group_id, member)
+            SELECT {COMPLETION}, {VERDICT}
+            FROM completions c JOIN verdicts v USING (incarnation, group_id, member)
             WHERE incarnation = ? AND group_id = ? ORDER BY member"""
-        rollouts = (Rollout(completion_of(*row[:-3]), reward_of(*row[-3:])) for row in self._mine(sql, group))
+        rollouts = (Rollout(completion_of(*row[:10]), reward_of(*row[10:])) for row in self._mine(sql, group))
         return Group(self.prompt(group), tuple(rollouts))
 
     def unjudged(self) -> tuple[Completion, ...]:
@@ -207,24 +207,3 @@ def _incarnation(*row: Any) -> Incarnation:
     about, (begun, life, ended_at, cause, failed) = row[:7], row[7:]
     version = None if begun is None else WeightVersion(begun, life)
     return Incarnation(*(*about, version, ended_at, cause, None if failed is None else bool(failed)))
-
-
-# Columns, and the records that they make.
-PROMPT: Final = "group_id, row, token_ids, text, columns, messages"
-COMPLETION: Final = "group_id, member, token_ids, logprobs, spans, turns, finish, text"
-
-
-def prompt_of(group: int, row: int, ids: bytes, text: str, columns: str, messages: str) -> Prompt:
-    return Prompt(group, row, unpack_ids(ids), text, json.loads(columns), tuple(json.loads(messages)))
-
-
-def completion_of(
-    group: int, member: int, ids: bytes, logprobs: bytes, spans: str, turns: str, finish: str, text: str
-) -> Completion:
-    tokens = unpack_ids(ids)
-    taken = unpack_turns(turns, tokens)
-    return Completion(group, member, tokens, unpack_floats(logprobs), unpack_spans(spans), FinishReason(finish), text, taken)
-
-
-def reward_of(value: float | None, parts: str, problem: str) -> Reward:
-    return Reward(value, unpack_parts(parts), problem)

@@ -13,7 +13,9 @@ its step. The next life begins at the newest checkpoint that is whole. From ther
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -21,8 +23,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollyard.errors import JournalError
-from rollyard.journal.partials import joined, unpack_piece
-from rollyard.journal.reader import COMPLETION, PROMPT, JournalReader, completion_of, prompt_of, reward_of
+from rollyard.journal.decode import (
+    COMPLETION,
+    PARTIAL,
+    PROMPT,
+    VERDICT,
+    Damaged,
+    completion_of,
+    piece_of,
+    prompt_of,
+    reward_of,
+)
+from rollyard.journal.partials import joined
+from rollyard.journal.reader import JournalReader
 from rollyard.lives import GroupsRecovered
 from rollyard.types import Begun, Completion, DropReason, Group, Partial, Rollout, WeightVersion
 
@@ -132,28 +145,39 @@ class _Past:
         drops: dict[int, str] = dict(self._query(DROPS, life, id_, DropReason.STOPPED))
         judged: dict[int, Rollout] = {}
         unjudged: dict[int, Completion] = {}
-        for known, value, parts, problem, *row in self._query(MEMBERS, life, id_):
-            done = completion_of(*row)
-            if known is None:
-                unjudged[done.member] = done
-            else:
-                judged[done.member] = Rollout(done, reward_of(value, parts, problem))
+        for row in self._query(MEMBERS, life, id_):
+            with self._unless_damaged():
+                done = completion_of(*row[:10])
+                if row[10] is None:
+                    unjudged[done.member] = done
+                else:
+                    judged[done.member] = Rollout(done, reward_of(*row[10:]))
         if drops.keys() | judged.keys() >= set(range(self._lives[life].group_size)) and judged:
-            (prompt,) = self._query(f"SELECT {PROMPT} FROM prompts WHERE incarnation = ? AND group_id = ?", life, id_)
-            return Group(prompt_of(*prompt), tuple(judged.values()))
+            with self._unless_damaged():
+                (row,) = self._query(f"SELECT {PROMPT} FROM prompts p WHERE incarnation = ? AND group_id = ?", life, id_)
+                return Group(prompt_of(*row), tuple(judged.values()))
         rollouts = tuple(each for each in judged.values() if each.completion.member not in drops)
         completions = tuple(done for done in unjudged.values() if done.member not in drops)
         partials = tuple(part for part in self._partials(life, id_) if part.member not in drops)
         return Begun(id_, rollouts, completions, partials) if rollouts or completions or partials else None
 
     def _partials(self, life: int, group: int) -> Iterator[Partial]:
-        for member, rows in groupby(self._query(PARTIALS, life, group), key=itemgetter(0)):
-            ids, logprobs, spans = joined(unpack_piece(*row) for _, *row in rows)
-            yield Partial(member, tuple(ids), tuple(logprobs), tuple(spans))
+        for member, rows in groupby(self._query(PARTIALS, life, group), key=itemgetter(2)):
+            with self._unless_damaged():
+                ids, logprobs, spans = joined([piece_of(*row) for row in rows])
+                yield Partial(member, tuple(ids), tuple(logprobs), tuple(spans))
+
+    @contextmanager
+    def _unless_damaged(self) -> Iterator[None]:
+        """What the disk has changed is left out, which is told: it is written anew."""
+        try:
+            yield
+        except Damaged as error:
+            warnings.warn(f"{self._path}: {error}; it is written anew", RuntimeWarning, stacklevel=2)
 
 
 MEMBERS: Final = f"""
-    SELECT v.member, value, parts, problem, {COMPLETION}
+    SELECT {COMPLETION}, {VERDICT}
     FROM completions c LEFT JOIN verdicts v USING (incarnation, group_id, member)
     WHERE c.incarnation = ? AND c.group_id = ? ORDER BY c.member"""
 DROPS: Final = """
@@ -163,6 +187,6 @@ FILTERED: Final = """
     SELECT count(*) FROM drops WHERE member IS NULL AND reason = ?1 AND (incarnation, dropped_at) >= (
         SELECT coalesce(min(incarnation), 0), coalesce(min(taken_at), 0) FROM batches
         WHERE step = ?2 AND incarnation = (SELECT min(incarnation) FROM batches WHERE step = ?2))"""
-PARTIALS: Final = """
-    SELECT member, token_ids, logprobs, spans FROM partials
+PARTIALS: Final = f"""
+    SELECT {PARTIAL} FROM partials
     WHERE incarnation = ? AND group_id = ? ORDER BY member, position"""

@@ -26,7 +26,7 @@ from rollyard.events import (
     Scored,
     Train,
 )
-from rollyard.journal.codec import pack_floats, pack_ids, pack_json, pack_list, pack_spans, pack_turns
+from rollyard.journal.codec import checksum, pack_floats, pack_ids, pack_json, pack_list, pack_spans, pack_turns
 from rollyard.journal.partials import Unfinisheds
 from rollyard.journal.schema import WRITES
 from rollyard.lives import Reuse, Wrote
@@ -125,36 +125,32 @@ class Rows:
 
     def _on_admit(self, admit: Admit, now: float) -> None:
         prompt = admit.prompt
-        texts = clean(prompt.text), pack_ids(prompt.token_ids), pack_json(prompt.columns), pack_list(prompt.messages)
-        self.tables["prompts"].append((self._incarnation, prompt.id, prompt.row, *texts, now))
+        names, ids = (self._incarnation, prompt.id, prompt.row), pack_ids(prompt.token_ids)
+        text, columns, messages = clean(prompt.text), pack_json(prompt.columns), pack_list(prompt.messages)
+        check = checksum(ids, b"", *names, text, columns, messages)
+        self.tables["prompts"].append((*names, text, ids, columns, messages, now, check))
 
     def _on_generate(self, told: Generate, now: float) -> None:
         request = told.request
         self.unfinished.goes_on((request.id.group, request.id.member), len(request.written_ids))
 
     def _completion(self, done: Completion, now: float) -> None:
-        self.unfinished.gone((done.group, done.member))
-        self.tables["completions"].append((
-            self._incarnation,
-            done.group,
-            done.member,
-            done.finish.value,
-            len(done.token_ids),
-            pack_ids(done.token_ids),
-            pack_floats(done.logprobs),
-            pack_spans(done.spans),
-            pack_turns(done.turns, done.token_ids),
-            min((span.version.step for span in done.spans), default=None),
-            clean(done.text),
-            now,
-        ))  # fmt: skip
+        names = self._incarnation, done.group, done.member
+        self.unfinished.gone(names[1:])
+        ids, logprobs, spans = pack_ids(done.token_ids), pack_floats(done.logprobs), pack_spans(done.spans)
+        turns, text, finish = pack_turns(done.turns, done.token_ids), clean(done.text), done.finish.value
+        oldest = min((span.version.step for span in done.spans), default=None)
+        check = checksum(ids, logprobs, *names, spans, turns, finish, text)
+        row = (*names, finish, len(done.token_ids), ids, logprobs, spans, turns, oldest, text, now, check)
+        self.tables["completions"].append(row)
 
     def _verdict(self, group: int, member: int, reward: Reward, now: float) -> None:
         value, problem = reward.value, reward.problem
         if value is not None and not math.isfinite(value):
             value, problem = None, problem or f"the reward is {value}"
-        row = (self._incarnation, group, member, value, pack_json(reward.parts), clean(problem), now)
-        self.tables["verdicts"].append(row)
+        value = None if value is None else float(value)  # as the column has it
+        told = (self._incarnation, group, member, value, pack_json(reward.parts), clean(problem))
+        self.tables["verdicts"].append((*told, now, checksum(b"", b"", *told)))
 
     def _on_keep(self, keep: Keep, now: float) -> None:
         """Only what comes from an earlier life is news."""

@@ -29,7 +29,8 @@ Blobs are little-endian: `token_ids` int32 `[tokens]`, `logprobs` float32 `[toke
 `config` are JSON objects, `messages` is a JSON list of them. `spans` is a JSON list of [version step, version incarnation,
 oldest key-value step, oldest key-value incarnation, tokens], which together cover the tokens of the row in order. `turns` is
 empty but for an episode: a JSON list of [kept, ids, tokens, finish] for each turn, whose prompt is the first `kept` tokens of
-the prompt and answer before it and then `ids`, and whose answer is the next `tokens` of the completion's.
+the prompt and answer before it and then `ids`, and whose answer is the next `tokens` of the completion's. `checksum` tells a
+row from one that the disk has changed (`journal.codec.checksum`, of the columns in `journal.decode`).
 
 Views for people, of each incarnation by itself: `rollouts` (one row a member: prompt, completion, reward, the step that
 trained it or why none did) and `groups` (one row a prompt: rewards summed up, and its fate). Over all lives together:
@@ -72,6 +73,7 @@ CREATE TABLE prompts (
     columns TEXT NOT NULL,
     messages TEXT NOT NULL,
     admitted_at REAL NOT NULL,
+    checksum INTEGER NOT NULL,
     PRIMARY KEY (incarnation, group_id)
 ) STRICT;
 
@@ -84,6 +86,7 @@ CREATE TABLE partials (
     token_ids BLOB NOT NULL,
     logprobs BLOB NOT NULL,
     spans TEXT NOT NULL,
+    checksum INTEGER NOT NULL,
     PRIMARY KEY (incarnation, group_id, member, position),
     FOREIGN KEY (incarnation, group_id) REFERENCES prompts
 ) STRICT;
@@ -101,6 +104,7 @@ CREATE TABLE completions (
     oldest_version INTEGER,
     text TEXT NOT NULL,
     finished_at REAL NOT NULL,
+    checksum INTEGER NOT NULL,
     PRIMARY KEY (incarnation, group_id, member),
     FOREIGN KEY (incarnation, group_id) REFERENCES prompts
 ) STRICT;
@@ -113,6 +117,7 @@ CREATE TABLE verdicts (
     parts TEXT NOT NULL,
     problem TEXT NOT NULL,
     judged_at REAL NOT NULL,
+    checksum INTEGER NOT NULL,
     PRIMARY KEY (incarnation, group_id, member),
     FOREIGN KEY (incarnation, group_id, member) REFERENCES completions
 ) STRICT;
@@ -236,9 +241,9 @@ TABLES: Final = tuple(filter(str.strip, _TABLES.split(";")))  # a statement each
 # Rows are written in this order: a row comes after those it refers to.
 WRITES: Final = {
     "beginnings": "UPDATE incarnations SET begun_step = ?, begun_incarnation = ? WHERE incarnation = ?",
-    "prompts": "INSERT INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-    "completions": "INSERT INTO completions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    "verdicts": "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "prompts": "INSERT INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "completions": "INSERT INTO completions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "verdicts": "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
     "drops": "INSERT INTO drops VALUES (?, ?, ?, ?, ?, ?)",
     "batches": "INSERT INTO batches VALUES (?, ?, ?, NULL)",
     "batch_groups": "INSERT INTO batch_groups VALUES (?, ?, ?, ?)",
@@ -251,7 +256,4 @@ WRITES: Final = {
 }
 
 FORGET_PARTIAL: Final = "DELETE FROM partials WHERE incarnation = ? AND group_id = ? AND member = ?"
-WRITE_PARTIAL: Final = "INSERT INTO partials VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-READ_PARTIAL: Final = """
-    SELECT token_ids, logprobs, spans FROM partials
-    WHERE incarnation = ? AND group_id = ? AND member = ? ORDER BY position"""
+WRITE_PARTIAL: Final = "INSERT INTO partials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"

@@ -1,0 +1,63 @@
+"""Rows of the journal as records again. A row that is not what was written is an error, whatever its bytes say now."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from rollyard.errors import JournalError
+from rollyard.journal.codec import checksum, unpack_floats, unpack_ids, unpack_parts, unpack_spans, unpack_turns
+from rollyard.journal.partials import Piece, unpack_piece
+from rollyard.types import Completion, FinishReason, Prompt, Reward
+
+# Columns of the tables p(rompts), c(ompletions), v(erdicts) and partials, as the functions below take them.
+PROMPT: Final = "p.incarnation, p.group_id, p.row, p.token_ids, p.text, p.columns, p.messages, p.checksum"
+COMPLETION: Final = """
+    c.incarnation, c.group_id, c.member, c.token_ids, c.logprobs, c.spans, c.turns, c.finish, c.text, c.checksum"""
+VERDICT: Final = "v.incarnation, v.group_id, v.member, v.value, v.parts, v.problem, v.checksum"
+PARTIAL: Final = "incarnation, group_id, member, position, token_ids, logprobs, spans, checksum"
+
+
+class Damaged(JournalError):
+    """A row is not what was written there: the disk has changed it."""
+
+
+def prompt_of(life: int, group: int, row: int, ids: bytes, text: str, columns: str, messages: str, check: int) -> Prompt:
+    """Raises Damaged."""
+    if check != checksum(ids, b"", life, group, row, text, columns, messages):
+        raise Damaged(f"prompt {group} of life {life} is damaged")
+    return Prompt(group, row, unpack_ids(ids), text, json.loads(columns), tuple(json.loads(messages)))
+
+
+def completion_of(
+    life: int,
+    group: int,
+    member: int,
+    ids: bytes,
+    logprobs: bytes,
+    spans: str,
+    turns: str,
+    finish: str,
+    text: str,
+    check: int,
+) -> Completion:
+    """Raises Damaged."""
+    if check != checksum(ids, logprobs, life, group, member, spans, turns, finish, text):
+        raise Damaged(f"the completion of prompt {group}, member {member} of life {life} is damaged")
+    tokens = unpack_ids(ids)
+    taken = unpack_turns(turns, tokens)
+    return Completion(group, member, tokens, unpack_floats(logprobs), unpack_spans(spans), FinishReason(finish), text, taken)
+
+
+def reward_of(life: int, group: int, member: int, value: float | None, parts: str, problem: str, check: int) -> Reward:
+    """Raises Damaged."""
+    if check != checksum(b"", b"", life, group, member, value, parts, problem):
+        raise Damaged(f"the verdict on prompt {group}, member {member} of life {life} is damaged")
+    return Reward(value, unpack_parts(parts), problem)
+
+
+def piece_of(life: int, group: int, member: int, position: int, ids: bytes, logprobs: bytes, spans: str, check: int) -> Piece:
+    """Raises Damaged."""
+    if check != checksum(ids, logprobs, life, group, member, position, spans):
+        raise Damaged(f"tokens of prompt {group}, member {member} of life {life} are damaged")
+    return unpack_piece(ids, logprobs, spans)
