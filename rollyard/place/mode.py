@@ -57,6 +57,8 @@ from rollyard.types import WeightVersion
 
 Output = Instruction | Signal
 
+USED_UP = "the prompts are used up"  # why a run ends before its last step
+
 
 class Doing(Enum):
     """What the trainer does."""
@@ -391,7 +393,7 @@ class Mode:
             self._doing = Doing.FINISHED
             yield self._finish_line
         elif not self._ending:
-            self._ending, self._wanted = "the prompts are used up", False
+            self._ending, self._wanted = USED_UP, False
 
     def _finish(self, cause: str, *, failed: bool = False, stopped: bool = False) -> Iterable[Output]:
         """Drop whatever is live; the core answers when it has."""

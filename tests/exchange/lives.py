@@ -211,7 +211,7 @@ def stations(config: Config, asked: set[int], recovered: set[int]) -> Stations:
 
 
 async def generate(config: Config, asked: set[int], recovered: set[int]) -> None:
-    steps = rollyard.Run(config, stations=lambda: stations(config, asked, recovered)).steps()
+    steps = rollyard.Run(config, stations=lambda past: stations(config, asked, recovered)).steps()
     try:
         async for _ in steps:
             pass
