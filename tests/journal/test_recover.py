@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.events import Admit, BatchTrained, Drop, Event, Generate, Instruction, Keep, Score, Scored, Train
+from rollyard.errors import JournalError
+from rollyard.events import Admit, BatchTrained, Drop, Event, Finish, Generate, Instruction, Keep, Score, Scored, Train
 from rollyard.journal.journal import Journal
+from rollyard.journal.reader import JournalReader
 from rollyard.journal.recover import Past, read_past
-from rollyard.lives import Reuse, Wrote
+from rollyard.lives import GroupsRecovered, Reuse, Wrote
 from rollyard.types import (
     Begun,
     Completion,
@@ -199,3 +201,128 @@ def test_a_member_that_was_dropped_from_a_complete_group_stays_so(path: Path) ->
     life.step(Drop(0, 0, DropReason.FAILED))
     life.kill()
     assert past(path).recovered.groups == (replace(group_of(0), rollouts=(rollout(0, 1),)),)
+
+
+def test_batches_beyond_one_that_cannot_be_taken_again_are_groups(path: Path) -> None:
+    life = Life(path)
+    for id_ in range(3):
+        life.step(*complete(group_of(id_)))
+        life.train(id_, id_)
+    life.kill()
+    life = Life(path)
+    life.step(Admit(prompt(1)), Keep(Group(prompt(1), ()), recovered=True))  # begun anew
+    life.kill()
+    found = past(path)
+    assert found.done == {0} and found.recovered.batches == ((group_of(0),),)
+    assert found.recovered.groups == (group_of(2),)
+
+
+def test_a_prompt_is_in_one_batch_whatever_batches_earlier_lives_took(path: Path) -> None:
+    life = Life(path)
+    for id_ in range(3):
+        life.step(*complete(group_of(id_)))
+    life.train(0, 0)
+    life.train(1, 1)
+    life.kill()
+    life = Life(path)
+    for id_ in (2, 1):
+        life.step(Admit(prompt(id_)), Keep(group_of(id_), recovered=True))
+    life.train(0, 1, life=1)
+    life.kill()
+    found = past(path)
+    assert found.recovered.batches == ((group_of(1),),) and found.done == {1}
+    assert found.recovered.groups == (group_of(0), group_of(2))
+
+
+def test_what_weights_were_trained_on_is_what_their_own_life_took(path: Path) -> None:
+    """The checkpoint of a life that went on from elsewhere: its folder could not be read for a while."""
+    life = Life(path)
+    for id_ in range(3):
+        life.step(*complete(group_of(id_)))
+    life.train(0, 0)
+    life.checkpoint(V1)
+    life.train(1, 1)
+    life.checkpoint(V2)
+    life.kill()
+    life = Life(path, V1)
+    for id_ in (2, 1):
+        life.step(Admit(prompt(id_)), Keep(group_of(id_), recovered=True))
+    life.train(1, 2, life=1)
+    life.kill()
+    assert past(path, "checkpoints/2").done == {0, 2}
+    found = past(path)
+    assert found.version == V2 and found.done == {0, 1}
+    assert found.recovered.groups == (group_of(2),)
+
+
+def test_the_checkpoint_committed_last_is_the_newest_however_many_steps_it_has(path: Path) -> None:
+    life = Life(path)
+    for id_ in range(2):
+        life.step(*complete(group_of(id_)))
+        life.train(id_, id_)
+    life.checkpoint(V2)
+    life.kill()
+    life = Life(path)
+    life.step(Admit(prompt(0)), Keep(group_of(0), recovered=True))
+    life.train(0, 0, life=1)
+    life.checkpoint(WeightVersion(1, 1))
+    life.kill()
+    assert past(path).version == WeightVersion(1, 1)
+
+
+def test_a_life_that_ended_before_it_began_anything_changes_nothing(path: Path) -> None:
+    life = Life(path)
+    life.step(*complete(group_of(0)))
+    life.train(0, 0)
+    life.checkpoint(V1)
+    life.kill()
+    before = past(path)
+    for _ in range(2):
+        Journal(path, RUN).abandon()
+    assert past(path) == replace(before, lives=3)
+
+
+def test_a_run_that_is_done_leaves_nothing(path: Path) -> None:
+    life = Life(path)
+    for id_ in range(2):
+        life.step(*complete(group_of(id_)))
+    life.train(0, 0)
+    life.train(1, 1)
+    life.checkpoint(V2)
+    life.step(Finish("2 steps are done"))
+    life.journal.close()
+    found = past(path)
+    assert (found.version, found.done, found.recovered) == (V2, {0, 1}, GroupsRecovered(()))
+
+
+def test_a_checkpoint_without_the_batches_that_made_it_is_an_error(path: Path) -> None:
+    life = Life(path)
+    life.checkpoint(V1)
+    life.kill()
+    with pytest.raises(JournalError, match=r"journal\.sqlite: a checkpoint has version 1, and there is no batch of step 0"):
+        past(path)
+
+
+def test_views_over_all_lives_show_each_prompt_once_and_what_the_weights_were_trained_on(path: Path) -> None:
+    life = Life(path)
+    for id_ in range(4):
+        life.step(*complete(group_of(id_)))
+    life.train(0, 0)
+    life.checkpoint(V1)
+    life.train(1, 1)
+    life.train(2, 2)
+    life.step(Drop(3, None, DropReason.OVERSAMPLED))
+    life.kill()
+    sql = "SELECT group_id, incarnation, trained_step, dropped FROM lineage ORDER BY 1"
+    with JournalReader(path) as reader:
+        assert list(reader.query(sql)) == [(0, 0, 0, None), (1, 0, 1, None), (2, 0, 2, None), (3, 0, None, "oversampled")]
+    life = Life(path, V1)
+    for id_ in (1, 2):
+        life.step(Admit(prompt(id_)), Keep(group_of(id_), recovered=True))
+    life.train(1, 1, life=1)
+    life.kill()
+    with JournalReader(path) as reader:
+        assert list(reader.query(sql)) == [(0, 0, 0, None), (1, 1, 1, None), (2, 1, None, None), (3, 0, None, "oversampled")]
+        assert list(reader.query("SELECT step, incarnation FROM lineage_batches ORDER BY 1")) == [(0, 0), (1, 1)]
+        sql = "SELECT group_id, member, reward, trained_step FROM lineage_rollouts WHERE group_id < 2 ORDER BY 1, 2"
+        assert list(reader.query(sql)) == [(0, 0, 1.0, 0), (0, 1, 0.0, 0), (1, 0, 1.0, 1), (1, 1, 0.0, 1)]
