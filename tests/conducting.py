@@ -9,10 +9,12 @@ from rollyard import events as ev
 from rollyard.conductor import Conductor
 from rollyard.place.mode import Schedule
 from rollyard.rollout.policy import RolloutPolicy
+from rollyard.rollout.state import Counts
 from rollyard.turns import Asked, EpisodeEnded, Play, Tell
 from rollyard.types import Asking, FinishReason, Prompt, Request, RequestId, Reward, Sampling, Segment, WeightVersion
 
 PUBLISHING = "publishing"
+FIRST = WeightVersion(0)
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Work:
 
     engine: str
     request: Request
+    written: int = 0  # tokens that it was told of
 
 
 class Answers:
@@ -38,7 +41,13 @@ class Answers:
         joins: int = 0,
         leaves: int = 0,
         flat: frozenset[int] = frozenset(),
+        done: frozenset[int] = frozenset(),
+        version: WeightVersion = FIRST,
+        life: int = 0,
     ):
+        self.life, self.names = life, {version.step: version}
+        self.slow = False  # an answer comes piece by piece
+        self.source = [id_ for id_ in range(prompts) if id_ not in done]
         self.flat = flat  # prompts whose verdicts are all equal
         self.joins, self.leaves = joins, leaves  # engines that will come, and go
         self.leaving: set[str] = set()
@@ -47,7 +56,7 @@ class Answers:
         self.proving = False
         self.faults = faults
         self.deaths = deaths  # engines that will be lost, some of them while they start again
-        self.conductor, self.random, self.prompts, self.broken = conductor, random.Random(seed), prompts, broken
+        self.conductor, self.random, self.broken = conductor, random.Random(seed), broken
         self.cursor = 0
         self.said: list[ev.Instruction] = []
         self.todo: list[ev.Event | Work] = [ev.EngineUp(f"e{i}", 3, None) for i in range(engines)]
@@ -59,7 +68,8 @@ class Answers:
         self.closed: dict[str, ev.Rollover] = {}  # engines between a pause and a resume
         self.asleep: set[str] = set()
         self.loading: set[str] = set()  # engines that woke and have not loaded
-        self.versions: dict[str | None, int] = {None: 0, **{f"e{i}": 0 for i in range(engines)}}  # of the trainer, or of halves
+        halves = (f"e{i}" for i in range(engines))
+        self.versions: dict[str | None, int] = dict.fromkeys((None, *halves), version.step)  # of the trainer, or of halves
         self.busy: set[str | None] = set()  # trainers whose parameters must not be touched
         self.batches: list[list[int]] = []
         self.writers: dict[int, set[int]] = {}  # versions that wrote, by group
@@ -68,9 +78,14 @@ class Answers:
     def version(self) -> int:
         return max(self.versions.values())
 
-    def run(self) -> None:
-        for _ in range(50_000):
-            if not self.todo or any(isinstance(i, ev.Finish) for i in self.said):
+    @property
+    def over(self) -> bool:
+        return not self.todo or any(isinstance(i, ev.Finish) for i in self.said)
+
+    def run(self, events: int = 50_000) -> None:
+        """Until the end, or as long as there are events; without an end the default is too many."""
+        for _ in range(events):
+            if self.over:
                 return
             if self.joins and not self.random.randrange(15):
                 self.joins -= 1
@@ -80,7 +95,7 @@ class Answers:
             if self.deaths and self.loaded and not self.random.randrange(20):
                 self.kill(self.random.choice(sorted(self.loaded)))
             self.take(self.random.randrange(len(self.todo)))
-        raise AssertionError("no end in sight")
+        assert events < 50_000, "no end in sight"
 
     def leave(self, engine: str, cut: bool) -> None:
         """It is told to go."""
@@ -114,7 +129,10 @@ class Answers:
                 if self.closed.get(engine) is ev.Rollover.KEEP:
                     self.todo.append(event)
                     return
-                event = self.segment(engine, request, FinishReason.STOP)
+                more = self.slow and request.sampling.max_tokens - event.written > 1 and self.random.randrange(2)
+                if more:
+                    self.todo.append(Work(engine, request, event.written + 1))
+                event = self.segment(engine, request, None if more else FinishReason.STOP)
             case ev.EnginePaused(engine):
                 if self.running(engine) and self.closed[engine] is ev.Rollover.DRAIN:
                     self.todo.append(event)
@@ -131,6 +149,7 @@ class Answers:
                 (half,) = self.busy
                 self.busy.discard(half)
                 self.versions[half] = version.step
+                self.names[version.step] = version
             case ev.Published(version):
                 self.busy.discard(PUBLISHING)
                 self.todo.append(ev.Delivered(version))
@@ -144,7 +163,9 @@ class Answers:
                 self.proving = False
         if isinstance(event, ev.SegmentArrived):
             self.writers.setdefault(event.segment.request.group, set()).add(event.segment.version.step)
+        self.happens(event)
         instructions = self.conductor.step(event, 0.0)
+        self.noted(event, instructions)
         if isinstance(event, ev.EngineDown) and ev.Restart(event.engine) not in instructions:
             self.doomed.add(event.engine)
         for instruction in instructions:
@@ -152,8 +173,14 @@ class Answers:
             answers = self.answer(instruction)  # which may take from what is due
             self.todo += answers
 
-    def segment(self, engine: str, request: Request, finish: FinishReason) -> ev.SegmentArrived:
-        version = WeightVersion(self.loaded[engine])
+    def happens(self, event: ev.Event) -> None:
+        """The conductor is about to hear this."""
+
+    def noted(self, event: ev.Event, said: list[ev.Instruction]) -> None:
+        """It has said this."""
+
+    def segment(self, engine: str, request: Request, finish: FinishReason | None) -> ev.SegmentArrived:
+        version = self.names[self.loaded[engine]]
         return ev.SegmentArrived(engine, Segment(request.id, (5,), (-1.0,), version, version, finish), "x")
 
     def cut(self, engine: str, request: RequestId | None = None) -> list[ev.Event | Work]:
@@ -199,7 +226,7 @@ class Answers:
                 assert step == self.version == self.versions[half]
                 self.own(half)
                 self.batches.append([group.id for group in groups])
-                return [ev.BatchTrained(WeightVersion(step + 1))]
+                return [ev.BatchTrained(WeightVersion(step + 1, self.life))]
             case ev.HandOver(version, source, target):
                 assert version.step == self.version == self.versions[source] and target in self.asleep and source != target
                 self.own(target)
@@ -226,10 +253,9 @@ class Answers:
         """What engines, environments and judges say of prompts."""
         match instruction:
             case ev.FetchPrompts(count):
-                ids = range(self.cursor, min(self.cursor + count, self.prompts))
-                self.cursor = ids.stop
-                found = tuple(Prompt(i, i, (1, 2), f"p{i}") for i in ids)
-                return [ev.PromptsOffered(found, self.cursor == self.prompts)]
+                found = tuple(Prompt(i, i, (1, 2), f"p{i}") for i in self.source[self.cursor : self.cursor + count])
+                self.cursor += len(found)
+                return [ev.PromptsOffered(found, self.cursor == len(self.source))]
             case ev.Generate(engine, request):
                 assert engine in self.loaded and engine not in self.asleep and engine not in self.closed
                 assert engine not in self.leaving and not self.proving
@@ -308,6 +334,8 @@ def conductor(
     moves: int = 0,
     refills: int = 0,
     turns: int = 0,
+    version: WeightVersion = FIRST,
+    counts: Counts | None = None,
 ) -> Conductor:
     policy = RolloutPolicy(
         group_size=2,
@@ -325,7 +353,7 @@ def conductor(
         turns=turns,
     )
     schedule = Schedule(steps, engines, evaluate, every, save, prove, restarts)
-    return Conductor(policy, schedule, rollover, WeightVersion(0), placement, retries)
+    return Conductor(policy, schedule, rollover, version, placement, retries, counts)
 
 
 def names(world: Answers, *kinds: type) -> list[str]:

@@ -87,7 +87,7 @@ class Records:
     def kill(self, dice: random.Random) -> None:
         """A life ends at once."""
         synced = self.checkpoints[-1][2] if self.checkpoints else 0
-        kept = len(self._steps) - dice.choice((0, 0, dice.randint(0, 10), dice.randint(0, 1000)))
+        kept = len(self._steps) - dice.choice((0, 0, 0, dice.randint(0, 10), dice.randint(0, len(self._steps))))
         del self._steps[max(kept, synced) :]
         self.life += 1
 

@@ -72,6 +72,8 @@ class Swap(Mode):
         assert self._batch is not None and learner is not None
         if learner in self._awake and self._aside is Aside.EVALUATING:
             return  # with this very engine
+        if learner in self._led and self._aside is Aside.ROLLING:
+            return  # it still comes to an earlier version: a batch of an earlier life needs no generation in between
         if learner in self._awake:
             self._doing = Doing.SLEEPING
             yield EngineHeld(learner)

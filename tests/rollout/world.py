@@ -238,7 +238,9 @@ class World:
         in_training = self.in_training
         assert counts.admitted == self.before.admitted + len(self.admitted)
         assert counts.admitted == counts.trained + sum(counts.dropped.values()) + len(self.live) + in_training
-        assert counts.dropped == dict(Counter(self.before.dropped) + Counter(self.dropped.values()))
+        dropped = Counter(self.before.dropped)
+        dropped.update(self.dropped.values())
+        assert counts.dropped == dict(dropped)
         assert (counts.refills, counts.unfiltered) == (self.refills, self.unfiltered)
         if not self.finished:
             self.check_work_conserving()
