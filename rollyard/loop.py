@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -171,55 +172,51 @@ class Run:
 
     async def steps(self) -> AsyncGenerator[Step]:
         """The steps, as they are done. Once only."""
-        timeline, unusable = Timeline(_nanoseconds), False
-        with timeline.phase(Phase.SETUP):
-            folder, past = self._opened()
-            if self.finished:
-                folder.release()
-                return
-            recorder = self._recorder(folder, timeline)
-            ring = Ring(self.config, folder, timeline, recorder, self._inbox, past, self._at)
-        try:
+        timeline = Timeline(_nanoseconds)
+        with ExitStack() as held:
             with timeline.phase(Phase.SETUP):
-                await self._unless_stopped(ring, past)
-                if past.lives:
-                    self._go_on(folder, recorder, past)
-            recorder.begin()
-            self._ring = ring
-            async with serving(folder.path, ring.fleet.answer):
-                async for step in ring.turn():
-                    yield step
-        except Stopped as stopped:
-            ring.end(str(stopped), failed=False)
-        except ConfigError as error:
-            ring.end(str(error), failed=True)
-            unusable = ring.conductor is None and folder.fresh
-            raise
-        except Exception as error:
-            ring.end(str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}", failed=True)
-            raise
-        finally:
-            self._ring = None
-            ring.end("left by the caller", failed=False)
-            self.report = await ring.close()
-            folder.release()
-            if unusable:
-                folder.remove()  # nothing was run in it, and it must not stand in the way of the mended command
+                folder, past = self._opened(held)
+            if self.finished:
+                return
+            with timeline.phase(Phase.SETUP):
+                recorder = self._recorder(folder, timeline)
+                ring = Ring(self.config, folder, timeline, recorder, self._inbox, past, self._at)
+            try:
+                with timeline.phase(Phase.SETUP):
+                    await self._unless_stopped(ring, past)
+                    if past.lives:
+                        self._go_on(folder, recorder, past)
+                recorder.begin()
+                self._ring = ring
+                async with serving(folder.path, ring.fleet.answer):
+                    async for step in ring.turn():
+                        yield step
+            except Stopped as stopped:
+                ring.end(str(stopped), failed=False)
+            except ConfigError as error:
+                ring.end(str(error), failed=True)
+                if ring.conductor is None and folder.fresh:  # nothing was run in it: not in the way of the mended command
+                    held.callback(folder.remove)
+                raise
+            except Exception as error:
+                ring.end(str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}", failed=True)
+                raise
+            finally:
+                self._ring = None
+                ring.end("left by the caller", failed=False)
+                self.report = await ring.close()
         if self.report.finished.failed:
             raise RunFailed(self.report.finished.cause)
 
-    def _opened(self) -> tuple[RunFolder, Past]:
-        """The folder, locked, and what is left in it of earlier lives."""
+    def _opened(self, held: ExitStack) -> tuple[RunFolder, Past]:
+        """The folder, as long as it is held, and what is left in it of earlier lives."""
+        folder = take_folder(self.folder.path) if self._again else make_folder(self.config)
+        held.callback(folder.release)
         if not self._again:
-            return make_folder(self.config), NOTHING
-        folder, steps = take_folder(self.folder.path), self.config.run.steps
-        try:
-            past = left_by(folder, steps)
-            folder.clear()
-            self.finished = finished(folder, past, steps)
-        except BaseException:
-            folder.release()
-            raise
+            return folder, NOTHING
+        past = left_by(folder, self.config.run.steps)
+        folder.clear()
+        self.finished = finished(folder, past, self.config.run.steps)
         return folder, past
 
     def _go_on(self, folder: RunFolder, recorder: Recorder, past: Past) -> None:
