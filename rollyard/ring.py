@@ -236,7 +236,9 @@ class Ring:
         weights = config.weights
         restarts = config.place.restarts if stations.launch else 0
         steps, evaluate, every, save = config.run.steps, bool(stations.held_out), config.eval.every, config.checkpoint.every
-        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts)
+        before = self._earlier.counters.get("report", {}).get("evaluated")
+        evaluated = None if before is None else WeightVersion(*before)
+        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts, evaluated)
         rollover, counts = worker.rollover_of(config), self._counted_before()
         return Conductor(policy, schedule, rollover, version, config.place.placement, weights.retries, counts)
 

@@ -93,6 +93,7 @@ class Schedule:
     checkpoint_every: int = 0  # steps, besides the last
     prove: bool = False  # at the start, that every tensor reaches every engine
     restarts: int = 0  # times each engine that is lost is started again
+    evaluated: WeightVersion | None = None  # the last one that was, in an earlier life
 
 
 class Mode:
@@ -111,7 +112,7 @@ class Mode:
         self._trained = self._saved = version  # nothing to save before the first step
         self._offered: WeightVersion | None = None
         self._rolled: WeightVersion | None = None  # every engine has it
-        self._evaluated: WeightVersion | None = None
+        self._evaluated = schedule.evaluated
         self._evaluated_before: WeightVersion | None = None
         self._unproved = schedule.prove
         self._doing = Doing.STARTING

@@ -51,6 +51,7 @@ class Recorder:
         self._first = WeightVersion(0)  # where this life of the run begins
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
+        self._evaluated: Sequence[int] | None = None  # version
         self._before = PhaseSeconds()
         self._tokens_before = 0
         self._dropped_before: Mapping[str, int] = {}
@@ -64,7 +65,7 @@ class Recorder:
 
     def totals(self) -> dict[str, Any]:
         """What `go_on` takes: what the run came to so far, as far as its metrics do not say it. Plain JSON."""
-        return self._builder.totals()
+        return self._builder.totals() | {"evaluated": self._evaluated}
 
     def go_on(self, lives: Lives, totals: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) -> None:
         """The report is to say what the whole run came to.
@@ -75,12 +76,15 @@ class Recorder:
             rows: metrics of the steps before it.
         """
         self._builder.go_on(lives, totals, rows, self._first.step)
+        self._evaluated = None if totals is None else totals["evaluated"]
+        self._evaluations = [] if totals is None else list(totals["evaluations"])
 
     def begin(self) -> None:
         """The setup is over: the first step begins."""
         self.accounts.built()
         self._before = self._timeline.seconds()
         self._journal.record_beginning(self._first)
+        self.flush()
 
     def works(self, architecture: Architecture, item: int, machine: Machine | None, adapter: int = 0) -> None:
         """What is run, and where.
@@ -172,6 +176,7 @@ class Recorder:
     ) -> None:
         """Held-out prompts were judged. `parts`: the means of the rewards by name."""
         self._evaluations.append(mean_reward)
+        self._evaluated = version
         self._builder.add_evaluation(mean_reward, samples, unscored, parts)
         self._journal.record_evaluation(version, mean_reward, samples, unscored)
 
