@@ -38,7 +38,7 @@ from rollyard.reward.open import Given, joined, open_functions
 from rollyard.rollout.controller import Text
 from rollyard.stations import Stations, Trainers
 from rollyard.texts import visible
-from rollyard.types import Prompt, WeightVersion
+from rollyard.types import Prompt
 from rollyard.watch.accounts import ENGINE, SCORER, TRAINER
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class Builder:
 
     Args:
         config: of the run.
-        folder: of the model.
+        folder: of the model that the run began with.
         scratch: the run's folder, for what travels by disk.
         device: for the trainer that is in this process.
         built: closes what was built, the last first; also what was built before something failed.
         job: which part of the stations, where two jobs share them.
-        origin: of the model that the run began with, where `folder` is a checkpoint.
+        begin: what trainers begin with.
     """
 
     def __init__(
@@ -83,15 +83,13 @@ class Builder:
         device: DeviceThread,
         built: AsyncExitStack,
         job: Job | None = None,
-        origin: Path | None = None,
+        begin: worker.Beginning = worker.FROM_THE_START,
     ) -> None:
-        self._config, self._folder, self._scratch, self._origin = config, folder, scratch, origin
+        self._config, self._folder, self._scratch, self._begin = config, folder, scratch, begin
         self._device, self._built, self._job = device, built, job
-        self._version = WeightVersion(0)
         self._cluster: Cluster | None = None
         self._places: dict[str, int] = {}  # bundles of the cluster, by host
         self._left: dict[str, tuple[str, ...]] = {}  # where hosts were that left it
-        self._resume = False
         self._found = Found()
         self._urls = {f"engine-{number}": url for number, url in enumerate(config.engine.url)}
         self._numbers: dict[str, range] = {}  # of GPUs, by host
@@ -129,13 +127,8 @@ class Builder:
             self._record(exchange)
         return replace(self._joined(source, held_out, scorer, tokenizer.completion_text, exchange), player=player)
 
-    async def trainers(self, *, resume: bool) -> Trainers:
-        """Of a job that only trains. Raises ConfigError for what only loading shows, TrainerLost for a host that does not start.
-
-        Args:
-            resume: the folder is a checkpoint, to go on from.
-        """
-        self._resume = resume
+    async def trainers(self) -> Trainers:
+        """Of a job that only trains. Raises ConfigError for what only loading shows, TrainerLost for a host that cannot start."""
         await self._host_all()
         found = self._found
         trainer = self._grouped([trainer for _, trainer in found.trainers])
@@ -191,10 +184,8 @@ class Builder:
     async def _build_here(self, host: Host) -> None:
         """In this process: the trainer's device is a thread of it."""
         config, device, found = self._config, self._device, self._found
-        policy = await device.run(worker.load_policy, config, self._folder, None, self._origin)
-        trainer = worker.build_trainer(config, policy, device, self._version)
-        if self._resume:
-            await trainer.load_state(self._folder)
+        policy = await device.run(worker.load_policy, config, self._folder, None, self._begin.checkpoint)
+        trainer = await worker.build_trainer(config, policy, device, self._begin)
         self._built.push_async_callback(trainer.close)
         publisher = worker.build_publisher(config, policy, device, self._scratch)
         self._built.callback(publisher.close)
@@ -217,8 +208,8 @@ class Builder:
 
     async def _launched(self, host: Host) -> Channel:
         """A process with a trainer."""
-        origin = self._origin and self._origin.resolve()
-        order = HostOrder(self._config, host, self._folder.resolve(), self._scratch.resolve(), self._resume, origin)
+        begin = replace(self._begin, checkpoint=self._begin.checkpoint and self._begin.checkpoint.resolve())
+        order = HostOrder(self._config, host, self._folder.resolve(), self._scratch.resolve(), begin)
         return await launch_host(order, self._launches[host.name])
 
     async def _add_engine(self, name: EngineId) -> None:
@@ -295,7 +286,7 @@ class Builder:
 
         config, found, limit = self._config, self._found, self._config.weights.limit_s
         start_s, step_s = config.engine.start_s, config.train.limit_s
-        trainer = RemoteTrainer(host.name, channel, self._version, start_s=start_s, step_s=step_s)
+        trainer = RemoteTrainer(host.name, channel, self._begin.version, start_s=start_s, step_s=step_s)
         found.trainers.append((host, trainer))
         found.starts.append(trainer.start)
         found.publishers.append((host, RemotePublisher(channel, limit)))

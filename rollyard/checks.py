@@ -14,7 +14,6 @@ from rollyard.engine.vllm import arguments as vllm
 from rollyard.episode.open import environment_of
 from rollyard.errors import ConfigError
 from rollyard.exchange.folder import Job, check_place
-from rollyard.journal.folder import check_folder
 from rollyard.model.architecture import Architecture
 from rollyard.place.layout import layout
 from rollyard.prompts.open import check_prompts
@@ -39,7 +38,6 @@ def check(
         reward: what is given directly, instead of `reward.function`.
         environment: given directly, instead of `environment.name`.
     """
-    check_folder(config)
     if config.exchange.folder:
         check_place(Path(config.exchange.folder))
     check_capabilities(config)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.table import Table
 
@@ -26,6 +26,11 @@ from rollyard.errors import ConfigError, RollyardError
 from rollyard.layers import Resolved, nearest, options, presets, resolve, value
 from rollyard.texts import visible
 from rollyard.watch.screen import Screen
+
+if TYPE_CHECKING:
+    from rollyard.loop import Run
+    from rollyard.watch.snapshot import Header
+    from rollyard.watch.terminal import Terminal, View
 
 SHORT = {  # short names of common options
     "--model": "model.path",
@@ -66,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _bench(given, console)
         if given.command == "engines":
             return _engines(given)
+        if given.command == "resume":
+            return _resume(given)
         resolved = _resolved(given)
         if given.command == "explain":
             Screen().print(_explanation(resolved))
@@ -100,6 +107,10 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--preset", default="", metavar="NAME", help=f"start from a preset: {', '.join(presets())}")
         _add_options(command, SHORT)
+    text = "go on with a run that was killed or stopped, from its newest whole checkpoint"
+    command = commands.add_parser("resume", help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+    command.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="of the run, such as runs/NAME")
+    _add_options(command, SHORT)
     _add_bench(commands)
     _add_engines(commands)
     return parser
@@ -182,8 +193,11 @@ def _add_options(command: argparse.ArgumentParser, short_names: Mapping[str, str
 
 
 def _resolved(given: argparse.Namespace) -> Resolved:
-    overrides = {name: value for name, value in vars(given).items() if "." in name}
-    return resolve(preset=given.preset, file=given.file, overrides=overrides)
+    return resolve(preset=given.preset, file=given.file, overrides=_overrides(given))
+
+
+def _overrides(given: argparse.Namespace) -> dict[str, str]:
+    return {name: value for name, value in vars(given).items() if "." in name}
 
 
 def _explanation(resolved: Resolved) -> Table:
@@ -205,10 +219,28 @@ def _run(resolved: Resolved) -> int:
 
     console = Terminal()
     kind = resolved.config.watch.view
-    run = Run(resolved.config, view=lambda header: open_view(kind, header, console))
+    return _go(Run(resolved.config, view=lambda header: open_view(kind, header, console)), console)
+
+
+def _resume(given: argparse.Namespace) -> int:
+    from rollyard.loop import Run
+    from rollyard.watch.terminal import Terminal, open_view
+
+    console = Terminal()
+
+    def view(header: Header) -> View:
+        return open_view(run.config.watch.view, header, console)
+
+    run: Run = Run.resume(given.folder, _overrides(given), view=view)
+    return _go(run, console)
+
+
+def _go(run: Run, console: Terminal) -> int:
+    """To its end."""
     stopped = asyncio.run(_drive(run))
-    if kind != "quiet":
-        console.print(f"run folder: {run.folder.path}", soft_wrap=True)
+    if run.config.watch.view != "quiet":
+        line = run.finished or f"run folder: {run.folder.path}"
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     return STOPPED if stopped else 0
 
 
@@ -246,9 +278,8 @@ def _bench(given: argparse.Namespace, console: Screen) -> int:
         return _tails(given, tell)
     if not given.model.is_dir():
         raise ConfigError(f"there is no folder {given.model}", where="--model", remedy="make model, or give a model's folder")
-    overrides = {name: value for name, value in vars(given).items() if "." in name}
     peer = getattr(given, "peer", "")
-    setting = Setting(given.model, given.workload, peer, given.dtype, given.rounds, given.threads, overrides)
+    setting = Setting(given.model, given.workload, peer, given.dtype, given.rounds, given.threads, _overrides(given))
     result = asyncio.run(measure(given.bench, setting, tell))
     if given.json:
         sys.stdout.write(json.dumps(asdict(result)) + "\n")

@@ -19,14 +19,13 @@ from rollyard.objective import options_of
 from rollyard.protocols.devices import Device
 from rollyard.protocols.training import ProvableTrainer
 from rollyard.protocols.weights import TrainerEvidence
-from rollyard.train.external import CANARY, PROBE, AdaptedTrainer, TrainerSetup, make
-from rollyard.types import WeightVersion
+from rollyard.train.external import CANARY, PROBE, AdaptedTrainer, TrainerSetup, go_on, make
 from rollyard.weights.external import ExternalEvidence, ExternalSource
 from rollyard.weights.flat import model_infos
 
 
 def build_external(
-    config: Config, folder: Path, device: Device, version: WeightVersion
+    config: Config, folder: Path, device: Device, begin: worker.Beginning
 ) -> tuple[AdaptedTrainer, ExternalSource, TrainerEvidence | None]:
     """A trainer of another stack, what it publishes, and what it can say of that. Called on the device's thread.
 
@@ -34,9 +33,11 @@ def build_external(
     """
     train, weights, kind, dtype = options_of(config), config.weights, worker.device_of(config), config.model.dtype
     extra = json.loads(train.extra or "{}")
-    setup = TrainerSetup(folder, train, dtype, kind, config.rollout.max_tokens, version, extra)
+    setup = TrainerSetup(begin.checkpoint or folder, train, dtype, kind, config.rollout.max_tokens, begin.version, extra)
     needed = CANARY if weights.canary else PROBE if weights.probe else ()
     external = make(train.adapter, setup, needed)
+    if begin.checkpoint is not None:
+        go_on(external, train.adapter, begin.checkpoint)
     shape, stamp, format_ = Architecture.from_folder(folder), WeightStamp(), getattr(torch, dtype)
     source = ExternalSource(external, model_infos(CausalLM(shape, format_, "meta")), stamp, torch.device(kind))
 
@@ -48,4 +49,5 @@ def build_external(
         evidence = ExternalEvidence(cast(ProvableTrainer, external), source, shape, format_, device, parts)
     else:
         evidence = None
-    return AdaptedTrainer(external, train.adapter, device, stamp, write, version), source, evidence
+    adapted = AdaptedTrainer(external, train.adapter, device, stamp, write, begin.version, begin.life)
+    return adapted, source, evidence

@@ -28,7 +28,6 @@ from rollyard.place.layout import Host
 from rollyard.protocols.processes import Channel
 from rollyard.protocols.rollouts import Engine
 from rollyard.protocols.weights import Receiver
-from rollyard.types import WeightVersion
 from rollyard.weights.shares import worker_name
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ class HostOrder:
     host: Host
     folder: Path  # of the model
     scratch: Path  # the run's
-    resume: bool = False  # `folder` is a checkpoint, to go on from
-    origin: Path | None = None  # of the model that the run began with, where that is another folder
+    begin: worker.Beginning = worker.FROM_THE_START
 
 
 async def launch_host(order: HostOrder, launch: Launch) -> Channel:
@@ -76,10 +74,8 @@ async def serve_host(channel: Channel, order: bytes) -> None:
             await _serve_external(ordered, device, built, channel)
             return
         ranks = worker.ranks_of(config, ordered.host.rank)
-        policy = await device.run(worker.load_policy, config, ordered.folder, ranks, ordered.origin)
-        trainer = await device.run(worker.build_trainer, config, policy, device, WeightVersion(0), ranks)
-        if ordered.resume:
-            await trainer.load_state(ordered.folder)
+        policy = await device.run(worker.load_policy, config, ordered.folder, ranks, ordered.begin.checkpoint)
+        trainer = await worker.build_trainer(config, policy, device, ordered.begin, ranks)
         publishing, proving = (worker.joint(what, policy, device, ranks) for what in ("a publication", "evidence"))
         publisher = worker.build_publisher(config, policy, publishing, ordered.scratch)
         built.callback(publisher.close)
@@ -107,7 +103,7 @@ async def _serve_external(ordered: HostOrder, device: DeviceThread, built: ExitS
     from rollyard.weights import host as weights
 
     config, folder = ordered.config, ordered.folder
-    trainer, source, evidence = await device.run(external.build_external, config, folder, device, WeightVersion(0))
+    trainer, source, evidence = await device.run(external.build_external, config, folder, device, ordered.begin)
     try:
         publisher = worker.publisher_of(config, source, device, folder, ordered.scratch)
         built.callback(publisher.close)

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
+from typing import Any, Self
 
 from rollyard import events as ev
 from rollyard import worker
+from rollyard.checkpoints import At, clear
 from rollyard.checks import check
 from rollyard.config import Config
 from rollyard.control import serving
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError, RunFailed
 from rollyard.events import EngineId
-from rollyard.journal.folder import RunFolder, folder_of, make_folder
+from rollyard.journal.folder import RunFolder, check_folder, folder_of, make_folder, take_folder
 from rollyard.journal.journal import Journal, RunRecord
+from rollyard.journal.recover import Past
 from rollyard.model.architecture import Architecture
 from rollyard.objective import told
 from rollyard.protocols.rollouts import Environment
+from rollyard.resume import NOTHING, config_of, finished, left_by, lives
 from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Inbox, Ring, Stopped
 from rollyard.stations import Stations
 from rollyard.warmup import architecture
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.report import Report, ReportBuilder
-from rollyard.watch.sinks import JsonlSink
+from rollyard.watch.sinks import JsonlSink, cut
 from rollyard.watch.snapshot import Header
 from rollyard.watch.step import Step
 from rollyard.watch.terminal import QuietView, View
@@ -43,7 +48,10 @@ class Run:
         view: makes what the terminal shows; nothing by default.
         environment: plays episodes with the policy, given directly instead of `config.environment.name`: an object with a
             coroutine `episode(ask, prompt)`, or such a function.
-        stations: gives the stations, instead of those that the config names: doubles, for measuring what is around them.
+        stations: gives the stations, instead of those that the config names: doubles, for measuring what is around them. It is
+            given what earlier lives of the run left.
+        at: told `before NAME` and `after NAME` of every write of the journal and of a checkpoint. What it raises ends the run;
+            to have killed it there, it goes on to raise.
 
     Raises:
         ConfigError: at once, before anything loads, when the config cannot work.
@@ -56,7 +64,41 @@ class Run:
         reward: Given | None = None,
         view: Callable[[Header], View] | None = None,
         environment: Environment | None = None,
-        stations: Callable[[], Stations] | None = None,
+        stations: Callable[[Past], Stations] | None = None,
+        at: At | None = None,
+    ) -> None:
+        check_folder(config)
+        self._prepare(config, reward, view, environment, stations, at)
+
+    @classmethod
+    def resume(cls, folder: Path, overrides: Mapping[str, Any] | None = None, **given: Any) -> Self:
+        """The next life of a run that was killed, or stopped: it goes on from its newest whole checkpoint.
+
+        Of a run that has nothing left to do, `finished` says so once it is iterated over: there are no steps then.
+
+        Args:
+            folder: of the run.
+            overrides: options by their dotted names, other than the run had so far: those that leave it the same run.
+            given: as for a new run: `reward` and `environment`, where the run was given them directly, `view`, `stations`, `at`.
+
+        Raises:
+            ConfigError: at once, for a folder that is no run's, or an option that would make another run of it. While iterating,
+                before anything has changed: another process has the folder, or the model is another one now.
+            JournalError: while iterating: what the run left cannot be read.
+        """
+        run, config = cls.__new__(cls), config_of(folder, overrides)
+        run._prepare(config, **given)
+        run._again = not config.exchange.folder  # two jobs have their state elsewhere: there, each start goes on by itself
+        return run
+
+    def _prepare(
+        self,
+        config: Config,
+        reward: Given | None = None,
+        view: Callable[[Header], View] | None = None,
+        environment: Environment | None = None,
+        stations: Callable[[Past], Stations] | None = None,
+        at: At | None = None,
     ) -> None:
         settle_environment()
         path = config.model.path
@@ -65,7 +107,9 @@ class Run:
         self.config = config
         self.folder: RunFolder = folder_of(config)
         self.report: Report | None = None
-        self._reward, self._environment, self._given = reward, environment, stations
+        self.finished = ""  # of a run that was resumed: why nothing was left to do
+        self._reward, self._environment, self._given, self._at = reward, environment, stations, at
+        self._again = False  # it had lives before
         self._make_view = view or (lambda header: QuietView())
         self._inbox: Inbox = asyncio.Queue()
         self._stop_cause = ""
@@ -128,44 +172,66 @@ class Run:
 
     async def steps(self) -> AsyncGenerator[Step]:
         """The steps, as they are done. Once only."""
-        timeline, unusable = Timeline(_nanoseconds), False
-        with timeline.phase(Phase.SETUP):
-            folder = make_folder(self.config)
-            recorder = self._recorder(folder, timeline)
-            ring = Ring(self.config, folder, timeline, recorder, self._inbox)
-        try:
+        timeline = Timeline(_nanoseconds)
+        with ExitStack() as held:
             with timeline.phase(Phase.SETUP):
-                await self._unless_stopped(ring)
-            recorder.begin()
-            self._ring = ring
-            async with serving(folder.path, ring.fleet.answer):
-                async for step in ring.turn():
-                    yield step
-        except Stopped as stopped:
-            ring.end(str(stopped), failed=False)
-        except ConfigError as error:
-            ring.end(str(error), failed=True)
-            unusable = ring.conductor is None and folder.fresh
-            raise
-        except Exception as error:
-            ring.end(str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}", failed=True)
-            raise
-        finally:
-            self._ring = None
-            ring.end("left by the caller", failed=False)
-            self.report = await ring.close()
-            folder.release()
-            if unusable:
-                folder.remove()  # nothing was run in it, and it must not stand in the way of the mended command
+                folder, past = self._opened(held)
+            if self.finished:
+                return
+            with timeline.phase(Phase.SETUP):
+                recorder = self._recorder(folder, timeline)
+                ring = Ring(self.config, folder, timeline, recorder, self._inbox, past, self._at)
+            try:
+                with timeline.phase(Phase.SETUP):
+                    await self._unless_stopped(ring, past)
+                    if past.lives:
+                        self._go_on(folder, recorder, past)
+                recorder.begin()
+                self._ring = ring
+                async with serving(folder.path, ring.fleet.answer):
+                    async for step in ring.turn():
+                        yield step
+            except Stopped as stopped:
+                ring.end(str(stopped), failed=False)
+            except ConfigError as error:
+                ring.end(str(error), failed=True)
+                if ring.conductor is None and folder.fresh:  # nothing was run in it: not in the way of the mended command
+                    held.callback(folder.remove)
+                raise
+            except Exception as error:
+                ring.end(str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}", failed=True)
+                raise
+            finally:
+                self._ring = None
+                ring.end("left by the caller", failed=False)
+                self.report = await ring.close()
         if self.report.finished.failed:
             raise RunFailed(self.report.finished.cause)
 
-    async def _unless_stopped(self, ring: Ring) -> None:
+    def _opened(self, held: ExitStack) -> tuple[RunFolder, Past]:
+        """The folder, as long as it is held, and what is left in it of earlier lives."""
+        folder = take_folder(self.folder.path) if self._again else make_folder(self.config)
+        held.callback(folder.release)
+        if not self._again:
+            return folder, NOTHING
+        past = left_by(folder, self.config.run.steps)
+        folder.clear()
+        self.finished = finished(folder, past, self.config.run.steps)
+        return folder, past
+
+    def _go_on(self, folder: RunFolder, recorder: Recorder, past: Past) -> None:
+        """The next life has begun: what the folder has of steps that will be done again is no more."""
+        clear(folder, past.checkpoint)
+        folder.write_config(self.config)
+        rows = cut(folder.metrics, past.version.step)
+        recorder.go_on(lives(folder, past), past.counters.get("report"), rows)
+
+    async def _unless_stopped(self, ring: Ring, past: Past) -> None:
         """Build, and give it up at once when the run is stopped meanwhile. Raises Stopped then."""
         if self._given is None:
             building = asyncio.ensure_future(ring.build(self._reward, self._environment, lambda: self._stop_cause))
         else:
-            building = asyncio.ensure_future(ring.take(self._given()))
+            building = asyncio.ensure_future(ring.take(self._given(past)))
         try:
             while not building.done():
                 await asyncio.wait((building,), timeout=REFRESH_S)
@@ -193,7 +259,7 @@ class Run:
         )
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size
-        journal = Journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9)
+        journal = Journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9, at=self._at)
         return Recorder(journal, builder, [JsonlSink(folder.metrics)], view, timeline, batch)
 
 

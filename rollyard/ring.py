@@ -33,6 +33,7 @@ from typing import Any
 from rollyard import events as ev
 from rollyard import worker
 from rollyard.builder import Builder
+from rollyard.checkpoints import At, Checkpoints
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.environment import cache_folder
@@ -43,16 +44,19 @@ from rollyard.exchange.agreed import agreed
 from rollyard.exchange.generation import Generation
 from rollyard.exchange.waiting import GivenUp
 from rollyard.fleet import Fleet
-from rollyard.journal.folder import RunFolder, keep_newest
+from rollyard.journal.folder import RunFolder
+from rollyard.journal.recover import Past
 from rollyard.learner import TrainerLearner
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
 from rollyard.place.mode import Schedule
 from rollyard.protocols.rollouts import Engine, Environment
 from rollyard.protocols.training import Learner
+from rollyard.resume import NOTHING, check_model, left, remember_model
 from rollyard.reward.open import Given
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
+from rollyard.rollout.recovery import counts_before
 from rollyard.rollout.state import Counts as CoreCounts
 from rollyard.stations import Nodes, Stations
 from rollyard.texts import visible
@@ -77,13 +81,16 @@ class Stopped(Exception):
 class Ring:
     """The stations of one run, and the conductor in their midst."""
 
-    def __init__(self, config: Config, folder: RunFolder, timeline: Timeline, recorder: Recorder, inbox: Inbox) -> None:
-        self._config = config
+    def __init__(
+        self, config: Config, folder: RunFolder, timeline: Timeline, recorder: Recorder, inbox: Inbox, past: Past, at: At | None
+    ) -> None:
+        self._config, self._earlier = config, past
         self._folder = folder
         self._timeline = timeline
         self._recorder = recorder
         self._inbox = inbox
         self._device = DeviceThread()
+        self._checkpoints = Checkpoints(folder, recorder, config.checkpoint.keep, past.lives, at)
         self._activity = "starting"
         self._tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._refresh())}
         self._exchange: Generation | None = None
@@ -118,13 +125,16 @@ class Ring:
             worker.begin(config)
         folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
         self._activity = "loading the model"
-        shape, done, job = Architecture.from_folder(folder), frozenset[int](), worker.job_of(config)
+        shape, done, job = Architecture.from_folder(folder), self._earlier.done, worker.job_of(config)
+        await device.run(check_model if self._earlier.lives else remember_model, self._folder, folder)
         if job is not None:
             self._exchange = Generation(Path(config.exchange.folder), config.exchange.limit_s)
             done = self._exchange.open(agreed(config, shape, job))
         await device.run(worker.set_threads, worker.threads_of(config, shape))
         self._recorder.works(shape, *await device.run(worker.measure_machine, config), worker.adapter_of(config, shape))
-        builder = Builder(config, folder, self._folder.path, device, self._built, job)
+        checkpoint = self._folder.path / self._earlier.checkpoint if self._earlier.checkpoint else None
+        begin = worker.Beginning(self._earlier.version, checkpoint, self._earlier.lives)
+        builder = Builder(config, folder, self._folder.path, device, self._built, job, begin)
         self._stations = await builder.build(reward, environment, self._exchange, done)
         await self._join()
 
@@ -169,13 +179,13 @@ class Ring:
             self._timeline,
             self._recorder,
         )
-        version = WeightVersion(0)
+        version = self._earlier.version
         if self._exchange is not None:
             self._activity = ""  # it says itself what it waits for
             version = await self._exchange.begin(config.run.steps)
-            self._saved = version
-        self._recorder.resume(version)
+        self._saved = version
         self.conductor = self._conduct(version)
+        self._recorder.resume(version, self._counts.dropped)
         self.nodes = stations.nodes
         self.fleet = Fleet(
             config, stations, self.conductor, self._controller, self._sync, books, post, self._start, self._past.append
@@ -226,8 +236,18 @@ class Ring:
         weights = config.weights
         restarts = config.place.restarts if stations.launch else 0
         steps, evaluate, every, save = config.run.steps, bool(stations.held_out), config.eval.every, config.checkpoint.every
-        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts)
-        return Conductor(policy, schedule, worker.rollover_of(config), version, config.place.placement, weights.retries)
+        before = self._earlier.counters.get("report", {}).get("evaluated")
+        evaluated = None if before is None else WeightVersion(*before)
+        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts, evaluated)
+        rollover, counts = worker.rollover_of(config), self._counted_before()
+        return Conductor(policy, schedule, rollover, version, config.place.placement, weights.retries, counts)
+
+    def _counted_before(self) -> CoreCounts:
+        """What earlier lives counted, of what has left for good."""
+        if not self._earlier.lives:
+            return CoreCounts()
+        counters = self._earlier.counters.get("rollouts") or asdict(CoreCounts())
+        return counts_before(counters, *left(self._folder, self._earlier))
 
     # ------------------------------------------------------------------------------------------- the circle
 
@@ -235,8 +255,9 @@ class Ring:
         """Take events until the conductor says that the run is over. Raises whatever broke in a station."""
         self._begun = True
         self._controller.listen()
-        if self._exchange is not None:
-            self._happen(self._exchange.recovered)
+        recovered = self._earlier.recovered if self._exchange is None else self._exchange.recovered
+        if recovered != NOTHING.recovered:
+            self._happen(recovered)
         for engine in self._stations.engines.values():
             self._happen(ev.EngineUp(engine.id, engine.slots, engine.version))
         while not self._finished:
@@ -358,10 +379,8 @@ class Ring:
 
     async def _checkpoint(self, instruction: ev.Checkpoint) -> None:
         with self._timeline.phase(Phase.CHECKPOINT):
-            target = await self._newest.save(self._folder.checkpoint(instruction.version.step))
-            named = str(target.relative_to(self._folder.path) if self._exchange is None else target)
-            self._recorder.checkpoint(instruction.version, named, self._stations.source.cursor, asdict(self._counts))
-            keep_newest(self._folder, self._config.checkpoint.keep)
+            counters = {"rollouts": asdict(self._counts), "report": self._recorder.totals()}
+            await self._checkpoints.write(self._newest, instruction.version, self._stations.source.cursor, counters)
             self._saved = instruction.version
         self._inbox.put_nowait(ev.Checkpointed(instruction.version))
 
@@ -396,7 +415,7 @@ class Ring:
         version = self._newest.version
         try:
             version = await self._newest.settle()
-            if version in (WeightVersion(0), self._saved):
+            if version == self._saved:
                 return
             await self._checkpoint(ev.Checkpoint(version))
         except RollyardError as error:
@@ -408,6 +427,8 @@ class Ring:
 
     async def close(self) -> Report:
         """Close every station that was built, whatever one of them meets in that, and write the report.
+
+        That of an earlier life stays, where this one ended in its start.
 
         Raises JournalError when the journal's last rows cannot be written.
         """
@@ -429,8 +450,9 @@ class Ring:
             Filtering(counts.dropped.get(DropReason.FILTERED, 0), counts.refills, counts.unfiltered),
             [*self._past, *(engine.stats() for engine in self._engines)],
         )
-        report.write(self._folder.report)
-        self._recorder.accounts.write_trace(self._folder.trace)
+        if self._folder.fresh or self.conductor is not None:
+            report.write(self._folder.report)
+            self._recorder.accounts.write_trace(self._folder.trace)
         self._recorder.close_journal()
         return report
 

@@ -23,7 +23,6 @@ from rollyard.builder import Builder
 from rollyard.checks import check_training
 from rollyard.config import Config
 from rollyard.environment import cache_folder, settle_environment
-from rollyard.errors import ExchangeError
 from rollyard.exchange.agreed import agree, agreed
 from rollyard.exchange.folder import Folder, Job
 from rollyard.exchange.waiting import Waiting
@@ -109,27 +108,23 @@ class Training:
             await asyncio.to_thread(self._folder.check_weights, newest)
         begins = newest is None or self._config.train.kl > 0  # with what there was at first, or beside it
         origin = await self._base_policy(device) if begins else None
-        model = self._folder.weights(newest) if newest is not None else origin
+        checkpoint = self._folder.weights(newest) if newest is not None else None
+        model = origin or checkpoint
         assert model is not None, "there is a first version or a newest one"
-        trainers = await self._trainers(model, device, built, origin, resume=newest is not None)
+        trainers = await self._trainers(model, device, built, worker.Beginning(WeightVersion(newest or 0), checkpoint))
         built.push_async_callback(trainers.trainer.close)
         await asyncio.gather(*(start() for start in trainers.starts))
-        version = await trainers.trainer.settle()
         if newest is None:
             await self._write(trainers, None)
-        elif version.step != newest:
-            raise ExchangeError(f"{model} holds the state of version {version.step}")
         self._begun = newest or 0
         self._folder.prune(config.checkpoint.keep, self._begun)
         self._tell(f"training begins with version {newest or 0} of {config.run.steps}")
         return trainers
 
-    async def _trainers(
-        self, model: Path, device: DeviceThread, built: AsyncExitStack, origin: Path | None, *, resume: bool
-    ) -> Trainers:
+    async def _trainers(self, model: Path, device: DeviceThread, built: AsyncExitStack, begin: worker.Beginning) -> Trainers:
         config, nowhere = self._config, self._folder.path / "scratch"  # nothing is published but by way of the folder
         await device.run(worker.set_threads, worker.threads_of(config, self._shape))
-        return await Builder(config, model, nowhere, device, built, Job.TRAINING, origin).trainers(resume=resume)
+        return await Builder(config, model, nowhere, device, built, Job.TRAINING, begin).trainers()
 
     async def _base_policy(self, device: DeviceThread) -> Path:
         if self._config.model.path:

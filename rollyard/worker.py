@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 from rollyard.config import Config
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.environment import node_address
-from rollyard.errors import ConfigError
+from rollyard.errors import ConfigError, TrainError
 from rollyard.events import EngineId, Event, Rollover
 from rollyard.exchange.folder import Job
 from rollyard.model.architecture import Architecture, base_of
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 SMALL = 20_000_000  # parameters; below, one thread is faster than several
 NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
 LOOPBACK = "127.0.0.1"
+FIRST = WeightVersion(0)
 DRAIN_S = 24 * 3600.0  # seconds that finishing what runs may take: as long as the longest rollout
 
 
@@ -62,6 +64,18 @@ class Policy:
     tokenizer: Tokenizer
     folder: Path
     reference: Reference | None = None  # that it is to stay near
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What the trainers of one life of a run begin with."""
+
+    version: WeightVersion = FIRST
+    checkpoint: Path | None = None  # that has it; None: the model, as it was found
+    life: int = 0  # the incarnation of the versions that they make
+
+
+FROM_THE_START = Beginning()
 
 
 def window_of(config: Config, architecture: Architecture) -> int:
@@ -133,13 +147,13 @@ def joint(what: str, policy: Policy, device: Device, ranks: Ranks | None) -> Dev
     return device if ranks is None else Joint(device, ranks, what, policy.model.parts.recover)
 
 
-def load_policy(config: Config, folder: Path, ranks: Ranks | None = None, origin: Path | None = None) -> Policy:
+def load_policy(config: Config, folder: Path, ranks: Ranks | None = None, checkpoint: Path | None = None) -> Policy:
     """Read the model and the tokenizer, with the adapter that is trained where the config says so.
 
     Args:
-        folder: of the model, or a checkpoint.
+        folder: of the model that the run began with.
         ranks: share it: of each tensor only some rows are read.
-        origin: of the model that the run began with, where `folder` is a checkpoint.
+        checkpoint: whose weights it has now, instead of those in `folder`.
 
     Raises ConfigError when the folder is not a model we can run exactly, or the device is not there.
     """
@@ -147,15 +161,15 @@ def load_policy(config: Config, folder: Path, ranks: Ranks | None = None, origin
     from rollyard.model.tokenizer import Tokenizer
     from rollyard.train.reference import Reference
 
-    model = load_model(config, folder, ranks)
+    now = checkpoint or folder
+    model = load_model(config, now, ranks)
     if config.weights.what == "lora":
         adapter.add(model, config.lora, config.run.seed)
-        adapter.read(model, folder)
-    elif base_of(folder) != folder:
+        adapter.read(model, now)
+    elif base_of(now) != now:
         remedy = "use --weights.what lora, or the model that it is for"
-        raise ConfigError(f"{folder} holds an adapter, and all parameters are trained", where="weights.what", remedy=remedy)
-    first = origin or folder
-    reference = Reference.of(model, first, lambda: load_model(config, first, ranks)) if config.train.kl else None
+        raise ConfigError(f"{now} holds an adapter, and all parameters are trained", where="weights.what", remedy=remedy)
+    reference = Reference.of(model, folder, lambda: load_model(config, folder, ranks)) if config.train.kl else None
     return Policy(model, Tokenizer(folder), folder, reference)
 
 
@@ -217,22 +231,32 @@ def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, 
     return EmbeddedEngine(id_, model, policy.tokenizer, device, receiver, config.engine, window, sole)
 
 
-def build_trainer(
-    config: Config, policy: Policy, device: Device, version: WeightVersion, ranks: Ranks | None = None
+async def build_trainer(
+    config: Config, policy: Policy, device: Device, begin: Beginning, ranks: Ranks | None = None
 ) -> ReferenceTrainer:
+    """With the state in its checkpoint, where it begins with one. Raises TrainError when that is another's."""
     from rollyard.train.trainer import ReferenceTrainer
 
-    return ReferenceTrainer(
-        policy.model,
-        device,
-        options_of(config),
-        config.rollout.max_tokens,
-        policy.folder,
-        version,
-        ranks,
-        reference=policy.reference,
-        values=has_values(config),
+    trainer = await device.run(
+        partial(
+            ReferenceTrainer,
+            policy.model,
+            device,
+            options_of(config),
+            config.rollout.max_tokens,
+            policy.folder,
+            begin.version,
+            ranks,
+            reference=policy.reference,
+            values=has_values(config),
+            life=begin.life,
+        )
     )
+    if begin.checkpoint is not None:
+        await trainer.load_state(begin.checkpoint)
+        if trainer.version != begin.version:
+            raise TrainError(f"{begin.checkpoint} holds the state of version {trainer.version.step}, not {begin.version.step}")
+    return trainer
 
 
 def transport_of(config: Config) -> str:

@@ -192,7 +192,7 @@ def doubled(placement: str, work: Work, meter: Meter) -> Stations:
 async def disturbed(placement: str, seed: int, scratch: Path) -> rollyard.Run:
     """A run to which engines come, and which they leave, at random moments."""
     work, meter, dice = Work(3.0, steps=12, groups=4, size=4, generate=2, slots=4), Meter(), random.Random(seed)
-    run = rollyard.Run(config_of(placement, Rollover.KEEP, work, scratch), stations=lambda: doubled(placement, work, meter))
+    run = rollyard.Run(config_of(placement, Rollover.KEEP, work, scratch), stations=lambda past: doubled(placement, work, meter))
     refused = list[str]()
 
     async def disturb() -> None:
@@ -242,7 +242,7 @@ async def lossy(seed: int, scratch: Path) -> rollyard.Run:
         given_back.append(name)
 
     made = replace(doubled("async", work, meter), release=release)
-    run = rollyard.Run(asked, stations=lambda: made)
+    run = rollyard.Run(asked, stations=lambda past: made)
 
     async def disturb() -> None:
         while True:
@@ -293,7 +293,7 @@ def steered(scratch: Path, restarts: int, at: At, **engine: Any) -> rollyard.Run
         asked, made = config_of("async", Rollover.KEEP, work, scratch), doubled("async", work, meter)
         place = asked.place.model_copy(update={"restarts": restarts})
         asked = asked.model_copy(update={"place": place, "engine": asked.engine.model_copy(update=engine)})
-        run = rollyard.Run(asked, stations=lambda: made)
+        run = rollyard.Run(asked, stations=lambda past: made)
         async for step in run:
             at(step.step, run, made)
         await asyncio.sleep(1)
@@ -376,7 +376,7 @@ def test_more_engines_write_more(tmp_path: Path) -> None:
 
     async def timed(more: int, scratch: Path) -> tuple[float, rollyard.Run]:
         work, meter = Work(8.0, steps=30, groups=16, size=8, generate=1, slots=8, staleness=3), Meter()
-        run = rollyard.Run(config_of("async", Rollover.KEEP, work, scratch), stations=lambda: doubled("async", work, meter))
+        run = rollyard.Run(config_of("async", Rollover.KEEP, work, scratch), stations=lambda past: doubled("async", work, meter))
         async for step in run:
             for _ in range(more if step.step == 1 else 0):
                 run.add_engine()

@@ -111,6 +111,9 @@ class HuggingFaceTrainer:
     def save(self, folder: Path) -> None:
         torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
 
+    def load(self, folder: Path) -> None:
+        self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+
     def close(self) -> None:
         pass
 
@@ -194,6 +197,9 @@ class DeepSpeedTrainer(HuggingFaceTrainer):
 
     def save(self, folder: Path) -> None:
         self.engine.save_checkpoint(str(folder), tag="deepspeed")
+
+    def load(self, folder: Path) -> None:
+        self.engine.load_checkpoint(str(folder), tag="deepspeed")
 
     def close(self) -> None:
         torch.distributed.destroy_process_group()

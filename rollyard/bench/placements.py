@@ -164,7 +164,7 @@ def doubled(ratio: str, placement: str, rollover: Rollover, work: Work) -> Doubl
 async def _doubled(ratio: str, placement: str, rollover: Rollover, work: Work) -> Doubled:
     meter, lags, end = Meter(), Counter[int](), 0.0
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as scratch:
-        run = Run(config_of(placement, rollover, work, Path(scratch)), stations=lambda: stations(placement, work, meter))
+        run = Run(config_of(placement, rollover, work, Path(scratch)), stations=lambda past: stations(placement, work, meter))
         async for step in run:
             end = now()  # of the training step
             for span in (span for group in step.groups for done in group.rollouts for span in done.completion.spans):

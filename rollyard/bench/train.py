@@ -167,7 +167,7 @@ async def measure(setting: Setting, shape: Shape, tell: Tell) -> Result:
         stack.callback(device.close)
         await device.run(worker.set_threads, setting.threads)
         policy = await device.run(worker.load_policy, config, setting.model)
-        trainer = worker.build_trainer(config, policy, device, WeightVersion(0))
+        trainer = await worker.build_trainer(config, policy, device, worker.FROM_THE_START)
         stack.push_async_callback(trainer.close)
         step = Step(trainer, config, architecture, shape)
         contenders = (step, Products(device, step, architecture, setting.dtype))

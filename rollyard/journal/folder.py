@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tomllib
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from pathlib import Path
 import tomli_w
 
 from rollyard.config import Config
-from rollyard.durable import remove_folder, write_file, write_folder
+from rollyard.durable import clear_drafts, remove_folder, write_file, write_folder
 from rollyard.errors import ConfigError
 
 CONFIG, METRICS, JOURNAL, CHECKPOINTS = "config.toml", "metrics.jsonl", "journal.sqlite", "checkpoints"
-REPORT, TRACE = "report.json", "trace.json"
+REPORT, TRACE, MODEL = "report.json", "trace.json", "model.json"
+SCRATCH = ("weights", "canary")  # what travels to engines by the disk; it is of no use to the next life
+NAMED = re.compile(r"step-(\d+)(?:-life-(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,11 @@ class RunFolder:
         return self.path / JOURNAL
 
     @property
+    def model(self) -> Path:
+        """What the model was that the run began with."""
+        return self.path / MODEL
+
+    @property
     def report(self) -> Path:
         return self.path / REPORT
 
@@ -47,8 +55,24 @@ class RunFolder:
     def trace(self) -> Path:
         return self.path / TRACE
 
-    def checkpoint(self, step: int) -> Path:
-        return self.path / CHECKPOINTS / f"step-{step:06d}"
+    def checkpoint(self, step: int, life: int = 0) -> Path:
+        """Of a version that this life of the run made. Another life may make that step again: the two are never confused."""
+        return self.path / CHECKPOINTS / (f"step-{step:06d}" + (f"-life-{life}" if life else ""))
+
+    def checkpoints(self) -> tuple[Path, ...]:
+        """Those that are there, whether they are named in the journal or not; the oldest first."""
+        return tuple(sorted((path for path in (self.path / CHECKPOINTS).iterdir() if NAMED.fullmatch(path.name)), key=age))
+
+    def write_config(self, config: Config) -> None:
+        """What the run is given from now on."""
+        write_file(self.config, _content(config))
+
+    def clear(self) -> None:
+        """Delete what a life that was killed was writing, and what of it nobody needs."""
+        clear_drafts(self.path)
+        clear_drafts(self.path / CHECKPOINTS)
+        for name in SCRATCH:
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
     def remove(self) -> None:
         shutil.rmtree(self.path)
@@ -120,27 +144,52 @@ def make_folder(config: Config) -> RunFolder:
         ConfigError: see `check_folder`, or a run is going on there, or the folder cannot be written.
     """
     check_folder(config)
-    path, content = folder_of(config).path, tomli_w.dumps(config.model_dump(mode="json"))
+    path = folder_of(config).path
     try:
         if goes_on(config):
-            lock = _lock(path)
-            write_file(path / CONFIG, content.encode())
-            return RunFolder(path, lock, fresh=False)
+            folder = RunFolder(path, _lock(path), fresh=False)
+            folder.clear()
+            folder.write_config(config)
+            return folder
         if path.is_dir():
             _remove(path)
-        lock = _make(path, content)
+        lock = _make(path, _content(config))
     except OSError as error:
         raise ConfigError(f"cannot be written: {error}", where="run.out", remedy="give a folder that can be written") from None
     return RunFolder(path, lock)
 
 
-def _make(path: Path, content: str) -> int:
+def take_folder(path: Path) -> RunFolder:
+    """That of an earlier life of a run, for its next one; nothing in it has changed. It is locked as `make_folder` locks it.
+
+    Raises ConfigError when it is no run's, a run is going on there, or it cannot be used.
+    """
+    refuse_foreign(path)
+    try:
+        return RunFolder(path, _lock(path), fresh=False)
+    except OSError as error:
+        remedy = "give a folder that can be read and written"
+        raise ConfigError(f"it cannot be used: {error.strerror or error}", where=str(path), remedy=remedy) from None
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises ConfigError for what is no run's folder."""
+    if not (path / CONFIG).is_file():
+        problem = f"it is no run's folder (no {CONFIG} in it)" if path.is_dir() else "there is no such folder"
+        raise ConfigError(problem, where=str(path), remedy="give the folder of a run, such as runs/NAME")
+
+
+def _content(config: Config) -> bytes:
+    return tomli_w.dumps(config.model_dump(mode="json")).encode()
+
+
+def _make(path: Path, content: bytes) -> int:
     """A new folder, held from before it is there."""
     locks = list[int]()
 
     def write(draft: Path) -> None:
         (draft / CHECKPOINTS).mkdir()
-        (draft / CONFIG).write_text(content, encoding="utf-8")
+        (draft / CONFIG).write_bytes(content)
         locks.append(_lock(draft))
 
     try:
@@ -175,6 +224,12 @@ def _remove(path: Path) -> None:
 
 def keep_newest(folder: RunFolder, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints."""
-    found = sorted((folder.path / CHECKPOINTS).glob("step-*"))
-    for old in found[:-keep]:
+    for old in folder.checkpoints()[:-keep]:
         remove_folder(old)
+
+
+def age(checkpoint: Path) -> tuple[int, int]:
+    """Of its folder: the step and the life that made it."""
+    found = NAMED.fullmatch(checkpoint.name)
+    assert found is not None, "it is named so"
+    return int(found[1]), int(found[2] or 0)

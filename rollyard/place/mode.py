@@ -57,6 +57,8 @@ from rollyard.types import WeightVersion
 
 Output = Instruction | Signal
 
+USED_UP = "the prompts are used up"  # why a run ends before its last step
+
 
 class Doing(Enum):
     """What the trainer does."""
@@ -91,6 +93,7 @@ class Schedule:
     checkpoint_every: int = 0  # steps, besides the last
     prove: bool = False  # at the start, that every tensor reaches every engine
     restarts: int = 0  # times each engine that is lost is started again
+    evaluated: WeightVersion | None = None  # the last one that was, in an earlier life
 
 
 class Mode:
@@ -109,7 +112,7 @@ class Mode:
         self._trained = self._saved = version  # nothing to save before the first step
         self._offered: WeightVersion | None = None
         self._rolled: WeightVersion | None = None  # every engine has it
-        self._evaluated: WeightVersion | None = None
+        self._evaluated = schedule.evaluated
         self._evaluated_before: WeightVersion | None = None
         self._unproved = schedule.prove
         self._doing = Doing.STARTING
@@ -391,7 +394,7 @@ class Mode:
             self._doing = Doing.FINISHED
             yield self._finish_line
         elif not self._ending:
-            self._ending, self._wanted = "the prompts are used up", False
+            self._ending, self._wanted = USED_UP, False
 
     def _finish(self, cause: str, *, failed: bool = False, stopped: bool = False) -> Iterable[Output]:
         """Drop whatever is live; the core answers when it has."""

@@ -116,6 +116,14 @@ class ExternalTrainer(Protocol):
     def close(self) -> None: ...
 
 
+class ResumableTrainer(ExternalTrainer, Protocol):
+    """One that can go on where it was: what a resumed run needs."""
+
+    def load(self, folder: Path) -> None:
+        """Take back what `save` wrote into `folder`. The weights there are those that it was made with."""
+        ...
+
+
 class ProvableTrainer(ExternalTrainer, Protocol):
     """One that can say what its own model says: what a canary needs. A probe needs `logprobs` only."""
 

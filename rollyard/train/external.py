@@ -79,6 +79,22 @@ def _remedy(missing: Sequence[str]) -> str:
     return f"see protocols.ProvableTrainer; or go without that proof: {off}"
 
 
+def go_on(external: ExternalTrainer, name: str, checkpoint: Path) -> None:
+    """Have it take back the state that it saved.
+
+    Raises ConfigError when it cannot do that, TrainError when it fails.
+    """
+    load = getattr(external, "load", None)
+    if not callable(load):
+        problem = f"{name} made a {type(external).__name__}, which has no load: it cannot go on from the state in {checkpoint}"
+        remedy = f"see protocols.ResumableTrainer; or begin a new run with --model.path {checkpoint}, without that state"
+        raise ConfigError(problem, where=WHERE, remedy=remedy)
+    try:
+        load(checkpoint)
+    except Exception as error:
+        raise TrainError(f"{name} cannot go on from {checkpoint}: {type(error).__name__}: {error}") from error
+
+
 class AdaptedTrainer:
     """Implements `protocols.Trainer` with an external one.
 
@@ -89,13 +105,21 @@ class AdaptedTrainer:
         stamp: counts the changes of its parameters.
         write: makes the model's folder with what a function adds to it, whole or not at all.
         version: the version its parameters are.
+        life: of the run: the incarnation of the versions that are made here.
     """
 
     def __init__(
-        self, external: ExternalTrainer, name: str, device: Device, stamp: WeightStamp, write: Write, version: WeightVersion
+        self,
+        external: ExternalTrainer,
+        name: str,
+        device: Device,
+        stamp: WeightStamp,
+        write: Write,
+        version: WeightVersion,
+        life: int = 0,
     ) -> None:
         self._external, self._name, self._device, self._stamp = external, name, device, stamp
-        self._write, self._version = write, version
+        self._write, self._version, self._life = write, version, life
 
     @property
     def version(self) -> WeightVersion:
@@ -147,7 +171,7 @@ class AdaptedTrainer:
         except Exception as error:
             problem = f"{self._name} failed in step {batch.step + 1}: {type(error).__name__}: {error}"
             raise TrainError(f"{problem}; what became of its parameters is not known") from error
-        self._version = self._version._replace(step=stats.step)
+        self._version = WeightVersion(stats.step, self._life)
         return stats
 
     def _check(self, stats: TrainStats, batch: TrainBatch) -> None:

@@ -62,7 +62,7 @@ class TrainerGroup:
         """
         self._check(shards)
         found = await self.together([partial(each.train, [shard]) for each, shard in zip(self._members, shards, strict=True)])
-        self._version = self._version._replace(step=found[0].step)
+        self._version = self._members[0].version
         return found[0]
 
     async def values(self, shards: Sequence[TrainBatch]) -> tuple[tuple[tuple[float, ...], ...], ...]:

@@ -25,7 +25,7 @@ def serve(trainer: Trainer, channel: Channel, spans: Spans) -> None:
     async def step(content: bytes) -> bytes:
         stats = await trainer.train(wire.SHARDS.validate_json(content))
         tell(spans, channel)
-        return wire.STATS.dump_json((stats,))
+        return wire.TRAINED.dump_json((stats, trainer.version))
 
     async def settle(content: bytes) -> bytes:
         return wire.VERSION.dump_json(await trainer.settle())

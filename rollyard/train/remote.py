@@ -43,8 +43,8 @@ class RemoteTrainer:
 
     async def train(self, shards: Sequence[TrainBatch]) -> TrainStats:
         """One optimizer step. Raises what the trainer there raises; the version is then unchanged."""
-        (stats,) = wire.STATS.validate_json(await self._call("step", wire.SHARDS.dump_json(tuple(shards)), self._step_s))
-        self._version = self._version._replace(step=stats.step)
+        answer = await self._call("step", wire.SHARDS.dump_json(tuple(shards)), self._step_s)
+        stats, self._version = wire.TRAINED.validate_json(answer)
         return stats
 
     async def values(self, shards: Sequence[TrainBatch]) -> tuple[tuple[tuple[float, ...], ...], ...]:

@@ -13,6 +13,7 @@ from rollyard.errors import ConfigError, TrainError
 from rollyard.model.folder import infos, stored, tensors, write_tensors
 from rollyard.model.shards import is_sharded
 from rollyard.model.transformer import CausalLM
+from rollyard.types import WeightVersion
 
 TENSORS, PROGRESS = "trainer.safetensors", "trainer.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -52,13 +53,13 @@ class State:
         for name, generator in self._generators.items():
             generator.set_state(self._random[name])
 
-    def write(self, folder: Path, step: int) -> None:
+    def write(self, folder: Path, version: WeightVersion) -> None:
         """What is not in the model's own files. Raises OSError or SafetensorError.
 
         Of ranks that share a model the others exhaust `each` at the same time.
         """
         write_tensors(folder / TENSORS, infos(self._beside()), self.each())
-        (folder / PROGRESS).write_text(json.dumps({"step": step}), encoding="utf-8")
+        (folder / PROGRESS).write_text(json.dumps(version._asdict()), encoding="utf-8")
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
         """What is not in the model's own files, one whole tensor after the other; only on rank 0."""
@@ -69,17 +70,18 @@ class State:
                 yield name, whole
                 del whole  # before the next one comes
 
-    def read(self, folder: Path) -> int:
-        """What `write` wrote; the step of then. Raises TrainError when it does not fit, and nothing has changed then."""
+    def read(self, folder: Path) -> WeightVersion:
+        """What `write` wrote; the version of then. Raises TrainError when it does not fit, and nothing has changed then."""
         try:
-            step = int(json.loads((folder / PROGRESS).read_text(encoding="utf-8"))["step"])
+            progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+            version = WeightVersion(int(progress["step"]), int(progress["incarnation"]))
             found = dict(stored([folder / TENSORS]))
         except ConfigError as error:
             raise TrainError(f"{folder} holds no state of a trainer: {error.problem}") from error
         except OSError as error:
             raise TrainError(f"{folder} holds no state of a trainer: {error}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise TrainError(f"{folder} holds no state of a trainer: {PROGRESS} names no step") from error
+            raise TrainError(f"{folder} holds no state of a trainer: {PROGRESS} names no version") from error
         own, parts = self._beside(), self._model.parts
         if lacks := [name for name in self._more if name not in found]:
             raise TrainError(f"the trainer's state in {folder} has no {' and no '.join(lacks)}: it had no value head")
@@ -89,7 +91,7 @@ class State:
             rows = parts.rows(tensor.shape) if is_sharded(tensor) else slice(None)
             parts.own(tensor).copy_(found[name].rows(rows))
         self.take()
-        return step
+        return version
 
     def _beside(self) -> dict[str, Tensor]:
         """All but the policy's parameters."""

@@ -49,6 +49,7 @@ class ReferenceTrainer:
         ranks: that the model is shared with, where each has a part of it.
         reference: that the policy is to stay near, where `train.kl` asks for it.
         values: train a value head too.
+        life: of the run: the incarnation of the versions that are made here.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ReferenceTrainer:
         *,
         reference: Reference | None = None,
         values: bool = False,
+        life: int = 0,
     ) -> None:
         assert config.correction != "auto", "who knows the engines has to say what auto is"
         assert (reference is not None) == (config.kl > 0), "a reference goes with a weight"
@@ -71,7 +73,7 @@ class ReferenceTrainer:
         self._config = config
         self._max_tokens = max_tokens
         self._source = source
-        self._version = version
+        self._version, self._life = version, life
         self._where = model.head_weight.device
         self._piece = CACHED_TOKENS if self._where.type == "cpu" and ranks is None else None  # a piece gathers the model twice
         self._products = torch.bfloat16 if config.precision == "bfloat16" else model.head_weight.dtype
@@ -193,7 +195,7 @@ class ReferenceTrainer:
                 where = f"step {self._version.step + 1}" + (f", minibatch {number + 1} of {len(steps)}" if len(steps) > 1 else "")
                 update = self._device.spans.timed(Activity.TRAIN, self._update, "optimizer")
                 norms.append(update(rate, totals[-1], where, changing if number == 0 else None))
-        self._version = self._version._replace(step=batch.step + 1)
+        self._version = WeightVersion(batch.step + 1, self._life)
         tokens, norm = sum(of.tokens for of in each), sum(norms) / max(len(norms), 1)
         kl, values = self._reference is not None, self._head is not None
         return joined(totals).stats(self._version, tokens, norm, rate, kl=kl, values=values)
@@ -334,7 +336,7 @@ class ReferenceTrainer:
             exhaust(self._state.each())
             return
         try:
-            save(self._model, folder, self._source, lambda draft: self._state.write(draft, self._version.step))
+            save(self._model, folder, self._source, lambda draft: self._state.write(draft, self._version))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder} cannot be written: {error}") from error
 
@@ -345,4 +347,4 @@ class ReferenceTrainer:
         self._version = version
 
     def _read_state(self, folder: Path) -> None:
-        self._version = self._version._replace(step=self._state.read(folder))
+        self._version = self._state.read(folder)

@@ -10,7 +10,7 @@ from rollyard.types import TrainBatch, TrainStats, WeightVersion
 
 # Numbers arrive to the last bit, and one that is no number arrives too.
 SHARDS = TypeAdapter(tuple[TrainBatch, ...], config=ConfigDict(ser_json_inf_nan="constants"))
-STATS = TypeAdapter(tuple[TrainStats, ...], config=ConfigDict(ser_json_inf_nan="constants"))
+TRAINED = TypeAdapter(tuple[TrainStats, WeightVersion], config=ConfigDict(ser_json_inf_nan="constants"))
 VALUES = TypeAdapter(tuple[tuple[tuple[float, ...], ...], ...], config=ConfigDict(ser_json_inf_nan="constants"))
 VERSION = TypeAdapter(WeightVersion)
 

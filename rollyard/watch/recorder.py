@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rollyard.errors import JournalError
 from rollyard.events import Event, Finish, Instruction, Score, Scored, Train
@@ -13,6 +14,7 @@ from rollyard.model.machine import Machine
 from rollyard.protocols.devices import Sink
 from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.accounts import Accounts
+from rollyard.watch.lives import Lives
 from rollyard.watch.report import Counts, Filtering, Finished, Report, ReportBuilder, TokenLedger, Usage
 from rollyard.watch.roofline import Work
 from rollyard.watch.snapshot import Snapshot
@@ -45,9 +47,11 @@ class Recorder:
         self.accounts = Accounts(timeline)
         self._work: Work | None = None
         self._machine: Machine | None = None
-        self._judged = self._first = 0
+        self._judged = 0
+        self._first = WeightVersion(0)  # where this life of the run begins
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
+        self._evaluated: Sequence[int] | None = None  # version
         self._before = PhaseSeconds()
         self._tokens_before = 0
         self._dropped_before: Mapping[str, int] = {}
@@ -55,15 +59,32 @@ class Recorder:
         self._broken = False  # it was told that the journal cannot be written
         self.finish = Finish("never finished", failed=True)
 
-    def resume(self, version: WeightVersion) -> None:
-        """Earlier lives of the run came so far."""
-        self._first = version.step
-        self._journal.record_beginning(version)
+    def resume(self, version: WeightVersion, dropped: Mapping[str, int]) -> None:
+        """Earlier lives of the run came so far, and had dropped so many prompts by reason."""
+        self._first, self._dropped_before = version, dict(dropped)
+
+    def totals(self) -> dict[str, Any]:
+        """What `go_on` takes: what the run came to so far, as far as its metrics do not say it. Plain JSON."""
+        return self._builder.totals() | {"evaluated": self._evaluated}
+
+    def go_on(self, lives: Lives, totals: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The report is to say what the whole run came to.
+
+        Args:
+            lives: so far, this one included.
+            totals: of the checkpoint that this life begins with.
+            rows: metrics of the steps before it.
+        """
+        self._builder.go_on(lives, totals, rows, self._first.step)
+        self._evaluated = None if totals is None else totals["evaluated"]
+        self._evaluations = [] if totals is None else list(totals["evaluations"])
 
     def begin(self) -> None:
         """The setup is over: the first step begins."""
         self.accounts.built()
         self._before = self._timeline.seconds()
+        self._journal.record_beginning(self._first)
+        self.flush()
 
     def works(self, architecture: Architecture, item: int, machine: Machine | None, adapter: int = 0) -> None:
         """What is run, and where.
@@ -155,6 +176,7 @@ class Recorder:
     ) -> None:
         """Held-out prompts were judged. `parts`: the means of the rewards by name."""
         self._evaluations.append(mean_reward)
+        self._evaluated = version
         self._builder.add_evaluation(mean_reward, samples, unscored, parts)
         self._journal.record_evaluation(version, mean_reward, samples, unscored)
 
@@ -168,7 +190,7 @@ class Recorder:
         self.accounts.collect()
         self._view.update(
             Snapshot(
-                step=self._first + len(self._rewards),
+                step=self._first.step + len(self._rewards),
                 phases=self._timeline.seconds(),
                 rewards=self._rewards,
                 activity=activity or waiting or str(self._timeline.current or ""),
@@ -180,7 +202,7 @@ class Recorder:
                 tokens=self._builder.generation_tokens,
                 slots_busy=slots_busy,
                 dropped=sum(self._dropped_before.values()),
-                before=self._first,
+                before=self._first.step,
             )
         )
 

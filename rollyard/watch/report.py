@@ -16,12 +16,14 @@ from rollyard.errors import JournalError
 from rollyard.events import Drop, EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
 from rollyard.types import Canary, DropReason, EngineStats, Handed, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
+from rollyard.watch.lives import Lives
 from rollyard.watch.metrics import LengthCounts, RewardStats, has_verdict, part_names
 from rollyard.watch.roofline import Operation
 from rollyard.watch.step import Step
 from rollyard.watch.timeline import BESIDE, PhaseSeconds
 
 SOFTWARE: Final = ("rollyard", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+ONE_LIFE: Final = Lives()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,10 @@ class Report:
     `decoder` how the embedded engine computed, and why not faster. `versions` are the weight versions published,
     [step, incarnation] each. `staleness` counts trained tokens by their lag: the version that was trained, less the one that
     wrote them. `reward` is the combined one, `rewards` has the numbers of each by its name, unweighted.
+
+    Of a run that was resumed `steps`, `reward`, `rewards`, `eval`, `staleness`, and where prompts, members and tokens went, are
+    of the whole run: of all that led to the weights that there are now. The rest is of the last life, in which `lives` has
+    its place.
     """
 
     name: str
@@ -192,6 +198,7 @@ class Report:
     usage: Usage = field(default_factory=Usage)
     objective: str = ""  # what was learnt from a batch: loss, correction, reference policy; empty: another job trains
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a cluster: where each host was, the last one last
+    lives: Lives = ONE_LIFE
 
     def to_json(self) -> str:
         """A JSON object, one line a field. The counts of prompts stand at the top: admitted, trained, dropped."""
@@ -235,6 +242,7 @@ def read_report(path: Path) -> Report:
                 usage["balance"],
             ),
             nodes={host: tuple(nodes) for host, nodes in record.pop("nodes").items()},
+            lives=Lives(**(lives := record.pop("lives")) | {"begun": tuple(lives["begun"])}),
             **record,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -284,7 +292,36 @@ class ReportBuilder:
         self._lengths = LengthCounts(Counter())
         self._staleness: Counter[int] = Counter()
         self._masked: set[tuple[int, int]] = set()  # group and member: in a batch that is trained, and not trained on
+        self._lives = ONE_LIFE
         self.generation_tokens = 0
+
+    def totals(self) -> dict[str, Any]:
+        """What `go_on` takes, of what was gathered so far; plain JSON."""
+        ends = self._evaluations[:1] + self._evaluations[-1:]
+        held_out = {name: means[:1] + means[-1:] for name, means in self._held_out.items()}
+        staleness = {str(lag): tokens for lag, tokens in self._staleness.items()}
+        counted = {"samples": self._samples, "unscored": self._unscored, "staleness": staleness}
+        return {"evaluations": ends, "held_out": held_out, **counted}
+
+    def go_on(self, lives: Lives, totals: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]], steps: int) -> None:
+        """Earlier lives of the run came so far.
+
+        Args:
+            lives: their number, and this one.
+            totals: of theirs; None: nothing was kept.
+            rows: metrics of their steps.
+            steps: that they took; some may have no metrics.
+        """
+        self._lives = lives
+        means = {int(row["step"]): row for row in rows}
+        each = [means.get(step + 1, {}) for step in range(steps)]
+        self._rewards = [_mean(row.get("reward_mean")) for row in each]
+        named = dict.fromkeys(name for row in rows for name in row if name.startswith("reward/") and name.endswith("/mean"))
+        self._parts = {name[len("reward/") : -len("/mean")]: [_mean(row.get(name)) for row in each] for name in named}
+        if totals is not None:
+            self._evaluations, self._held_out = list(totals["evaluations"]), dict(totals["held_out"])
+            self._samples, self._unscored = totals["samples"], totals["unscored"]
+            self._staleness = Counter({int(lag): tokens for lag, tokens in totals["staleness"].items()})
 
     def record(self, entry: Event | Instruction) -> None:
         """Count what the conductor saw or said; most kinds are ignored. Evaluations have negative groups."""
@@ -301,6 +338,8 @@ class ReportBuilder:
             self._lost.append(entry.cause.partition("\n")[0])
         elif type(entry) is Restart:
             self._lost.append(f"{entry.engine} is started again")
+        else:
+            self._lives = self._lives.saw(entry)
 
     def _left(self, drop: Drop) -> None:
         """Members of a group that is filtered as a whole leave first, one by one."""
@@ -413,7 +452,13 @@ class ReportBuilder:
             staleness=dict(sorted(self._staleness.items())),
             usage=usage,
             nodes={host: tuple(nodes) for host, nodes in self._nodes.items()},
+            lives=self._lives,
         )
+
+
+def _mean(found: object) -> float | None:
+    """Of a record of metrics, where a number that is not finite is a text."""
+    return None if found is None else float(str(found))
 
 
 def slots_busy(engines: Iterable[EngineStats]) -> float:

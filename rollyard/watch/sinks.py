@@ -6,6 +6,9 @@ import json
 import math
 import warnings
 from pathlib import Path
+from typing import Any
+
+from rollyard.durable import write_file
 
 
 class JsonlSink:
@@ -31,6 +34,29 @@ class JsonlSink:
 
     def close(self) -> None:
         """Nothing is left to write."""
+
+
+def cut(path: Path, step: int) -> tuple[dict[str, Any], ...]:
+    """Keep the records of steps up to this one, and return them; the file is replaced, whole or not at all.
+
+    Of a step that was done more than once the last record counts. A line that was not written to its end is left out.
+
+    Raises OSError when the file cannot be written.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return ()
+    found: dict[int, tuple[bytes, dict[str, Any]]] = {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+            found[int(record["step"])] = line, record
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    kept = [found[each] for each in sorted(found) if each <= step]
+    write_file(path, b"".join(line + b"\n" for line, _ in kept))
+    return tuple(record for _, record in kept)
 
 
 def _finite(value: object) -> object:

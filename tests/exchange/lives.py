@@ -29,6 +29,7 @@ from rollyard.protocols.weights import Evidence, TrainerEvidence
 from rollyard.stations import Stations, Trainers
 from rollyard.training import Training
 from rollyard.types import Request, TrainBatch, TrainStats, WeightVersion
+from rollyard.worker import Beginning
 
 JOB: ContextVar[str] = ContextVar("JOB")
 AGREED = {"format": FORMAT}
@@ -156,10 +157,8 @@ class Learning(Training):
         super().__init__(config)
         self._reaper = reaper
 
-    async def _trainers(
-        self, model: Path, device: DeviceThread, built: AsyncExitStack, origin: Path | None, *, resume: bool
-    ) -> Trainers:
-        known = json.loads((model / "lineage.json").read_text()) if resume else []
+    async def _trainers(self, model: Path, device: DeviceThread, built: AsyncExitStack, begin: Beginning) -> Trainers:
+        known = json.loads((begin.checkpoint / "lineage.json").read_text()) if begin.checkpoint else []
         return Trainers(Lineage(self._reaper, known), 1, cast(TrainerEvidence, Silent()), ())
 
 
@@ -212,7 +211,7 @@ def stations(config: Config, asked: set[int], recovered: set[int]) -> Stations:
 
 
 async def generate(config: Config, asked: set[int], recovered: set[int]) -> None:
-    steps = rollyard.Run(config, stations=lambda: stations(config, asked, recovered)).steps()
+    steps = rollyard.Run(config, stations=lambda past: stations(config, asked, recovered)).steps()
     try:
         async for _ in steps:
             pass

@@ -74,7 +74,7 @@ async def test_a_stop_does_not_wait_for_the_other_job(tmp_path: Path) -> None:
     agree(shared, Job.TRAINING, AGREED)
     shared.draft(0).mkdir()
     shared.commit_weights(0, None)
-    run = rollyard.Run(config_, stations=lambda: stations(config_, set(), set()))
+    run = rollyard.Run(config_, stations=lambda past: stations(config_, set(), set()))
     steps = run.steps()
     going = asyncio.ensure_future(anext(steps, None))
     await Waiting(shared, Job.GENERATION, 10).until(lambda: shared.batch(0), "a batch")

@@ -59,8 +59,8 @@ async def serve(channel: Channel, order: bytes) -> None:
     made: list[Any] = []
     build, gather = worker.build_trainer, Ranks.all_gather
 
-    def noting(*args: Any) -> Any:
-        made.append(build(*args))
+    async def noting(*args: Any) -> Any:
+        made.append(await build(*args))
         return made[0]
 
     worker.build_trainer = noting

@@ -1,0 +1,120 @@
+"""The checkpoints of a run: what becomes of them when one is written, and which of them a run can go on from.
+
+    checkpoint folder    written beside its place, with what is in it noted, to the disk, renamed
+    checkpoint row       named in the journal, in one transaction with everything before it
+    checkpoint pruned    all but the newest few are deleted
+
+Whatever ends a run in between, the last one that was named is whole. What is not named is removed when a run is resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollyard.durable import check_whole, commit_folder, remove_folder, seal, sync
+from rollyard.errors import CheckpointError, DurableError
+from rollyard.journal.folder import RunFolder, age, keep_newest
+from rollyard.protocols.training import Learner
+from rollyard.texts import visible
+from rollyard.types import WeightVersion
+from rollyard.watch.recorder import Recorder
+
+At = Callable[[str], None]  # told `before NAME` and `after NAME` of what is done
+
+
+class Checkpoints:
+    """Those of one life of a run.
+
+    Args:
+        folder: of the run.
+        recorder: keeps the journal that names them.
+        keep: the newest that stay.
+        life: of the run.
+        at: told each step.
+    """
+
+    def __init__(self, folder: RunFolder, recorder: Recorder, keep: int, life: int, at: At | None = None) -> None:
+        self._folder, self._recorder, self._keep, self._life, self._at = folder, recorder, keep, life, at
+
+    async def write(self, learner: Learner, version: WeightVersion, cursor: int, counters: Mapping[str, object]) -> None:
+        """What the learner has, as the newest checkpoint.
+
+        Raises CheckpointError or TrainError when it cannot be written, JournalError when it cannot be named.
+
+        Args:
+            cursor, counters: see `Journal.commit_checkpoint`.
+        """
+        target = self._folder.checkpoint(version.step, self._life)
+        draft = target.with_name(f".{target.name}.draft")
+        with self._told("checkpoint folder"):
+            written = await learner.save(draft)
+            if written == draft:
+                await asyncio.to_thread(_commit, draft, target, self._folder.metrics)
+        with self._told("checkpoint row"):
+            named = target.relative_to(self._folder.path) if written == draft else written
+            self._recorder.checkpoint(version, str(named), cursor, counters)
+        with self._told("checkpoint pruned"):
+            await asyncio.to_thread(keep_newest, self._folder, self._keep)
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        if self._at is not None:
+            self._at(f"before {name}")
+        yield
+        if self._at is not None:
+            self._at(f"after {name}")
+
+
+def _commit(draft: Path, target: Path, metrics: Path) -> None:
+    """Raises CheckpointError. The metrics of its steps are on the disk, too, once it is."""
+    try:
+        seal(draft)
+        commit_folder(draft, target)
+        if metrics.exists():
+            sync(metrics)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error}") from error
+
+
+@dataclass(slots=True)
+class Whole:
+    """Says of each checkpoint that the journal names whether it is whole, and remembers those that should be.
+
+    Args:
+        folder: of the run.
+    """
+
+    folder: Path
+    damaged: list[str] = field(default_factory=list)
+
+    def __call__(self, name: str) -> bool:
+        if not (self.folder / name).is_dir():
+            return False  # older than those that are kept
+        try:
+            check_whole(self.folder / name)
+        except DurableError as error:
+            self.damaged.append(str(error))
+            return False
+        return True
+
+    def tell(self, version: WeightVersion) -> None:
+        """That others are not."""
+        for problem in self.damaged:
+            told = f"{problem}; the run goes on from version {version.step} instead"
+            warnings.warn(visible(told), RuntimeWarning, stacklevel=2)
+
+
+def clear(folder: RunFolder, named: str) -> None:
+    """Delete whatever is newer than the one that the run goes on from: it has no name, or is not whole.
+
+    Args:
+        named: that one, relative to the run's folder; empty: none.
+    """
+    for found in folder.checkpoints():
+        if not named or age(found) > age(Path(named)):
+            remove_folder(found)

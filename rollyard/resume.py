@@ -1,0 +1,165 @@
+"""What a run needs to go on where an earlier life of it ended: its options, what it left, and the model that it began with.
+
+Nothing here changes the run's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Final
+
+from rollyard.checkpoints import Whole
+from rollyard.config import Config
+from rollyard.durable import write_file
+from rollyard.errors import ConfigError
+from rollyard.journal.folder import RunFolder, refuse_foreign
+from rollyard.journal.reader import JournalReader
+from rollyard.journal.recover import Past, read_past
+from rollyard.layers import options, resolve, value
+from rollyard.lives import GroupsRecovered
+from rollyard.place.mode import USED_UP
+from rollyard.watch.lives import Lives
+from rollyard.worker import FIRST
+
+# What may be another option in a later life: how long it goes on, what is shown and kept of it, and what it runs on. Not what
+# is asked, what is written and how it is judged, and what is learnt from it.
+OPEN: Final = (
+    "run.steps", "run.name", "run.out", "run.overwrite", "checkpoint.*", "watch.*", "eval.*", "exchange.limit_s",
+    "place.placement", "place.generate", "place.train", "place.restarts", "place.runtime", "place.ray_address", "place.nodes",
+    "place.silent_s", "place.threads",
+    "engine.slots", "engine.page_tokens", "engine.pages", "engine.step_tokens", "engine.prefill_tokens", "engine.batching",
+    "engine.share_prompts", "engine.python", "engine.start_s", "engine.tensor_parallel_size", "engine.gpu_memory_utilization",
+    "engine.server", "engine.url",
+    "weights.transport", "weights.rollover", "weights.limit_s", "weights.retries", "weights.delta", "weights.address",
+    "weights.canary", "weights.probe",
+    "batch.token_budget", "train.limit_s", "train.shard",
+    "rollout.max_live_groups", "rollout.moves", "rollout.retries", "rollout.give_up_after",
+    "environment.workers",
+    "reward.workers", "reward.start_s", "reward.concurrency", "reward.batch", "reward.give_up_after",
+    "reward.model.place", "reward.model.token_budget", "reward.model.wait_s", "reward.model.restarts",
+    "reward.judge.url", "reward.judge.retries", "reward.judge.concurrency",
+    "reward.remote.url", "reward.remote.retries", "reward.remote.concurrency", "reward.remote.cache",
+)  # fmt: skip
+NOTHING: Final = Past(FIRST, "", frozenset(), GroupsRecovered(()), {}, 0)  # what a first life goes on from
+
+WHOLLY: Final = 2**24  # bytes of a file that are all looked at, in a fingerprint; of a larger one only some
+LOOKS: Final = 64  # places in it, evenly spread
+LOOK: Final = 2**16  # bytes at each
+OF_MODEL: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
+
+
+def config_of(folder: Path, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Of a run's next life: what the run was given, with these options instead. The environment is not looked at.
+
+    Raises ConfigError for a folder that is no run's, and for an option that would make another run of it.
+    """
+    refuse_foreign(folder)
+    before = resolve(file=folder / "config.toml", environment={}).config
+    now = resolve(file=folder / "config.toml", environment={}, overrides=overrides).config
+    for option in options():
+        name = option.name
+        if value(before, name) != value(now, name) and not any(fnmatch(name, each) for each in OPEN):
+            problem = f"the run in {folder} has {value(before, name)!r}: with {value(now, name)!r} it would be another run"
+            remedy = "leave it out; or begin a new run with it, from a checkpoint of this one: --model.path RUN/checkpoints/STEP"
+            raise ConfigError(problem, where=name, remedy=remedy)
+    return now.model_copy(update={"run": now.run.model_copy(update={"out": str(folder), "overwrite": False})})
+
+
+def left_by(folder: RunFolder, steps: int) -> Past:
+    """What earlier lives left in the folder, whose lock is held. A checkpoint that is damaged is passed over, with a warning.
+
+    Raises JournalError when their journal cannot be read; ConfigError when the run came further than `steps`.
+    """
+    whole = Whole(folder.path)
+    past = read_past(folder.journal, whole)
+    whole.tell(past.version)
+    if past.version.step > steps:
+        problem = f"the run has version {past.version.step} already"
+        raise ConfigError(problem, where="run.steps", remedy=f"use {past.version.step} or more")
+    return past
+
+
+def finished(folder: RunFolder, past: Past, steps: int) -> str:
+    """Why there is nothing left to do; empty when there is."""
+    with JournalReader(folder.journal) as journal:
+        life = journal.incarnation
+    if life.ended_at is None or life.failed or life.cause is None or past.recovered.batches:
+        return ""
+    if past.version.step == steps:
+        return f"{folder.path} has all its {steps} steps; --run.steps with a larger number makes it go on"
+    return f"{folder.path} has used up its prompts, in {past.version.step} steps" if life.cause == USED_UP else ""
+
+
+def left(folder: RunFolder, past: Past) -> tuple[dict[str, int], dict[str, int]]:
+    """Prompts that were dropped for good over all lives, by reason, and members that were, of all prompts that have left."""
+    live = {group.id for batch in past.recovered.batches for group in batch}
+    prompts: dict[str, int] = {}
+    members: dict[str, int] = {}
+    with JournalReader(folder.journal) as journal:
+        for id_, member, reason in journal.query(DROPS):
+            if id_ in past.done and id_ not in live:
+                counts = prompts if member is None else members
+                counts[reason] = counts.get(reason, 0) + 1
+    return prompts, members
+
+
+def lives(folder: RunFolder, past: Past) -> Lives:
+    """So far, with the one that begins now. One that ended in its start is none."""
+    with JournalReader(folder.journal) as journal:
+        earlier = [life for life in journal.incarnations() if life.incarnation < past.lives]
+        before = [(life.incarnation, life.begun.step) for life in earlier if life.begun is not None]
+        reached = dict(journal.query(REACHED))
+    begun = [*(step for _, step in before), past.version.step]
+    repeated = sum(max(reached.get(life, 0) - after, 0) for (life, _), after in zip(before, begun[1:], strict=True))
+    return Lives(len(begun), tuple(begun), repeated)
+
+
+REACHED: Final = "SELECT incarnation, max(step) + 1 FROM batches WHERE trained_at IS NOT NULL GROUP BY incarnation"
+DROPS: Final = """
+    SELECT group_id, member, reason FROM drops
+    JOIN (SELECT group_id, max(incarnation) AS incarnation FROM prompts GROUP BY group_id) USING (group_id, incarnation)
+    WHERE reason != 'stopped'"""
+
+
+# -------------------------------------------------------------------------------------------------- the model
+
+
+def remember_model(folder: RunFolder, model: Path) -> None:
+    """So that a later life can tell whether it is still the same."""
+    write_file(folder.model, json.dumps(fingerprint(model), indent=1).encode())
+
+
+def check_model(folder: RunFolder, model: Path) -> None:
+    """Raises ConfigError when the model is not the one that the run began with."""
+    try:
+        before = json.loads(folder.model.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        problem = f"it does not say what model the run began with: {error}"
+        raise ConfigError(problem, where=str(folder.model), remedy="restore the file, or begin a new run") from None
+    now = fingerprint(model)
+    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if changed:
+        problem = f"{model} is not what the run began with: {', '.join(changed[:3])} changed since"
+        remedy = "restore it; or begin a new run, from a checkpoint of this one: --model.path RUN/checkpoints/STEP"
+        raise ConfigError(problem, where="model.path", remedy=remedy)
+
+
+def fingerprint(model: Path) -> dict[str, str]:
+    """Of each file: its size, and a digest of its content, of a large one in many places."""
+    files = {path for pattern in OF_MODEL for path in model.glob(pattern) if path.is_file()}
+    return {path.name: _digest(path) for path in sorted(files)}
+
+
+def _digest(path: Path) -> str:
+    size, found = path.stat().st_size, hashlib.blake2b(digest_size=12)
+    with path.open("rb") as file:
+        if size <= WHOLLY:
+            found.update(file.read())
+        for number in range(LOOKS if size > WHOLLY else 0):
+            file.seek(number * (size - LOOK) // (LOOKS - 1))
+            found.update(file.read(LOOK))
+    return f"{size} {found.hexdigest()}"
