@@ -328,6 +328,7 @@ class Builder:
             text=text,
             window=worker.window_of(config, shape),
             size=worker.size_of(config, shape),
+            vocabulary=shape.vocab_size,
             engines=found.engines,
             trainers=trainers,
             ranks=1 if swap else len(found.trainers),

@@ -155,7 +155,7 @@ class Ring:
             self._learners[None] = self._exchange
             self._actions |= self._exchange.actions
         self._controller = Controller(
-            stations.engines, stations.source, stations.scorer, stations.text, post, post, self._timeline
+            stations.engines, stations.source, stations.scorer, stations.text, post, post, self._timeline, config.engine.silent_s
         )
         self._built.push_async_callback(self._rescue)
         self._built.push_async_callback(self._controller.close)
@@ -214,6 +214,9 @@ class Ring:
             overtaking=rollout.overtaking,
             on_stale=rollout.on_stale,
             retries=rollout.retries,
+            vocabulary=stations.vocabulary,
+            faults=config.engine.faults,
+            failures=config.engine.failures,
             min_scored=rollout.min_scored,
             give_up_after=rollout.give_up_after,
             seed=config.run.seed,

@@ -37,6 +37,7 @@ class DropReason(StrEnum):
     STALE = "stale"  # would exceed the staleness limit
     FILTERED = "filtered"  # all verdicts of the group are equal; of a member alone: a limit cut it, and such are masked
     OVERSAMPLED = "oversampled"
+    DISTRUSTED = "distrusted"  # written by an engine that decoded with other weights than it said, or answered wrongly
     STOPPED = "stopped"  # the run was stopped while it was live
 
 

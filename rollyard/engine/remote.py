@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from rollyard.engine import admission, wire
 from rollyard.engine.closing import attempt
-from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded
 from rollyard.events import Rollover, WakePart
 from rollyard.protocols.processes import Process
 from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
@@ -115,14 +115,14 @@ class RemoteEngine:
         self._held = "is paused"
 
     async def prepare(self, manifest: Manifest) -> None:
-        """Bring the tensors near the engine. Raises WeightSyncError, also when that takes too long."""
+        """Bring the tensors near the engine. Raises WeightSyncError, TimeLimitExceeded when that takes too long."""
         self._check_alive()
-        await self._sync("prepare", wire.MANIFEST.dump_json(manifest))
+        await self._channel.call("prepare", wire.MANIFEST.dump_json(manifest), limit_s=self._sync_s)
 
     async def load(self, version: WeightVersion) -> None:
-        """Switch to `version`. Raises WeightSyncError, also when that takes too long: it may come to it later then."""
+        """Switch to `version`. Raises WeightSyncError, TimeLimitExceeded when that takes too long: it may come to it later."""
         self._check_alive()
-        await self._sync("load", wire.VERSION.dump_json(version))
+        await self._channel.call("load", wire.VERSION.dump_json(version), limit_s=self._sync_s)
 
     async def resume(self) -> None:
         self._check_alive()
@@ -168,13 +168,9 @@ class RemoteEngine:
             await self._channel.call(name, content, limit_s=limit_s)
         except TimeLimitExceeded as error:
             self._lose(f"did not answer {name} within {limit_s:g} s")
+            if self._alone:
+                self._channel.kill()
             raise EngineLost(f"engine {self._id} is lost: {error}") from error
-
-    async def _sync(self, name: str, content: bytes) -> None:
-        try:
-            await self._channel.call(name, content, limit_s=self._sync_s)
-        except TimeLimitExceeded as error:
-            raise WeightSyncError(f"engine {self._id}: {error}") from error
 
     async def _take_segments(self, content: bytes) -> bytes:
         segments = wire.SEGMENTS.validate_json(content)

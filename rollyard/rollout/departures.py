@@ -87,7 +87,7 @@ class Departures:
         dropped = self._counts.dropped
         dropped[reason] = dropped.get(reason, 0) + 1
         yield Drop(group.prompt.id, None, reason, cause)
-        if reason in (DropReason.STOPPED, DropReason.OVERSAMPLED, DropReason.FILTERED):
+        if reason in (DropReason.STOPPED, DropReason.OVERSAMPLED, DropReason.FILTERED, DropReason.DISTRUSTED):
             return
         self._in_row += 1
         if self._in_row == self._policy.give_up_after:

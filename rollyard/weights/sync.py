@@ -2,7 +2,8 @@
 
 One time limit covers a version from its publication until its bytes are near every engine, and each engine's load has as
 long again: finishing what runs, in between, takes as long as it takes. Each part that fails is told; the rollover decides
-whether the version is offered again. That an engine is lost is heard of elsewhere.
+whether the version is offered again. That an engine is lost is heard of elsewhere; one that does not answer in time is reported
+as silent, unless it may have waited for the trainer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 from rollyard import events as ev
 from rollyard.config import WeightsConfig
-from rollyard.errors import EngineError, EngineLost, WeightSyncError
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
+from rollyard.fitness import EngineSilent
 from rollyard.protocols.rollouts import Engine
 from rollyard.protocols.weights import Publisher
 from rollyard.types import WeightVersion
@@ -58,6 +60,7 @@ class Sync:
         self._living = set(engines)
         self._unseen: set[ev.EngineId] = set()  # were offered parameters that the prover has not looked at
         self._until = math.inf  # seconds on the event loop's clock
+        self._sending = False  # the trainer still delivers what was offered last
         self.actions: dict[type[ev.Instruction], Action] = {
             ev.Publish: self._publish,
             ev.Prepare: self._prepare,
@@ -91,9 +94,13 @@ class Sync:
                 if self._config.probe and self._unseen:
                     await self._prover.published(version, sorted(self._unseen))
                 self._unseen.clear()
+                self._sending = True
                 self._post(ev.Published(version, offered))  # from here on the parameters may change
-                for sent in await self._offers.deliver():
-                    self._recorder.sent(sent)
+                try:
+                    for sent in await self._offers.deliver():
+                        self._recorder.sent(sent)
+                finally:
+                    self._sending = False
             self._post(ev.Delivered(version))
 
     async def _prepare(self, instruction: ev.Prepare) -> None:
@@ -105,7 +112,9 @@ class Sync:
 
     async def _pause(self, instruction: ev.Pause) -> None:
         with self._of(instruction.engine) as engine:
-            await engine.pause(instruction.rollover)
+            drains = instruction.rollover is ev.Rollover.DRAIN  # which takes as long as it takes; who writes nothing is noticed
+            async with asyncio.timeout(None if drains else self._config.limit_s):
+                await engine.pause(instruction.rollover)
             self._post(ev.EnginePaused(engine.id))
 
     async def _load(self, instruction: ev.Load) -> None:
@@ -118,7 +127,8 @@ class Sync:
 
     async def _resume(self, instruction: ev.Resume) -> None:
         with self._of(instruction.engine) as engine:
-            await engine.resume()
+            async with asyncio.timeout(self._config.limit_s):
+                await engine.resume()
             if self._config.probe:
                 self._recorder.probed(await self._prover.check(engine.id))
             self._post(ev.EngineResumed(engine.id))
@@ -126,13 +136,15 @@ class Sync:
     async def _sleep(self, instruction: ev.Sleep) -> None:
         """What may still run then is an attempt that was given up: it is cut first."""
         with self._of(instruction.engine) as engine:
-            await engine.pause(ev.Rollover.ABORT)
-            await engine.sleep()
+            async with asyncio.timeout(self._config.limit_s):
+                await engine.pause(ev.Rollover.ABORT)
+                await engine.sleep()
             self._post(ev.EngineSlept(engine.id))
 
     async def _wake(self, instruction: ev.Wake) -> None:
         with self._of(instruction.engine) as engine:
-            await engine.wake(instruction.part)
+            async with asyncio.timeout(self._config.limit_s):
+                await engine.wake(instruction.part)
             self._post(ev.EngineWoke(engine.id, instruction.part))
 
     async def _prove(self, instruction: ev.Prove) -> None:
@@ -222,6 +234,12 @@ class Sync:
                 yield self._engines[engine]
             except EngineLost:
                 self._lose(engine)
+            except (TimeoutError, TimeLimitExceeded) as error:
+                self._silent(engine, error)
+
+    def _silent(self, engine: ev.EngineId, error: Exception) -> None:
+        """It is taken out for that."""
+        self._post(EngineSilent(engine, str(error) or f"did not do what it was told to within {self._config.limit_s:g} s"))
 
     @contextmanager
     def _part(self, version: WeightVersion, engine: ev.EngineId | None = None) -> Iterator[None]:
@@ -233,7 +251,10 @@ class Sync:
                 if engine is None:  # a trainer's loss is a TrainError, and ends the run
                     raise
                 self._lose(engine)
-            except (WeightSyncError, EngineError, TimeoutError) as error:
+            except (WeightSyncError, EngineError, TimeoutError, TimeLimitExceeded) as error:
+                if isinstance(error, TimeoutError | TimeLimitExceeded) and engine is not None and not self._sending:
+                    self._silent(engine, error)
+                    return
                 who = "the trainer" if engine is None else f"engine {engine}"
                 late = f"{who} was not done within {self._config.limit_s:g} s"
                 self._post(ev.SyncFailed(version, late if isinstance(error, TimeoutError) else str(error), engine))
