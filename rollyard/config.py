@@ -327,6 +327,9 @@ class WeightsConfig(Section):
     )
     canary: bool = Field(True, description="prove at the start that every tensor reaches every engine")
     probe: bool = Field(True, description="compare a few logprobs of engine and trainer after each load")
+    probe_every: Natural = Field(
+        1, description="steps after which they are also compared beside training, where engines are apart (0: only after loads)"
+    )
 
 
 class EngineConfig(Section):

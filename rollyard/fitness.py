@@ -11,8 +11,8 @@ from rollyard.types import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSilent(Event):
-    """An engine that holds requests wrote nothing for so long, or did not answer a call."""
+class EngineUnfit(Event):
+    """An engine does not answer, or answers wrongly where the core does not see it."""
 
     engine: EngineId
     cause: str

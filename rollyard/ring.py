@@ -155,7 +155,15 @@ class Ring:
             self._learners[None] = self._exchange
             self._actions |= self._exchange.actions
         self._controller = Controller(
-            stations.engines, stations.source, stations.scorer, stations.text, post, post, self._timeline, config.engine.silent_s
+            stations.engines,
+            stations.source,
+            stations.scorer,
+            stations.text,
+            post,
+            post,
+            self._timeline,
+            config.engine.silent_s,
+            stations.vocabulary,
         )
         self._built.push_async_callback(self._rescue)
         self._built.push_async_callback(self._controller.close)
@@ -229,7 +237,8 @@ class Ring:
         weights = config.weights
         restarts = config.place.restarts if stations.launch else 0
         steps, evaluate, every, save = config.run.steps, bool(stations.held_out), config.eval.every, config.checkpoint.every
-        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts)
+        probes = weights.probe_every if weights.probe and config.place.apart else 0
+        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts, probes)
         return Conductor(policy, schedule, worker.rollover_of(config), version, config.place.placement, weights.retries)
 
     # ------------------------------------------------------------------------------------------- the circle

@@ -146,7 +146,7 @@ class RemoteEngine:
     def condemn(self, cause: str) -> None:
         """Kill the process there. Raises EngineError when a trainer is in it."""
         if not self._alone:
-            raise EngineError(f"engine {self._id} shares its process with a trainer and cannot be taken out: it {cause}")
+            raise EngineError(f"engine {self._id} shares its process with a trainer and cannot be taken out: {cause}")
         if not self._closed:
             self._lose(cause)
             self._channel.kill()
@@ -167,7 +167,7 @@ class RemoteEngine:
         try:
             await self._channel.call(name, content, limit_s=limit_s)
         except TimeLimitExceeded as error:
-            self._lose(f"did not answer {name} within {limit_s:g} s")
+            self._lose(f"it did not answer {name} within {limit_s:g} s")
             if self._alone:
                 self._channel.kill()
             raise EngineLost(f"engine {self._id} is lost: {error}") from error
@@ -188,7 +188,7 @@ class RemoteEngine:
 
     async def _watch(self) -> None:
         ended = await self._channel.ended()
-        self._lose(ended)
+        self._lose(f"it {ended}")
 
     def _lose(self, cause: str) -> None:
         self._cause = self._cause or cause
@@ -204,6 +204,6 @@ class RemoteEngine:
 
     def _check_alive(self) -> None:
         if self._cause:
-            raise EngineLost(f"engine {self._id} is lost: it {self._cause}")
+            raise EngineLost(f"engine {self._id} is lost: {self._cause}")
         if self._closed:
             raise EngineError(f"engine {self._id} is closed")

@@ -35,7 +35,7 @@ from rollyard.events import (
     SegmentArrived,
     Sleep,
 )
-from rollyard.fitness import Condemn, EngineSilent
+from rollyard.fitness import Condemn, EngineUnfit
 from rollyard.protocols.rollouts import Engine, PromptSource, Scorer
 from rollyard.rollout.silence import Silence
 from rollyard.types import Activity, Completion, FinishReason, Request, RequestId, Reward, Segment, VersionSpan
@@ -58,6 +58,7 @@ class Controller:
         broke: takes the exception that broke a task; the run cannot go on.
         timeline: generation and scoring are opened and closed on it.
         silent_s: seconds that an engine may neither write nor take a step, while it holds requests.
+        vocabulary: tokens have lower numbers; 0: nobody knows.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Controller:
         broke: Callable[[BaseException], None],
         timeline: Timeline,
         silent_s: float = math.inf,
+        vocabulary: int = 0,
     ) -> None:
         self._engines = engines
         self._source = source
@@ -82,6 +84,7 @@ class Controller:
         self._private: dict[RequestId, _Private] = {}
         self._lost: set[EngineId] = set()
         self._silence = Silence(silent_s)
+        self._tokens = range(vocabulary or 2**32)
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: dict[EngineId, asyncio.Task[None]] = {}
 
@@ -206,7 +209,7 @@ class Controller:
             with suppress(EngineLost):
                 await engine.abort(requests)
         except TimeLimitExceeded as error:
-            self._post(EngineSilent(engine.id, str(error)))
+            self._post(EngineUnfit(engine.id, str(error)))
 
     def _mind(self, instruction: Pause | Sleep | Resume | Condemn) -> None:
         """Who may be silent from now on, and who is of no more use. One that is draining goes on writing."""
@@ -241,7 +244,7 @@ class Controller:
             for name, engine in list(self._engines.items()):
                 busy = name not in self._lost and bool(self._written.get(name) or private[name])
                 if seconds := self._silence.look(name, busy, progress(engine), now):
-                    self._post(EngineSilent(name, f"wrote nothing for {seconds:.3g} s, and requests run"))
+                    self._post(EngineUnfit(name, f"it wrote nothing for {seconds:.3g} s, and requests run"))
 
     async def _listen(self, engine: Engine) -> None:
         clock = asyncio.get_running_loop().time
@@ -271,6 +274,9 @@ class Controller:
 
     def _hear_private(self, segment: Segment) -> None:
         private = self._private[segment.request]
+        if problem := self._private_problem(segment):
+            self._post(EngineUnfit(private.engine, f"it gave a wrong answer: {problem}"))
+            return  # as it is lost for that, others are asked
         private.hear(segment)
         if segment.finish is None or private.done.done():
             return
@@ -278,6 +284,15 @@ class Controller:
             private.done.set_exception(EngineError(segment.problem or "the request was cut"))
         else:
             private.done.set_result(private.completion(segment, self._text))
+
+    def _private_problem(self, segment: Segment) -> str:
+        """The core does not see it."""
+        if len(segment.logprobs) != len(segment.token_ids):
+            return f"{len(segment.token_ids)} tokens came with {len(segment.logprobs)} logprobs"
+        return "" if self._all_words(segment.token_ids) else "a token that is not in the vocabulary"
+
+    def _all_words(self, token_ids: Sequence[int]) -> bool:
+        return not token_ids or (min(token_ids) in self._tokens and max(token_ids) in self._tokens)
 
     def _follow(self, engine: EngineId, segment: Segment) -> str:
         """Keep the tokens until the last segment; then give the text of the whole completion."""
@@ -290,7 +305,9 @@ class Controller:
         del self._written[engine][segment.request]
         self._timeline.close(Phase.GENERATE)
         cut = segment.finish in (FinishReason.ABORT, FinishReason.ERROR)
-        return "" if cut else self._text(written.token_ids, written.stop, segment.finish)
+        if cut or not self._all_words(written.token_ids):  # the core refuses those
+            return ""
+        return self._text(written.token_ids, written.stop, segment.finish)
 
     # --------------------------------------------------------------------------------------------- scoring
 

@@ -40,7 +40,7 @@ from rollyard.events import (
     SegmentArrived,
     Signal,
 )
-from rollyard.fitness import Condemn, EngineProbed, EngineSilent
+from rollyard.fitness import Condemn, EngineProbed, EngineUnfit
 from rollyard.lives import GroupsRecovered
 from rollyard.rollout.batches import Batches
 from rollyard.rollout.departures import Departures
@@ -94,7 +94,7 @@ class RolloutCore:
             EngineLeaving: self._on_leaving,
             EngineLeft: self._on_left,
             EngineLoaded: self._on_engine_loaded,
-            EngineSilent: lambda event: self._condemn(event.engine, event.cause),
+            EngineUnfit: lambda event: self._condemn(event.engine, event.cause),
             EngineProbed: self._on_probed,
             EngineHeld: lambda signal: self._on_hold(signal.engine, held=True),
             EngineReleased: lambda signal: self._on_hold(signal.engine, held=False),
@@ -211,7 +211,7 @@ class RolloutCore:
         yield Condemn(engine, cause)
         yield from self._lose(engine, cause)
         if not believed:
-            yield from self._distrust.take_back(engine, self._health.epoch(engine), f"engine {engine} {cause}")
+            yield from self._distrust.take_back(engine, self._health.epoch(engine), f"engine {engine} is not believed: {cause}")
         self._health.gone(engine)
 
     def _on_probed(self, event: EngineProbed) -> Iterable[Output]:

@@ -88,7 +88,7 @@ class Health:
         record.wrong += RIGHT
         if not 0 < self._policy.faults * RIGHT <= record.wrong:
             return ""
-        return f"gave wrong answers ({self._policy.faults} that right ones did not make up for), the last one: {problem}"
+        return f"it gave wrong answers ({self._policy.faults} that right ones did not make up for), the last one: {problem}"
 
     def failed(self, engine: EngineId, prompt: int, cause: str) -> str:
         """A request failed that another engine may do. Why it has to go, if it has to."""
@@ -98,4 +98,4 @@ class Health:
         record.failed.add(prompt)
         if not 0 < self._policy.failures <= len(record.failed):
             return ""
-        return f"failed at {len(record.failed)} prompts in a row, the last time: {cause}"
+        return f"it failed at {len(record.failed)} prompts in a row, the last time: {cause}"

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rollyard import events as ev
 from rollyard.config import WeightsConfig
 from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
-from rollyard.fitness import EngineSilent
+from rollyard.fitness import EngineProbed, EngineUnfit, Probe
 from rollyard.protocols.rollouts import Engine
 from rollyard.protocols.weights import Publisher
-from rollyard.types import WeightVersion
+from rollyard.types import Verdict, WeightVersion
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.timeline import Phase, Timeline
 from rollyard.weights.many import Offers
@@ -69,6 +69,7 @@ class Sync:
             ev.Pause: self._pause,
             ev.Load: self._load,
             ev.Resume: self._resume,
+            Probe: self._probe,
             ev.Sleep: self._sleep,
             ev.Wake: self._wake,
         }
@@ -129,9 +130,33 @@ class Sync:
         with self._of(instruction.engine) as engine:
             async with asyncio.timeout(self._config.limit_s):
                 await engine.resume()
-            if self._config.probe:
-                self._recorder.probed(await self._prover.check(engine.id))
-            self._post(ev.EngineResumed(engine.id))
+            try:
+                if not self._config.probe or await self._judge(engine.id, self._prover.check):
+                    self._post(ev.EngineResumed(engine.id))
+            except EngineLost:
+                raise
+            except EngineError as error:
+                self._unfit(engine.id, str(error))
+
+    async def _probe(self, instruction: Probe) -> None:
+        """It may be about to take new weights: what it was asked is refused or cut then, and that says nothing."""
+        with self._of(instruction.engine) as engine:
+            try:
+                await self._judge(engine.id, self._prover.look)
+            except EngineLost:
+                raise
+            except EngineError:
+                return
+
+    async def _judge(self, engine: ev.EngineId, ask: Callable[[ev.EngineId], Awaitable[Verdict]]) -> bool:
+        """Does it decode with what it says, as far as can be seen? Raises TimeLimitExceeded and EngineLost."""
+        try:
+            verdict, cause = await ask(engine), ""
+        except WeightSyncError as error:
+            verdict, cause = Verdict.CONTRADICTED, str(error)
+        self._recorder.probed(verdict)
+        self._post(EngineProbed(engine, verdict, cause))
+        return verdict is not Verdict.CONTRADICTED
 
     async def _sleep(self, instruction: ev.Sleep) -> None:
         """What may still run then is an attempt that was given up: it is cut first."""
@@ -235,11 +260,11 @@ class Sync:
             except EngineLost:
                 self._lose(engine)
             except (TimeoutError, TimeLimitExceeded) as error:
-                self._silent(engine, error)
+                self._unfit(engine, str(error))
 
-    def _silent(self, engine: ev.EngineId, error: Exception) -> None:
+    def _unfit(self, engine: ev.EngineId, cause: str) -> None:
         """It is taken out for that."""
-        self._post(EngineSilent(engine, str(error) or f"did not do what it was told to within {self._config.limit_s:g} s"))
+        self._post(EngineUnfit(engine, cause or f"it did not do what it was told to within {self._config.limit_s:g} s"))
 
     @contextmanager
     def _part(self, version: WeightVersion, engine: ev.EngineId | None = None) -> Iterator[None]:
@@ -253,7 +278,7 @@ class Sync:
                 self._lose(engine)
             except (WeightSyncError, EngineError, TimeoutError, TimeLimitExceeded) as error:
                 if isinstance(error, TimeoutError | TimeLimitExceeded) and engine is not None and not self._sending:
-                    self._silent(engine, error)
+                    self._unfit(engine, str(error))
                     return
                 who = "the trainer" if engine is None else f"engine {engine}"
                 late = f"{who} was not done within {self._config.limit_s:g} s"

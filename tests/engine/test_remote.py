@@ -20,7 +20,7 @@ from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.fake import FakeEngine, Script
 from rollyard.engine.host import serve
 from rollyard.engine.remote import RemoteEngine
-from rollyard.errors import ConfigError, EngineError, EngineLost, RequestRejected, TimeLimitExceeded, WeightSyncError
+from rollyard.errors import ConfigError, EngineError, EngineLost, RequestRejected, TimeLimitExceeded
 from rollyard.events import Rollover
 from rollyard.place.child import Child, launch
 from rollyard.types import FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion

@@ -260,7 +260,7 @@ class EmbeddedEngine:
 
     def condemn(self, cause: str) -> None:
         """Raises EngineError: a thread cannot be ended."""
-        raise EngineError(f"engine {self._id} is a part of its run's process and cannot be taken out: it {cause}")
+        raise EngineError(f"engine {self._id} is a part of its run's process and cannot be taken out: {cause}")
 
     async def close(self) -> None:
         """Cut what runs, end `segments`, free the cache. Closing twice is harmless."""

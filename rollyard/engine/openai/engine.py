@@ -172,7 +172,7 @@ class OpenAIEngine:
 
     def condemn(self, cause: str) -> None:
         """Raises EngineError: it has several servers, and is no part of a run."""
-        raise EngineError(f"engine {self._id} is several servers and cannot be taken out: it {cause}")
+        raise EngineError(f"engine {self._id} is several servers and cannot be taken out: {cause}")
 
     async def close(self) -> None:
         """Cut what runs, end `segments`, close all connections. Closing twice is harmless."""

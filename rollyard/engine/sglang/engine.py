@@ -241,7 +241,7 @@ class SGLangEngine:
 
     def condemn(self, cause: str) -> None:
         """Let go of the server: nothing that it writes from now on counts."""
-        self._lose(EngineLost(f"it {cause}"))
+        self._lose(EngineLost(cause))
 
     async def close(self) -> None:
         """Cut what runs and leave the server as it was found: going on. Closing twice is harmless."""
