@@ -51,7 +51,7 @@ class Departures:
             return
         cause = f"{group.scored} of {len(group.members)} members have a verdict, {self._policy.min_scored} are needed"
         cause += f"; {group.last_cause}" if group.last_cause else ""
-        yield from self.drop_group(group, DropReason.FAILED, cause)
+        yield from self.drop_group(group, DropReason.DISTRUSTED if group.distrusted else DropReason.FAILED, cause)
 
     def _filters(self, group: GroupState) -> bool:
         if self._policy.filter == "none" or group.recovered or not group.flat:

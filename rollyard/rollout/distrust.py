@@ -42,6 +42,8 @@ class Distrust:
         if member.phase is Phase.DROPPED or group.prompt.id not in self._live:
             return
         if member.phase is Phase.SCORED:
+            member.completion = member.reward = None  # it is no part of its group's record either
+            group.distrusted, group.last_cause = True, cause
             yield self._departures.leave(member, DropReason.DISTRUSTED, cause)
         elif member.phase is Phase.SCORING or since < member.earlier or member.phase is Phase.PLAYING:
             yield from self._drop(group, member, cause)
@@ -50,6 +52,7 @@ class Distrust:
 
     def _drop(self, group: GroupState, member: Member, cause: str) -> Iterable[Output]:
         """Also of an episode whose environment has heard what is in doubt."""
+        group.distrusted = True
         if member.phase is Phase.WAITING:
             self._dispatch.waiting.take(member)
         if member.phase is Phase.RUNNING and member.engine is not None:

@@ -24,7 +24,7 @@ class Record:
     """Of one engine, since it came up."""
 
     epoch: int  # what was written in an earlier one is beyond doubt
-    versions: tuple[WeightVersion, ...] = ()  # acknowledged: the last one, and that before, whose last words may come late
+    versions: dict[WeightVersion, None] = field(default_factory=dict)  # acknowledged; last words of an old one may come late
     wrong: int = 0  # in tenths
     failed: set[int] = field(default_factory=set)  # prompts, since the last right answer
 
@@ -44,7 +44,7 @@ class Health:
     def up(self, engine: EngineId, version: WeightVersion | None) -> None:
         """It is here, with a clean record."""
         self._epochs += 1
-        self._records[engine] = Record(self._epochs, () if version is None else (version,))
+        self._records[engine] = Record(self._epochs, {} if version is None else {version: None})
 
     def gone(self, engine: EngineId) -> None:
         self._records.pop(engine, None)
@@ -52,8 +52,7 @@ class Health:
     def took(self, engine: EngineId, version: WeightVersion) -> None:
         """It acknowledged these weights."""
         if engine in self._records:
-            record = self._records[engine]
-            record.versions = (version, *record.versions[:1])
+            self._records[engine].versions[version] = None
 
     def proved(self, engine: EngineId) -> None:
         """Its logprobs were those of the weights that it says it has: what it wrote so far is beyond doubt."""
@@ -70,7 +69,8 @@ class Health:
         record = self._records.get(engine)
         if record is None or version in record.versions:
             return ""
-        has = f"the last it acknowledged is {tuple(record.versions[0])}" if record.versions else "it acknowledged none"
+        last = next(reversed(record.versions), None)
+        has = "it acknowledged none" if last is None else f"the last it acknowledged is {tuple(last)}"
         return f"tokens of version {tuple(version)}, and {has}"
 
     def right(self, engine: EngineId) -> None:

@@ -144,6 +144,7 @@ class GroupState:
     unfinished: int = 0  # members that are not final
     expected: float = 0.0  # tokens of a member; 0: to be computed again
     last_cause: str = ""  # why a member was dropped
+    distrusted: bool = False  # a member was dropped since nobody believes who wrote it
     recovered: bool = False  # it was finished before a restart
 
     @property
@@ -163,7 +164,7 @@ class GroupState:
 
     def recount(self) -> None:
         """Some of its tokens were forgotten."""
-        spans = (span for member in self.members if member.phase is not Phase.DROPPED for span in member.spans)
+        spans = (span for member in self.members for span in member.spans)
         self.oldest, self.expected = min((span.version.step for span in spans), default=None), 0.0
 
     def left(self, member: Member) -> int:
