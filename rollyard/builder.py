@@ -30,7 +30,7 @@ from rollyard.place.child import Children
 from rollyard.place.inline import DeviceThread
 from rollyard.place.layout import REWARD_MODEL, Host, layout
 from rollyard.protocols.devices import Spans
-from rollyard.protocols.processes import Channel
+from rollyard.protocols.processes import Process
 from rollyard.protocols.rollouts import Engine, Environment, PromptSource, Scorer
 from rollyard.protocols.training import Trainer
 from rollyard.protocols.weights import Evidence, Handoff, Publisher, Receiver, TrainerEvidence
@@ -206,7 +206,7 @@ class Builder:
             self._found.spans.append((REWARD_MODEL, SCORER, judges.remote.spans))
         return judges.scorers
 
-    async def _launched(self, host: Host) -> Channel:
+    async def _launched(self, host: Host) -> Process:
         """A process with a trainer."""
         begin = replace(self._begin, checkpoint=self._begin.checkpoint and self._begin.checkpoint.resolve())
         order = HostOrder(self._config, host, self._folder.resolve(), self._scratch.resolve(), begin)
@@ -279,7 +279,7 @@ class Builder:
         self._launches.pop(name, None)
         self._urls.pop(name, None)
 
-    def _reach(self, host: Host, channel: Channel) -> None:
+    def _reach(self, host: Host, channel: Process) -> None:
         """The stations of another process."""
         from rollyard.train.remote import RemoteTrainer
         from rollyard.weights.remote import RemoteEvidence, RemoteHandoff, RemotePublisher
@@ -296,7 +296,7 @@ class Builder:
             found.spans.append((host.name, TRAINER, trainer.spans))
             channel.ready()
         else:
-            found.engines[host.engine] = remote_engine(config, host.engine, channel)
+            found.engines[host.engine] = remote_engine(config, host.engine, channel, alone=False)
             found.spans.append((host.name, TRAINER, found.engines[host.engine].spans))
             found.handoffs[host.engine] = RemoteHandoff(channel, limit)
 
@@ -319,6 +319,7 @@ class Builder:
             text=text,
             window=worker.window_of(config, shape),
             size=worker.size_of(config, shape),
+            vocabulary=shape.vocab_size,
             engines=found.engines,
             trainers=trainers,
             ranks=1 if swap else len(found.trainers),
@@ -393,6 +394,6 @@ def _devices(hosts: Sequence[Host], *, first: bool) -> list[range]:
     return found
 
 
-def _on_devices(launch: Launch, numbers: range, *args: Any, environment: Mapping[str, str], **named: Any) -> Awaitable[Channel]:
+def _on_devices(launch: Launch, numbers: range, *args: Any, environment: Mapping[str, str], **named: Any) -> Awaitable[Process]:
     """Start a process that sees these GPUs alone."""
     return launch(*args, environment={**environment, **only_devices(numbers)}, **named)

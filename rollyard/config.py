@@ -327,6 +327,9 @@ class WeightsConfig(Section):
     )
     canary: bool = Field(True, description="prove at the start that every tensor reaches every engine")
     probe: bool = Field(True, description="compare a few logprobs of engine and trainer after each load")
+    probe_every: Natural = Field(
+        1, description="steps after which they are also compared beside training, where engines are apart (0: only after loads)"
+    )
 
 
 class EngineConfig(Section):
@@ -351,6 +354,11 @@ class EngineConfig(Section):
     )
     python: str = Field("", description="interpreter of an engine in its own process (empty: this one; vllm: of make vllm)")
     start_s: Positive = Field(600.0, description="seconds an engine in its own process may take to be ready")
+    silent_s: Positive = Field(
+        300.0, description="seconds that an engine which holds requests may write nothing and take no step, until it is taken out"
+    )
+    faults: Count = Field(3, description="wrong answers (ten right ones make up for one) for which an engine is taken out")
+    failures: Count = Field(16, description="prompts in a row that fail at an engine, for which it is taken out")
     tensor_parallel_size: Count = Field(1, description="devices of one vLLM engine")
     gpu_memory_utilization: Share = Field(0.9, description="share of a GPU's memory that vLLM takes")
     extra: str = Field("", description="further arguments of vLLM's engine, a JSON object")

@@ -25,7 +25,7 @@ from rollyard.model.architecture import Architecture, base_of
 from rollyard.place import child
 from rollyard.place.inline import DeviceThread
 from rollyard.place.layout import Host
-from rollyard.protocols.processes import Channel
+from rollyard.protocols.processes import Channel, Process
 from rollyard.protocols.rollouts import Engine
 from rollyard.protocols.weights import Receiver
 from rollyard.weights.shares import worker_name
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rollyard.engine.http import Client
     from rollyard.engine.vllm.core import Core
 
-Launch = Callable[..., Awaitable[Channel]]  # of protocols.Launcher
+Launch = Callable[..., Awaitable[Process]]  # of protocols.Launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class HostOrder:
     begin: worker.Beginning = worker.FROM_THE_START
 
 
-async def launch_host(order: HostOrder, launch: Launch) -> Channel:
+async def launch_host(order: HostOrder, launch: Launch) -> Process:
     """Start a process with a trainer. Raises EngineLost when it cannot be started."""
     content = TypeAdapter(HostOrder).dump_json(order)
     environment = process_environment()
@@ -158,10 +158,10 @@ async def launch_engine(config: Config, id_: EngineId, folder: Path, launch: Lau
     return remote_engine(config, id_, channel)
 
 
-def remote_engine(config: Config, id_: EngineId, channel: Channel) -> RemoteEngine:
-    """The engine at the other end of a line."""
-    start_s, limit = config.engine.start_s, config.weights.limit_s
-    return RemoteEngine(id_, channel, CAPABILITIES[config.engine.kind], start_s=start_s, sync_s=limit, drain_s=worker.DRAIN_S)
+def remote_engine(config: Config, id_: EngineId, channel: Process, *, alone: bool = True) -> RemoteEngine:
+    """The engine at the other end of a line; `alone`: no trainer is there."""
+    able, start_s, limit = CAPABILITIES[config.engine.kind], config.engine.start_s, config.weights.limit_s
+    return RemoteEngine(id_, channel, able, start_s=start_s, sync_s=limit, drain_s=worker.DRAIN_S, alone=alone)
 
 
 def attach_engine(config: Config, id_: EngineId, url: str, folder: Path) -> Engine:

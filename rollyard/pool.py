@@ -9,21 +9,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from rollyard.errors import EngineLost, RollyardError, TimeLimitExceeded, WorkerLost, WorkersUsedUp
-from rollyard.protocols.processes import Channel
+from rollyard.protocols.processes import Channel, Process
 
 GROW_S = 0.05  # seconds that a call waits for one of the workers there are before one more is started
 BEGINS = 3  # workers in a row that may be lost before they were ready
-
-
-class Process(Channel, Protocol):
-    """A channel to a process that may be ended at any moment."""
-
-    def kill(self) -> None:
-        """At once, with all that it started. It is to be closed all the same. Killing it twice is harmless."""
-        ...
 
 
 Launch = Callable[..., Awaitable[Process]]  # of protocols.Launcher

@@ -165,7 +165,15 @@ class Ring:
             self._learners[None] = self._exchange
             self._actions |= self._exchange.actions
         self._controller = Controller(
-            stations.engines, stations.source, stations.scorer, stations.text, post, post, self._timeline
+            stations.engines,
+            stations.source,
+            stations.scorer,
+            stations.text,
+            post,
+            post,
+            self._timeline,
+            config.engine.silent_s,
+            stations.vocabulary,
         )
         self._built.push_async_callback(self._rescue)
         self._built.push_async_callback(self._controller.close)
@@ -224,6 +232,9 @@ class Ring:
             overtaking=rollout.overtaking,
             on_stale=rollout.on_stale,
             retries=rollout.retries,
+            vocabulary=stations.vocabulary,
+            faults=config.engine.faults,
+            failures=config.engine.failures,
             min_scored=rollout.min_scored,
             give_up_after=rollout.give_up_after,
             seed=config.run.seed,
@@ -236,9 +247,10 @@ class Ring:
         weights = config.weights
         restarts = config.place.restarts if stations.launch else 0
         steps, evaluate, every, save = config.run.steps, bool(stations.held_out), config.eval.every, config.checkpoint.every
+        probes = weights.probe_every if weights.probe and config.place.apart else 0
         before = self._earlier.counters.get("report", {}).get("evaluated")
         evaluated = None if before is None else WeightVersion(*before)
-        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts, evaluated)
+        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts, probes, evaluated)
         rollover, counts = worker.rollover_of(config), self._counted_before()
         return Conductor(policy, schedule, rollover, version, config.place.placement, weights.retries, counts)
 

@@ -41,6 +41,7 @@ class Stations:
     spans: Sequence[tuple[str, str, Spans]] = ()  # name, role and device of whatever the report accounts for
     nodes: Nodes = dict
     exchange: Generation | None = None  # where another job trains
+    vocabulary: int = 0  # tokens have lower numbers; 0: nobody knows
     player: Player | None = None  # where prompts are played as episodes
 
     async def start(self) -> None:

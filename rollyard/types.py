@@ -37,6 +37,7 @@ class DropReason(StrEnum):
     STALE = "stale"  # would exceed the staleness limit
     FILTERED = "filtered"  # all verdicts of the group are equal; of a member alone: a limit cut it, and such are masked
     OVERSAMPLED = "oversampled"
+    DISTRUSTED = "distrusted"  # written by an engine that decoded with other weights than it said, or answered wrongly
     STOPPED = "stopped"  # the run was stopped while it was live
 
 
@@ -393,23 +394,25 @@ class Answer:
 
     token: int
     logprob: float
+    version: WeightVersion | None = None  # which weights it is to be of; None: those that were published last
 
 
 class Verdict(StrEnum):
-    """What a probe says of one load."""
+    """What a probe says of an engine's weights."""
 
-    VERIFIED = "verified"  # nearer the new logprobs than the old ones, by more than noise
-    UNDECIDABLE = "undecidable"  # new and old logprobs are too near each other to tell
-    CONTRADICTED = "contradicted"  # nearer the old ones, by more than noise
+    VERIFIED = "verified"  # nearer the logprobs of its version than those of any other that is known, by more than noise
+    UNDECIDABLE = "undecidable"  # they are too near each other to tell
+    CONTRADICTED = "contradicted"  # nearer those of another one, by more than noise, or far from all
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A verdict, and the distances that it comes from; infinite where there is no version before."""
+    """A verdict, and the distances that it comes from; infinite where no other version is known."""
 
     verdict: Verdict
-    new: float  # nats between the engine's logprobs and those of the version
-    old: float  # nats between them and those of the version before
+    new: float  # nats between the engine's logprobs and those of its version
+    old: float  # nats between them and those of the nearest other one
+    other: WeightVersion | None = None  # which that is
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from rollyard import events as ev
 from rollyard.conductor import Conductor
+from rollyard.fitness import Condemn, EngineProbed, EngineUnfit, Probe
 from rollyard.place.mode import Schedule
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts
 from rollyard.turns import Asked, EpisodeEnded, Play, Tell
-from rollyard.types import Asking, FinishReason, Prompt, Request, RequestId, Reward, Sampling, Segment, WeightVersion
+from rollyard.types import Asking, FinishReason, Prompt, Request, RequestId, Reward, Sampling, Segment, Verdict, WeightVersion
 
 PUBLISHING = "publishing"
 FIRST = WeightVersion(0)
@@ -44,10 +45,13 @@ class Answers:
         done: frozenset[int] = frozenset(),
         version: WeightVersion = FIRST,
         life: int = 0,
+        unfit: int = 0,
+        doubts: int = 0,
     ):
         self.life, self.names = life, {version.step: version}
         self.slow = False  # an answer comes piece by piece
         self.source = [id_ for id_ in range(prompts) if id_ not in done]
+        self.unfit, self.doubts = unfit, doubts  # engines that will stand still, and decode with other weights than they say
         self.flat = flat  # prompts whose verdicts are all equal
         self.joins, self.leaves = joins, leaves  # engines that will come, and go
         self.leaving: set[str] = set()
@@ -92,6 +96,10 @@ class Answers:
                 self.todo.append(ev.EngineUp(f"j{self.joins}", 3, None))
             if self.leaves and len(self.conductor.staying) > 1 and not self.random.randrange(15):
                 self.leave(self.random.choice(sorted(self.conductor.staying)), self.random.random() < 0.5)
+            if self.unfit and self.up and not self.random.randrange(20):
+                self.unfit -= 1
+                self.todo.insert(0, EngineUnfit(self.random.choice(sorted(self.up)), "it stood still"))
+                self.take(0)
             if self.deaths and self.loaded and not self.random.randrange(20):
                 self.kill(self.random.choice(sorted(self.loaded)))
             self.take(self.random.randrange(len(self.todo)))
@@ -107,10 +115,13 @@ class Answers:
     def kill(self, engine: str) -> None:
         """It is gone, and what it had not said with it."""
         self.deaths -= 1
+        self.die(engine, "killed")
+
+    def die(self, engine: str, cause: str) -> None:
         self.dead.add(engine)
         self.up.discard(engine)
         self.todo = [each for each in self.todo if getattr(each, "engine", None) != engine]
-        self.todo.insert(0, ev.EngineDown(engine, "killed"))
+        self.todo.insert(0, ev.EngineDown(engine, cause))
         cut = [each for each in self.todo if isinstance(each, ev.Evaluated)]
         if cut and not self.up:
             self.todo = [each for each in self.todo if each not in cut]
@@ -198,6 +209,9 @@ class Answers:
     def answer(self, instruction: ev.Instruction) -> list[ev.Event | Work]:
         if isinstance(instruction, ev.Retire):
             self.retire(instruction)
+        if isinstance(instruction, Condemn):
+            assert instruction.engine in self.up
+            self.die(instruction.engine, instruction.cause)
         if getattr(instruction, "engine", None) in self.dead and not isinstance(instruction, ev.Restart):
             return []  # the news of it is under way
         return self.trainer(instruction) or self.rollouts(instruction) or self.weights(instruction)
@@ -290,6 +304,11 @@ class Answers:
     def weights(self, instruction: ev.Instruction) -> list[ev.Event | Work]:
         """What engines say of new weights, and of making room for the trainer."""
         match instruction:
+            case Probe(engine):
+                if engine not in self.loaded or engine in self.closed:
+                    return []  # it is being changed: it says nothing
+                self.doubts -= (wrong := self.doubts > 0 and not self.random.randrange(3))
+                return [EngineProbed(engine, Verdict.CONTRADICTED if wrong else Verdict.VERIFIED, "it has other weights")]
             case ev.Sleep(engine):
                 assert engine not in self.evaluating
                 self.asleep.add(engine)
@@ -336,6 +355,7 @@ def conductor(
     turns: int = 0,
     version: WeightVersion = FIRST,
     counts: Counts | None = None,
+    probes: int = 0,
 ) -> Conductor:
     policy = RolloutPolicy(
         group_size=2,
@@ -352,7 +372,7 @@ def conductor(
         refills=refills,
         turns=turns,
     )
-    schedule = Schedule(steps, engines, evaluate, every, save, prove, restarts)
+    schedule = Schedule(steps, engines, evaluate, every, save, prove, restarts, probes)
     return Conductor(policy, schedule, rollover, version, placement, retries, counts)
 
 

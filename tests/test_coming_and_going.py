@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard import events as ev
+from rollyard.fitness import Condemn
 from tests.conducting import Answers, Work, conductor
 
 
@@ -55,6 +56,42 @@ def test_engines_that_are_lost_come_back_as_often_as_is_allowed(
         assert all(again[f"e{i}"] == restarts for i in range(engines))
     else:
         assert world.version == 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    placement=st.sampled_from(("separate", "async")),
+    engines=st.integers(1, 3),
+    unfit=st.integers(0, 3),
+    doubts=st.integers(0, 2),
+    restarts=st.integers(0, 2),
+    faults=st.sampled_from((0, 0, 2)),
+    prove=st.booleans(),
+    rollover=st.sampled_from(list(ev.Rollover)),
+    seed=st.integers(0, 2**32),
+)
+def test_engines_that_are_not_fit_are_replaced(placement, engines, unfit, doubts, restarts, faults, prove, rollover, seed):
+    """They get the newest version before a request, which `Answers` looks at; a second doubt of one engine ends the run."""
+    limit = int(placement == "async")
+    rules = dict(restarts=restarts, retries=faults, probes=1)
+    run = conductor(5, engines, 2, True, 2, 0, placement, limit, rollover, prove, **rules)
+    world = Answers(run, engines, 200, seed, faults=faults, unfit=unfit, doubts=doubts)
+    world.run()
+    end, counts = world.said[-1], world.conductor.counts
+    assert isinstance(end, ev.Finish) and sum(isinstance(i, ev.Finish) for i in world.said) == 1
+    assert counts.admitted == counts.trained + sum(counts.dropped.values()) and world.conductor.live == 0
+    condemned = Counter(i.engine for i in world.said if isinstance(i, Condemn))
+    again = Counter(i.engine for i in world.said if isinstance(i, ev.Restart))
+    doubted = Counter(i.engine for i in world.said if isinstance(i, Condemn) and i.cause == "it has other weights")
+    assert set(counts.dropped) <= {"stopped", "distrusted", "failed"} and (doubted or "distrusted" not in counts.dropped)
+    assert sum(condemned.values()) > 2 or "failed" not in counts.dropped, "a member is tried three times"
+    assert all(again[engine] <= restarts for engine in again) and sum(again.values()) <= sum(condemned.values())
+    if not end.failed:
+        assert world.version == 5 and all(times == 1 for times in doubted.values())
+    elif end.cause == "it has other weights":
+        assert any(times > 1 or again[engine] == restarts for engine, times in doubted.items())
+    else:
+        assert "no engine is left" in end.cause and all(condemned[f"e{i}"] > restarts for i in range(engines))
 
 
 class Gone(Answers):

@@ -1,18 +1,20 @@
 """A scripted engine without a model: the double for tests of everything around an engine.
 
 It keeps every promise of `protocols.Engine` (slots, segments, pausing at token boundaries, partial tokens kept), and
-breaks them on request: errors after n tokens, death, late answers, loads that are ignored or refused. What it writes
-depends on the request's seed alone, so a completion cut here continues in the same words on another.
+breaks them on request: errors after n tokens, death, late answers, loads that are ignored or refused, wrong answers, weights
+that are forgotten, a standstill. What it writes depends on the request's seed alone, so a completion cut here continues in the
+same words on another.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import count
+from math import nan
 from random import Random
 from time import monotonic
 
@@ -37,6 +39,7 @@ SEGMENT_S = 0.2
 IDLE_S = 0.001  # between looks at requests that are all late
 VOCABULARY = 97  # scripted tokens by default: 1 to 96
 END = 0
+BASE_GAP = 0.5  # nats between the logprobs of the weights it was loaded with and those that it was started with
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,19 @@ class OnLoad(StrEnum):
     TAKE = "take"
     IGNORE = "ignore"  # says nothing is wrong and stays at its version
     REFUSE = "refuse"  # raises WeightSyncError
+
+
+class Lie(StrEnum):
+    """What is wrong with every segment that it writes."""
+
+    NONE = "none"
+    LOGPROBS = "logprobs"  # one too few
+    POSITIVE = "positive"  # a logprob above 0
+    NAN = "nan"  # a logprob that is no number
+    TOKENS = "tokens"  # a token that no vocabulary has
+    MORE = "more"  # a thousand tokens more than were asked for
+    VERSION = "version"  # of a version that it never acknowledged
+    STRANGER = "stranger"  # of a request that it was not given
 
 
 def by_seed(request: Request) -> Script:
@@ -97,7 +113,8 @@ class FakeEngine:
         script: what becomes of a request.
         token_s: seconds between two tokens of a request.
         load_s: seconds a load takes.
-        on_load: what it does with new weights; may be changed at any time.
+        on_load: what it does with new weights; may be changed at any time, as `lie` and `pace` may: what is wrong with its
+            answers, and how many times slower it is.
         window: tokens of prompt and completion at most.
         sleep: waits so many seconds; give a virtual one together with `clock`.
         clock: seconds.
@@ -116,7 +133,7 @@ class FakeEngine:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.on_load = on_load
+        self.on_load, self.lie, self.pace = on_load, Lie.NONE, 1.0
         self._id, self._slots, self._script, self._window = id, slots, script, window
         self._token_s, self._load_s, self._sleep, self._clock = token_s, load_s, sleep, clock
         self._version: WeightVersion | None = None
@@ -128,7 +145,9 @@ class FakeEngine:
         self._work, self._still = asyncio.Event(), asyncio.Event()
         self._still.set()
         self._task: asyncio.Task[None] | None = None
-        self._asleep = self._paused = self._draining = self._closed = False
+        self._asleep = self._paused = self._draining = self._closed = self._forgot = False
+        self._moving = asyncio.Event()
+        self._moving.set()
         self._cause = ""
         self._flushed_at = clock()
         self.spans = SpanLog(lambda: round(clock() * 1e9))
@@ -186,7 +205,7 @@ class FakeEngine:
 
     async def abort(self, requests: Sequence[RequestId]) -> None:
         """Cut these requests. What they wrote comes out of `segments`."""
-        self._check_alive()
+        await self._turn()
         names = set(requests)
         self._cut([job for job in self._jobs() if job.request.id in names])
 
@@ -196,7 +215,7 @@ class FakeEngine:
             await self._pause(rollover)
 
     async def _pause(self, rollover: Rollover) -> None:
-        self._check_alive()
+        await self._turn()
         if rollover is Rollover.DRAIN:
             if self._paused and self._jobs():
                 raise EngineError(f"engine {self._id} cannot finish what it has while it is paused: resume it first")
@@ -210,40 +229,40 @@ class FakeEngine:
 
     async def prepare(self, manifest: Manifest) -> None:
         with self.spans.doing(Activity.SYNC, "prepare"):
-            self._check_alive()
+            await self._turn()
             self._prepared = manifest.version
 
     async def load(self, version: WeightVersion) -> None:
         """Switch to `version`, unless `on_load` says otherwise. Raises WeightSyncError when it was not prepared."""
-        self._check_alive()
+        await self._turn()
         if self._prepared != version:
             raise WeightSyncError(f"engine {self._id} was not prepared for version {tuple(version)}")
         if not self._paused and self._jobs():
             raise EngineError(f"engine {self._id} cannot change weights while it generates: pause it first")
         with self.spans.doing(Activity.SYNC, "load"):
-            await self._sleep(self._load_s)
-        self._check_alive()
+            await self._sleep(self._load_s * self.pace)
+        await self._turn()
         if self.on_load is OnLoad.REFUSE:
             raise WeightSyncError(f"engine {self._id} did not take version {tuple(version)}: it was told to refuse")
         if self.on_load is OnLoad.TAKE:
-            self._version = version
+            self._version, self._forgot = version, False
 
     async def resume(self) -> None:
         """Go on after a pause."""
         with self.spans.doing(Activity.SYNC, "resume"):
-            self._check_alive()
+            await self._turn()
             self._paused = self._draining = False
             self._note_work()
 
     async def sleep(self) -> None:
         """Raises EngineError while requests run."""
-        self._check_alive()
+        await self._turn()
         if self._jobs():
             raise EngineError(f"engine {self._id} cannot sleep: requests run")
         self._asleep = True
 
     async def wake(self, part: WakePart) -> None:
-        self._check_alive()
+        await self._turn()
         if part is WakePart.CACHE:
             self._asleep = False
 
@@ -267,6 +286,7 @@ class FakeEngine:
         self._closed = True
         self._ready.put_nowait(None)
         self._still.set()
+        self._moving.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -279,8 +299,34 @@ class FakeEngine:
         self._ready.put_nowait(None)
         self._work.clear()
         self._still.set()
+        self._moving.set()
         if self._task is not None:
             self._task.cancel()
+
+    def condemn(self, cause: str) -> None:
+        """See `protocols.Engine`."""
+        if not self._closed:
+            self.die(cause)
+
+    def stall(self) -> None:
+        """Stand still as a stopped process does: nothing is written and no call is answered, until `go_on` or its end."""
+        if not (self._cause or self._closed):
+            self._moving.clear()
+
+    def go_on(self) -> None:
+        """Whoever stood still does what it was asked meanwhile."""
+        self._moving.set()
+
+    def forget(self) -> None:
+        """Decode with the weights it was started with, as a server does that was started anew behind its address, until the
+        next load; and say nothing of it."""
+        self._forgot = True
+
+    async def _turn(self) -> None:
+        """Wait until it is no standstill. Raises EngineLost and EngineError when it is gone."""
+        self._check_alive()
+        await self._moving.wait()
+        self._check_alive()
 
     async def _serve(self) -> None:
         while True:
@@ -288,7 +334,9 @@ class FakeEngine:
             self._burst.go()
             began = self._clock()
             late = bool(self._running) and all(job.due > began for job in self._running)
-            await self._sleep(max(self._token_s, IDLE_S) if late else self._token_s)
+            token_s = self._token_s * self.pace
+            await self._sleep(max(token_s, IDLE_S) if late else token_s)
+            await self._moving.wait()
             if self._work.is_set():
                 self._step(began)
 
@@ -297,7 +345,7 @@ class FakeEngine:
         now = self._clock()
         while self._waiting and len(self._running) < self._slots:
             job = heappop(self._waiting)
-            job.due, job.oldest_kv = now + job.script.delay_s, self._version
+            job.due, job.oldest_kv = now + job.script.delay_s * self.pace, self._version
             self._running.append(job)
             self._prefill(job.request)
         self._burst.tick(activity_of(any(job.request.id.group >= 0 for job in self._running)))
@@ -368,9 +416,12 @@ class FakeEngine:
         assert version is not None, "requests are taken only after a load"
         token_ids = tuple(job.unsent)
         job.unsent.clear()
-        logprobs = tuple(-(1.0 + token_id % 8) / 8 for token_id in token_ids)
+        logprobs = tuple(map(logprob_of, token_ids))
+        if self._forgot:
+            logprobs = tuple(logprob - BASE_GAP for logprob in logprobs)
         problem = "scripted to fail" if finish is FinishReason.ERROR else ""
-        return Segment(job.request.id, token_ids, logprobs, version, job.oldest_kv or version, finish, problem)
+        segment = Segment(job.request.id, token_ids, logprobs, version, job.oldest_kv or version, finish, problem)
+        return segment if self.lie is Lie.NONE else told_wrongly(segment, self.lie)
 
     def _deliver(self, segments: list[Segment]) -> None:
         if segments:
@@ -396,3 +447,31 @@ class FakeEngine:
             raise EngineLost(f"engine {self._id} is lost: {self._cause}")
         if self._closed:
             raise EngineError(f"engine {self._id} is closed")
+
+
+def logprob_of(token_id: int) -> float:
+    """What it says of a token that it writes, with the weights that it was loaded with."""
+    return -(1.0 + token_id % 8) / 8
+
+
+def told_wrongly(segment: Segment, lie: Lie) -> Segment:
+    """The same, with something wrong about it; one without tokens only where that can be."""
+    ids, logprobs = segment.token_ids, segment.logprobs
+    if lie is Lie.STRANGER:
+        return replace(segment, request=segment.request._replace(member=segment.request.member + 1000))
+    if not ids:
+        return segment
+    match lie:
+        case Lie.LOGPROBS:
+            return replace(segment, logprobs=logprobs[:-1])
+        case Lie.POSITIVE:
+            return replace(segment, logprobs=(*logprobs[:-1], 0.5))
+        case Lie.NAN:
+            return replace(segment, logprobs=(*logprobs[:-1], nan))
+        case Lie.TOKENS:
+            return replace(segment, token_ids=(*ids[:-1], 2**40))
+        case Lie.MORE:
+            return replace(segment, token_ids=(*ids, *[1] * 1000), logprobs=(*logprobs, *[-1.0] * 1000))
+        case Lie.VERSION:
+            return replace(segment, version=WeightVersion(segment.version.step + 1000, segment.version.incarnation))
+    return segment

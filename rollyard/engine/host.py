@@ -14,6 +14,7 @@ from rollyard.types import FinishReason, Request, Segment, WeightVersion
 from rollyard.watch.spans import tell, telling
 
 STATS_S = 0.2  # seconds between two reports of totals
+STEPS_S = 1.0  # of steps that bring no token, seconds
 
 
 class EngineHost:
@@ -21,7 +22,7 @@ class EngineHost:
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine, self._channel = engine, channel
-        self._reported_at = 0.0
+        self._reported_at, self._steps = 0.0, 0
         for name in ("start", "generate", "abort", "pause", "prepare", "load", "resume", "sleep", "wake"):
             channel.handle(name, getattr(self, f"_{name}"))
         channel.ready()
@@ -33,9 +34,17 @@ class EngineHost:
             if monotonic() - self._reported_at > STATS_S or any(segment.finish for segment in segments):
                 self._report()
 
+    async def report_steps(self) -> None:
+        """Totals also while no tokens come: a long prompt is read, and the engine does not stand still."""
+        while True:
+            await asyncio.sleep(STEPS_S)
+            if self._engine.stats().steps != self._steps and monotonic() - self._reported_at > STATS_S:
+                self._report()
+
     def _report(self) -> None:
-        self._reported_at = monotonic()
-        self._channel.tell("stats", wire.STATS.dump_json(self._engine.stats()))
+        self._reported_at, stats = monotonic(), self._engine.stats()
+        self._steps = stats.steps
+        self._channel.tell("stats", wire.STATS.dump_json(stats))
         tell(self._engine.spans, self._channel)
 
     def _report_version(self) -> None:
@@ -105,12 +114,15 @@ class EngineHost:
 async def serve(engine: Engine, channel: Channel) -> None:
     """Answer calls and forward tokens until the line ends; the engine is closed then. Raises EngineLost when a step failed."""
     host = EngineHost(engine, channel)
-    tasks = [asyncio.create_task(host.forward()), asyncio.create_task(channel.ended())]
+    parts = (channel.ended(), host.forward(), host.report_steps())
+    tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         async with telling(engine.spans, channel):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[1].done():
-            tasks[0].result()
+        if not tasks[0].done():
+            for task in tasks:
+                if task.done():
+                    task.result()
     finally:
         for task in tasks:
             task.cancel()

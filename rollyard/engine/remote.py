@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from rollyard.engine import admission, wire
 from rollyard.engine.closing import attempt
-from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded
 from rollyard.events import Rollover, WakePart
-from rollyard.protocols.processes import Channel
+from rollyard.protocols.processes import Process
 from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
 from rollyard.watch.spans import hear
 
@@ -21,19 +21,28 @@ class RemoteEngine:
 
     Args:
         id: its name.
-        channel: the line; closed with the engine.
+        channel: the line to its process; closed with the engine.
         capabilities: what the engine there can do.
         start_s: seconds it may take to load and be ready.
         sync_s: seconds that bringing weights near, or switching to them, may take.
         drain_s: seconds that finishing what runs may take.
+        alone: nothing else is in its process.
     """
 
     def __init__(
-        self, id: str, channel: Channel, capabilities: Capabilities, *, start_s: float, sync_s: float, drain_s: float
+        self,
+        id: str,
+        channel: Process,
+        capabilities: Capabilities,
+        *,
+        start_s: float,
+        sync_s: float,
+        drain_s: float,
+        alone: bool = True,
     ) -> None:
         self._id, self._channel, self._capabilities = id, channel, capabilities
         self._start_s, self._sync_s, self._drain_s = start_s, sync_s, drain_s
-        self._slots = 0
+        self._alone, self._slots = alone, 0
         self._version: WeightVersion | None = None
         self._stats = EngineStats()
         self._open: set[RequestId] = set()  # requests whose last segment has not come
@@ -106,14 +115,14 @@ class RemoteEngine:
         self._held = "is paused"
 
     async def prepare(self, manifest: Manifest) -> None:
-        """Bring the tensors near the engine. Raises WeightSyncError, also when that takes too long."""
+        """Bring the tensors near the engine. Raises WeightSyncError, TimeLimitExceeded when that takes too long."""
         self._check_alive()
-        await self._sync("prepare", wire.MANIFEST.dump_json(manifest))
+        await self._channel.call("prepare", wire.MANIFEST.dump_json(manifest), limit_s=self._sync_s)
 
     async def load(self, version: WeightVersion) -> None:
-        """Switch to `version`. Raises WeightSyncError, also when that takes too long: it may come to it later then."""
+        """Switch to `version`. Raises WeightSyncError, TimeLimitExceeded when that takes too long: it may come to it later."""
         self._check_alive()
-        await self._sync("load", wire.VERSION.dump_json(version))
+        await self._channel.call("load", wire.VERSION.dump_json(version), limit_s=self._sync_s)
 
     async def resume(self) -> None:
         self._check_alive()
@@ -134,6 +143,14 @@ class RemoteEngine:
         """As of the last tokens that came."""
         return self._stats
 
+    def condemn(self, cause: str) -> None:
+        """Kill the process there. Raises EngineError when a trainer is in it."""
+        if not self._alone:
+            raise EngineError(f"engine {self._id} shares its process with a trainer and cannot be taken out: {cause}")
+        if not self._closed:
+            self._lose(cause)
+            self._channel.kill()
+
     async def close(self) -> None:
         """Cut what runs, end the process there. Closing twice is harmless."""
         if self._closed:
@@ -150,15 +167,10 @@ class RemoteEngine:
         try:
             await self._channel.call(name, content, limit_s=limit_s)
         except TimeLimitExceeded as error:
-            self._cause = self._cause or f"did not answer {name} within {limit_s:g} s"
-            self._ready.put_nowait(None)
+            self._lose(f"it did not answer {name} within {limit_s:g} s")
+            if self._alone:
+                self._channel.kill()
             raise EngineLost(f"engine {self._id} is lost: {error}") from error
-
-    async def _sync(self, name: str, content: bytes) -> None:
-        try:
-            await self._channel.call(name, content, limit_s=self._sync_s)
-        except TimeLimitExceeded as error:
-            raise WeightSyncError(f"engine {self._id}: {error}") from error
 
     async def _take_segments(self, content: bytes) -> bytes:
         segments = wire.SEGMENTS.validate_json(content)
@@ -176,7 +188,10 @@ class RemoteEngine:
 
     async def _watch(self) -> None:
         ended = await self._channel.ended()
-        self._cause = self._cause or ended
+        self._lose(f"it {ended}")
+
+    def _lose(self, cause: str) -> None:
+        self._cause = self._cause or cause
         self._ready.put_nowait(None)
 
     def _finish_open(self, finish: FinishReason, problem: str) -> None:
@@ -189,6 +204,6 @@ class RemoteEngine:
 
     def _check_alive(self) -> None:
         if self._cause:
-            raise EngineLost(f"engine {self._id} is lost: it {self._cause}")
+            raise EngineLost(f"engine {self._id} is lost: {self._cause}")
         if self._closed:
             raise EngineError(f"engine {self._id} is closed")

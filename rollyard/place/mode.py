@@ -52,8 +52,9 @@ from rollyard.events import (
     StopRequested,
     Train,
 )
+from rollyard.fitness import EngineProbed, Probe
 from rollyard.lives import GroupsRecovered
-from rollyard.types import WeightVersion
+from rollyard.types import Verdict, WeightVersion
 
 Output = Instruction | Signal
 
@@ -93,6 +94,7 @@ class Schedule:
     checkpoint_every: int = 0  # steps, besides the last
     prove: bool = False  # at the start, that every tensor reaches every engine
     restarts: int = 0  # times each engine that is lost is started again
+    probe_every: int = 0  # steps, after which engines are probed beside the trainer's work; 0: only when they took new weights
     evaluated: WeightVersion | None = None  # the last one that was, in an earlier life
 
 
@@ -124,6 +126,7 @@ class Mode:
         self._leaving: set[EngineId] = set()
         self._emptied: set[EngineId] = set()  # about to leave: they hold nothing
         self._lost: set[EngineId] = set()  # for good
+        self._doubted: set[EngineId] = set()  # they decoded with other weights than they said, once
         self._unretired: set[EngineId] = set()  # lost, and not closed yet
         self._led: tuple[EngineId, ...] = ()  # who is brought to the version on offer; () is all
         self._awake: set[EngineId] = set()
@@ -140,6 +143,7 @@ class Mode:
             EngineLeaving: self._on_leaving,
             EngineEmptied: self._on_emptied,
             EngineSlept: self._on_slept,
+            EngineProbed: self._on_probed,
             Published: self._on_published,
             RolloverDone: self._on_rolled_over,
             Proved: self._on_aside_done,
@@ -248,6 +252,9 @@ class Mode:
         assert self._batch is not None
         groups, self._batch, self._doing = self._batch.groups, None, Doing.TRAINING
         yield Train(self._trained.step, groups)
+        every = self._schedule.probe_every
+        if every and self._trained.step % every == 0:
+            yield from (Probe(engine) for engine in sorted(self._engines - self._returned - self._leaving))
 
     def _generate(self) -> Iterable[Output]:
         if not self._open:
@@ -332,6 +339,16 @@ class Mode:
     def _on_emptied(self, signal: EngineEmptied) -> Iterable[Output]:
         self._emptied.add(signal.engine)
         return ()
+
+    def _on_probed(self, event: EngineProbed) -> Iterable[Output]:
+        """One that decodes with other weights than it says is started again, once; after that nothing is believed any more."""
+        engine = event.engine
+        if event.verdict is not Verdict.CONTRADICTED or engine not in self._engines:
+            return
+        again, left = engine in self._doubted, self._schedule.restarts - self._restarts[engine]
+        self._doubted.add(engine)
+        if again or left < 1:
+            yield from self._finish(event.cause, failed=True)
 
     def _on_slept(self, event: EngineSlept) -> Iterable[Output]:
         return self._on_still(event.engine)

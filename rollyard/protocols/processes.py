@@ -33,12 +33,21 @@ class Channel(Protocol):
     async def close(self) -> None: ...
 
 
+class Process(Channel, Protocol):
+    """A channel to a process that may be ended at any moment."""
+
+    def kill(self) -> None:
+        """At once, with all that it started, also when it stands still. It is to be closed all the same. Killing it twice is
+        harmless."""
+        ...
+
+
 class Launcher(Protocol):
     """Starts hosts: other processes, each with a channel to this one."""
 
     async def launch(
         self, target: str, order: bytes, *, name: str, environment: Mapping[str, str], python: Path | None = None
-    ) -> Channel:
+    ) -> Process:
         """Start a host that runs `target`, the `module:function` of a coroutine function of its channel and `order`.
 
         Args:

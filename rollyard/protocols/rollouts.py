@@ -101,6 +101,13 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def condemn(self, cause: str) -> None:
+        """It is of no more use: lost from now on, and its process, where it has one of its own, ended at once.
+
+        Raises EngineError when it is a part of this process, or a trainer's: it cannot be taken out then.
+        """
+        ...
+
     @property
     def spans(self) -> Spans:
         """What its device did; that device's own where it shares one."""

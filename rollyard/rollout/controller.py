@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollyard.errors import EngineError, EngineLost
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded
 from rollyard.events import (
     Abort,
     EngineDown,
@@ -23,15 +24,24 @@ from rollyard.events import (
     Generate,
     Instruction,
     Move,
+    Pause,
     PromptsOffered,
     RequestFailed,
+    Resume,
+    Rollover,
+    RunBroken,
     Score,
     Scored,
     SegmentArrived,
+    Sleep,
 )
+from rollyard.fitness import Condemn, EngineUnfit
 from rollyard.protocols.rollouts import Engine, PromptSource, Scorer
+from rollyard.rollout.silence import Silence
 from rollyard.types import Activity, Completion, FinishReason, Request, RequestId, Reward, Segment, VersionSpan
 from rollyard.watch.timeline import Phase, Timeline
+
+LOOKS = 4  # at silent engines, in the time that they may be silent
 
 Text = Callable[[Sequence[int], tuple[str, ...], FinishReason], str]
 
@@ -47,6 +57,8 @@ class Controller:
         post: takes the events.
         broke: takes the exception that broke a task; the run cannot go on.
         timeline: generation and scoring are opened and closed on it.
+        silent_s: seconds that an engine may neither write nor take a step, while it holds requests.
+        vocabulary: tokens have lower numbers; 0: nobody knows.
     """
 
     def __init__(
@@ -58,6 +70,8 @@ class Controller:
         post: Callable[[Event], None],
         broke: Callable[[BaseException], None],
         timeline: Timeline,
+        silent_s: float = math.inf,
+        vocabulary: int = 0,
     ) -> None:
         self._engines = engines
         self._source = source
@@ -69,6 +83,8 @@ class Controller:
         self._written: dict[EngineId, dict[RequestId, _Written]] = {}
         self._private: dict[RequestId, _Private] = {}
         self._lost: set[EngineId] = set()
+        self._silence = Silence(silent_s)
+        self._tokens = range(vocabulary or 2**32)
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: dict[EngineId, asyncio.Task[None]] = {}
 
@@ -81,10 +97,13 @@ class Controller:
         """Start hearing what the engines write."""
         for engine in self._engines:
             self.join(engine)
+        if self._silence.limit_s < math.inf:
+            self._start(self._watch())
 
     def join(self, engine: EngineId) -> None:
         """There is an engine of this name: a new one, or one that has taken the place of one that was lost."""
         self._lost.discard(engine)
+        self._silence.goes_on(engine)
         self._written.setdefault(engine, {})
         self._listening[engine] = self._start(self._listen(self._engines[engine]))
 
@@ -112,6 +131,8 @@ class Controller:
                     self._start(self._abort(self._engines[engine], ids))
                 case Move(engine, request, _):
                     self._start(self._abort(self._engines[engine], (request,)))
+                case Pause() | Sleep() | Resume() | Condemn():
+                    self._mind(instruction)
         if requests:
             with self._timeline.phase(Phase.GENERATE):
                 for engine, batch in requests.items():
@@ -184,12 +205,52 @@ class Controller:
 
     async def _abort(self, engine: Engine, requests: Sequence[RequestId]) -> None:
         """An engine that is lost has nothing left to cut."""
-        with suppress(EngineLost):
-            await engine.abort(requests)
+        try:
+            with suppress(EngineLost):
+                await engine.abort(requests)
+        except TimeLimitExceeded as error:
+            self._post(EngineUnfit(engine.id, str(error)))
+
+    def _mind(self, instruction: Pause | Sleep | Resume | Condemn) -> None:
+        """Who may be silent from now on, and who is of no more use. One that is draining goes on writing."""
+        match instruction:
+            case Pause(engine, rollover):
+                if rollover is not Rollover.DRAIN:
+                    self._silence.stands(engine)
+            case Sleep(engine):
+                self._silence.stands(engine)
+            case Resume(engine):
+                self._silence.goes_on(engine)
+            case Condemn(engine, cause):
+                self._condemn(engine, cause)
+
+    def _condemn(self, engine: EngineId, cause: str) -> None:
+        """That it is lost is heard where it is listened to. One that cannot be taken out takes the run with it."""
+        try:
+            self._engines[engine].condemn(cause)
+        except EngineError as error:
+            self._post(RunBroken(str(error), failed=True))
+
+    async def _watch(self) -> None:
+        """Look which engines are silent. When this very process stood still meanwhile, nothing can be said of them."""
+        clock, pause = asyncio.get_running_loop().time, self._silence.limit_s / LOOKS
+        while True:
+            due = clock() + pause
+            await asyncio.sleep(pause)
+            now = clock()
+            if now - due > pause:
+                self._silence.forgive()
+            private = Counter(asked.engine for asked in self._private.values() if not asked.done.done())
+            for name, engine in list(self._engines.items()):
+                busy = name not in self._lost and bool(self._written.get(name) or private[name])
+                if seconds := self._silence.look(name, busy, progress(engine), now):
+                    self._post(EngineUnfit(name, f"it wrote nothing for {seconds:.3g} s, and requests run"))
 
     async def _listen(self, engine: Engine) -> None:
+        clock = asyncio.get_running_loop().time
         try:
             async for segments in engine.segments():
+                self._silence.heard(engine.id, clock())
                 for segment in segments:
                     if segment.request in self._private:
                         self._hear_private(segment)
@@ -213,6 +274,9 @@ class Controller:
 
     def _hear_private(self, segment: Segment) -> None:
         private = self._private[segment.request]
+        if problem := self._private_problem(segment):
+            self._post(EngineUnfit(private.engine, f"it gave a wrong answer: {problem}"))
+            return  # as it is lost for that, others are asked
         private.hear(segment)
         if segment.finish is None or private.done.done():
             return
@@ -220,6 +284,15 @@ class Controller:
             private.done.set_exception(EngineError(segment.problem or "the request was cut"))
         else:
             private.done.set_result(private.completion(segment, self._text))
+
+    def _private_problem(self, segment: Segment) -> str:
+        """The core does not see it."""
+        if len(segment.logprobs) != len(segment.token_ids):
+            return f"{len(segment.token_ids)} tokens came with {len(segment.logprobs)} logprobs"
+        return "" if self._all_words(segment.token_ids) else "a token that is not in the vocabulary"
+
+    def _all_words(self, token_ids: Sequence[int]) -> bool:
+        return not token_ids or (min(token_ids) in self._tokens and max(token_ids) in self._tokens)
 
     def _follow(self, engine: EngineId, segment: Segment) -> str:
         """Keep the tokens until the last segment; then give the text of the whole completion."""
@@ -232,7 +305,9 @@ class Controller:
         del self._written[engine][segment.request]
         self._timeline.close(Phase.GENERATE)
         cut = segment.finish in (FinishReason.ABORT, FinishReason.ERROR)
-        return "" if cut else self._text(written.token_ids, written.stop, segment.finish)
+        if cut or not self._all_words(written.token_ids):  # the core refuses those
+            return ""
+        return self._text(written.token_ids, written.stop, segment.finish)
 
     # --------------------------------------------------------------------------------------------- scoring
 
@@ -253,6 +328,12 @@ class Controller:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._broke(error)
+
+
+def progress(engine: Engine) -> tuple[int, int]:
+    """Changes with every step of an engine that says so: also while a long prompt is read."""
+    stats = engine.stats()
+    return stats.steps, stats.prefilled_tokens + stats.generated_tokens
 
 
 @dataclass(slots=True)

@@ -40,10 +40,13 @@ from rollyard.events import (
     SegmentArrived,
     Signal,
 )
+from rollyard.fitness import Condemn, EngineProbed, EngineUnfit
 from rollyard.lives import GroupsRecovered, Wrote
 from rollyard.rollout.batches import Batches
 from rollyard.rollout.departures import Departures
 from rollyard.rollout.dispatch import Dispatch
+from rollyard.rollout.distrust import Distrust
+from rollyard.rollout.health import Health
 from rollyard.rollout.lengths import Lengths
 from rollyard.rollout.live import LiveGroups
 from rollyard.rollout.moving import Moves
@@ -52,7 +55,7 @@ from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.recovery import Recovery
 from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase, problem_of
 from rollyard.turns import Asked, EpisodeEnded, Tell
-from rollyard.types import DropReason, FinishReason, Prompt, RequestId, Segment
+from rollyard.types import DropReason, FinishReason, Prompt, RequestId, Segment, Verdict
 
 Message = Event | Signal
 
@@ -83,6 +86,8 @@ class RolloutCore:
         self._departures = Departures(policy, self._live, self.counts, self._ledger)
         self._playing = Playing(policy, self._live, self._dispatch, self._departures, self._lengths)
         self._batches = Batches(policy, self._live, self._departures, self.counts, self._ledger, self._router.version)
+        self._health = Health(policy)
+        self._distrust = Distrust(self._live, self._dispatch, self._departures, self._ledger)
         self._recovery = Recovery(policy, self._live, self._departures, self._batches, self._ledger, self._group)
         self._handlers: dict[type[Message], Callable[..., Iterable[Output]]] = {
             GroupsRecovered: self._recovery.take,
@@ -92,6 +97,8 @@ class RolloutCore:
             EngineLeaving: self._on_leaving,
             EngineLeft: self._on_left,
             EngineLoaded: self._on_engine_loaded,
+            EngineUnfit: lambda event: self._condemn(event.engine, event.cause),
+            EngineProbed: self._on_probed,
             EngineHeld: lambda signal: self._on_hold(signal.engine, held=True),
             EngineReleased: lambda signal: self._on_hold(signal.engine, held=False),
             SegmentArrived: self._on_segment,
@@ -184,17 +191,38 @@ class RolloutCore:
     def _on_engine_up(self, event: EngineUp) -> Iterable[Output]:
         version = None if event.version is None else event.version.step
         self._router.add(event.engine, event.slots, version, held=False)
+        self._health.up(event.engine, event.version)
         return ()
 
     def _on_engine_down(self, event: EngineDown) -> Iterable[Output]:
-        if event.engine not in self._router:
-            return
-        lost = self._dispatch.lose(event.engine)
-        self._leaving.discard(event.engine)
+        if event.engine in self._router:
+            yield from self._lose(event.engine, event.cause)
+            self._health.gone(event.engine)
+
+    def _lose(self, engine: EngineId, cause: str) -> Iterable[Output]:
+        """What it held goes on elsewhere."""
+        lost = self._dispatch.lose(engine)
+        self._leaving.discard(engine)
         for request in lost:
             self._ledger.ended(request)
         for request in lost:
-            yield from self._fail(request, event.engine, event.cause, retryable=True)
+            yield from self._fail(request, engine, cause, retryable=True)
+
+    def _condemn(self, engine: EngineId, cause: str, *, believed: bool = True) -> Iterable[Output]:
+        """It is as good as lost, and whoever runs it ends it. `believed`: what it wrote is right all the same."""
+        if not cause or engine not in self._router:
+            return
+        yield Condemn(engine, cause)
+        yield from self._lose(engine, cause)
+        if not believed:
+            yield from self._distrust.take_back(engine, self._health.epoch(engine), f"engine {engine} is not believed: {cause}")
+        self._health.gone(engine)
+
+    def _on_probed(self, event: EngineProbed) -> Iterable[Output]:
+        if event.verdict is Verdict.VERIFIED:
+            self._health.proved(event.engine)
+        elif event.verdict is Verdict.CONTRADICTED:
+            yield from self._condemn(event.engine, event.cause, believed=False)
 
     def _on_leaving(self, event: EngineLeaving) -> Iterable[Output]:
         engine = event.engine
@@ -209,11 +237,13 @@ class RolloutCore:
 
     def _on_left(self, signal: EngineLeft) -> Iterable[Output]:
         self._dispatch.lose(signal.engine)
+        self._health.gone(signal.engine)
         return ()
 
     def _on_engine_loaded(self, event: EngineLoaded) -> Iterable[Output]:
         if event.engine in self._router:
             self._router.set_version(event.engine, event.version.step)
+            self._health.took(event.engine, event.version)
         return ()
 
     def _on_hold(self, engine: EngineId, *, held: bool) -> Iterable[Output]:
@@ -229,15 +259,18 @@ class RolloutCore:
 
     def _on_segment(self, event: SegmentArrived) -> Iterable[Output]:
         segment = event.segment
-        if not self._dispatch.holds(segment.request):
+        if self._dispatch.holder(segment.request) != event.engine:
             self._ledger.came(segment, wanted=False)
             self.counts.late_segments += 1
+            if segment.request.group >= 0:  # else it is an answer outside the rollouts, that nobody waits for any more
+                yield from self._wrong(event.engine, f"tokens of request {tuple(segment.request)}, which it does not hold")
             return
         member = self._live.running(segment.request)
         group = self._live.groups.get(segment.request.group)
         if member is not None and group is not None:
             oldest_allowed = self._live.due(group.prompt.id) - self._policy.max_staleness
-            if problem := problem_of(segment, group.left(member), oldest_allowed):
+            problem = problem_of(segment, group.left(member), oldest_allowed, self._policy.vocabulary)
+            if problem or (segment.token_ids and (problem := self._health.took_none(event.engine, segment.version))):
                 self._ledger.came(segment, wanted=False)
                 yield from self._give_up(segment, event.engine, problem)
                 return
@@ -250,14 +283,22 @@ class RolloutCore:
         if segment.token_ids:
             step = segment.version.step
             group.oldest = step if group.oldest is None else min(group.oldest, step)
-        if segment.finish is FinishReason.ERROR:
-            yield from self._fail(segment.request, event.engine, segment.problem, retryable=True)
-        elif segment.finish is FinishReason.ABORT and group.left(member) > 0:
-            self._dispatch.again(member)
-        elif segment.finish is not None:
-            yield self._completed(group, member, segment.finish, event.text)
+        if segment.finish is not None:
+            yield from self._ended(event, group, member, segment.finish)
         if segment.token_ids and member.asking is None and member.phase in UNFINISHED:
             yield Wrote(segment)
+
+    def _ended(self, event: SegmentArrived, group: GroupState, member: Member, finish: FinishReason) -> Iterable[Output]:
+        if finish is FinishReason.ERROR:
+            yield from self._failed(event.segment.request, event.engine, event.segment.problem)
+            return
+        member.stop(event.engine, self._health.epoch(event.engine))
+        if finish is not FinishReason.ABORT:
+            self._health.right(event.engine)
+        if finish is FinishReason.ABORT and group.left(member) > 0:
+            self._dispatch.again(member)
+        else:
+            yield self._completed(group, member, finish, event.text)
 
     def _account(self, segment: Segment) -> None:
         if segment.finish is None:
@@ -272,6 +313,10 @@ class RolloutCore:
         else:
             self._dispatch.ended(segment.request)
         yield from self._fail(segment.request, engine, problem, retryable=True)
+        yield from self._wrong(engine, problem)
+
+    def _wrong(self, engine: EngineId, problem: str) -> Iterable[Output]:
+        yield from self._condemn(engine, self._health.wrong(engine, problem), believed=False)
 
     def _completed(self, group: GroupState, member: Member, finish: FinishReason, text: str) -> Score | Tell:
         if member.asking is not None:
@@ -289,12 +334,21 @@ class RolloutCore:
             return
         engine = self._dispatch.ended(event.request)
         self._ledger.ended(event.request)
-        yield from self._fail(event.request, engine, event.cause, retryable=event.retryable)
+        if event.retryable:
+            yield from self._failed(event.request, engine, event.cause)
+        else:
+            yield from self._fail(event.request, engine, event.cause, retryable=False)
+
+    def _failed(self, request: RequestId, engine: EngineId, cause: str) -> Iterable[Output]:
+        """Another engine may do it; and this one, if it fails at all that it gets, has to go."""
+        yield from self._fail(request, engine, cause, retryable=True)
+        yield from self._condemn(engine, self._health.failed(engine, request.group, cause))
 
     def _fail(self, request: RequestId, engine: EngineId, cause: str, *, retryable: bool) -> Iterable[Output]:
         member = self._live.running(request)
         if member is None:
             return
+        member.stop(engine, self._health.epoch(engine))
         member.failures += 1
         if retryable and member.failures <= self._policy.retries:
             self.counts.retries += 1

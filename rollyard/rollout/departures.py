@@ -49,7 +49,7 @@ class Departures:
             return
         cause = f"{group.scored} of {len(group.members)} members have a verdict, {self._policy.min_scored} are needed"
         cause += f"; {group.last_cause}" if group.last_cause else ""
-        yield from self.drop_group(group, DropReason.FAILED, cause)
+        yield from self.drop_group(group, DropReason.DISTRUSTED if group.distrusted else DropReason.FAILED, cause)
 
     def _filters(self, group: GroupState) -> bool:
         if self._policy.filter == "none" or group.recovered or not group.flat:
@@ -87,7 +87,7 @@ class Departures:
         dropped = self._counts.dropped
         dropped[reason] = dropped.get(reason, 0) + 1
         yield Drop(group.prompt.id, None, reason, cause)
-        if reason in (DropReason.STOPPED, DropReason.OVERSAMPLED, DropReason.FILTERED):
+        if reason in (DropReason.STOPPED, DropReason.OVERSAMPLED, DropReason.FILTERED, DropReason.DISTRUSTED):
             return
         self._in_row += 1
         if self._in_row == self._policy.give_up_after:

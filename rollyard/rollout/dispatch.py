@@ -74,6 +74,7 @@ class Dispatch:
         )
         tokens = len(request.prompt_ids) + len(request.written_ids)
         member.phase, member.engine, member.target = Phase.RUNNING, engine, None
+        member.began = len(member.token_ids)
         group.home = member.home = engine
         self._attempts[request.id] = (engine, tokens)
         self._held.setdefault(engine, {})[request.id] = None
@@ -83,6 +84,11 @@ class Dispatch:
     def holds(self, request: RequestId) -> bool:
         """Does an engine hold this request?"""
         return request in self._attempts
+
+    def holder(self, request: RequestId) -> EngineId | None:
+        """The engine that holds this request."""
+        found = self._attempts.get(request)
+        return None if found is None else found[0]
 
     def held_by(self, engine: EngineId) -> Iterable[RequestId]:
         """What this engine holds, also what was given up."""

@@ -25,6 +25,8 @@ from rollyard.types import (
 
 Output = Instruction | Signal
 
+ROUNDING = 1e-3  # nats above 0 that a logprob may have where logits are rounded
+
 
 class Phase(Enum):
     """Where a member is; the last two are final."""
@@ -50,6 +52,8 @@ class Member:
     turns: list[Turn] = field(default_factory=list)  # of an episode: those that are over
     asking: Asking | None = None  # of an episode: the turn that is wanted, while WAITING or RUNNING
     earlier: int = 0  # tokens of the turns that are over
+    began: int = 0  # tokens that there were when the last attempt began
+    stints: list[tuple[EngineId, int, int]] = field(default_factory=list)  # who wrote, in which epoch of it, from which token on
     attempt: int = 0
     failures: int = 0
     clamped: bool = False  # of an episode: the window leaves the turn less than was asked
@@ -72,26 +76,56 @@ class Member:
             span = span._replace(tokens=self.spans.pop().tokens + span.tokens)
         self.spans.append(span)
 
+    def stop(self, engine: EngineId, epoch: int) -> None:
+        """An attempt has ended; who wrote what it added."""
+        if len(self.token_ids) > self.began:
+            self.stints.append((engine, epoch, self.began))
+
+    def since(self, engine: EngineId, epoch: int) -> int | None:
+        """The first token that this engine wrote in this epoch."""
+        return min((begin for who, when, begin in self.stints if who == engine and when == epoch), default=None)
+
+    def forget(self, since: int) -> None:
+        """Go back to its first tokens."""
+        del self.token_ids[since:], self.logprobs[since:]
+        self.stints = [stint for stint in self.stints if stint[2] < since]
+        left, spans = since, list[VersionSpan]()
+        for span in self.spans:
+            if left:
+                spans.append(span._replace(tokens=min(span.tokens, left)))
+                left -= spans[-1].tokens
+        self.spans = spans
+
     def complete(self, finish: FinishReason, text: str) -> Completion:
         tokens = tuple(self.token_ids), tuple(self.logprobs), tuple(self.spans)
         self.completion = Completion(self.group, self.index, *tokens, finish, text, tuple(self.turns))
         return self.completion
 
 
-def problem_of(segment: Segment, left: int, oldest_allowed: int) -> str:
+def problem_of(segment: Segment, left: int, oldest_allowed: int, vocabulary: int = 0) -> str:
     """What is wrong with an engine's answer; empty when nothing is.
 
     Args:
         left: tokens that the member may still write.
         oldest_allowed: version step.
+        vocabulary: tokens have lower numbers; 0: nobody knows.
     """
-    if len(segment.logprobs) != len(segment.token_ids):
-        return f"{len(segment.token_ids)} tokens came with {len(segment.logprobs)} logprobs"
-    if len(segment.token_ids) > left:
+    ids, logprobs = segment.token_ids, segment.logprobs
+    if len(logprobs) != len(ids):
+        return f"{len(ids)} tokens came with {len(logprobs)} logprobs"
+    if not ids:
+        return ""
+    if len(ids) > left:
         return f"more tokens than asked: {left} were left to write"
-    if not all(math.isfinite(logprob) for logprob in segment.logprobs):
+    if not math.isfinite(sum(logprobs)):
         return "a logprob is not finite"
-    if segment.token_ids and segment.version.step < oldest_allowed:
+    if max(logprobs) > ROUNDING:
+        return f"a logprob is {max(logprobs):g}, above 0"
+    if min(ids) < 0 or 0 < vocabulary <= max(ids):
+        return (
+            f"a token of number {min(ids) if min(ids) < 0 else max(ids)}, and the vocabulary has {vocabulary or 'none below 0'}"
+        )
+    if segment.version.step < oldest_allowed:
         return f"tokens of version {segment.version.step}, but {oldest_allowed} is the oldest allowed"
     return ""
 
@@ -110,6 +144,7 @@ class GroupState:
     unfinished: int = 0  # members that are not final
     expected: float = 0.0  # tokens of a member; 0: to be computed again
     last_cause: str = ""  # why a member was dropped
+    distrusted: bool = False  # a member was dropped since nobody believes who wrote it
     recovered: bool = False  # it was finished before a restart
 
     @property
@@ -126,6 +161,11 @@ class GroupState:
     def tokens(self) -> int:
         """Written by members that may yet be trained."""
         return sum(len(member.token_ids) for member in self.members if member.phase is not Phase.DROPPED)
+
+    def recount(self) -> None:
+        """Some of its tokens were forgotten."""
+        spans = (span for member in self.members for span in member.spans)
+        self.oldest, self.expected = min((span.version.step for span in spans), default=None), 0.0
 
     def left(self, member: Member) -> int:
         """Tokens that the member may still write, in this turn where it plays an episode."""
@@ -210,6 +250,10 @@ class Ledger:
         """They came in an earlier life, and are not used again."""
         self._counts.generated += tokens
         self._counts.drop(tokens, reason)
+
+    def forgotten(self, tokens: int) -> None:
+        """A live member loses them again: nobody believes whoever wrote them."""
+        self._counts.drop(tokens, DropReason.DISTRUSTED)
 
     def cut(self, request: RequestId, reason: DropReason) -> None:
         """Its group left while an engine held it."""

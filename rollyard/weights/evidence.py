@@ -46,7 +46,8 @@ class Case:
 
 
 class Tables:
-    """What a trainer says with the last two versions that were published.
+    """What a trainer says with the last two versions that were published, and with the first: an engine that was started anew
+    without anybody's knowledge decodes with that one.
 
     Args:
         dtype: number format of the weights, as torch's `str` has it.
@@ -54,22 +55,26 @@ class Tables:
 
     def __init__(self, dtype: str) -> None:
         self._usual = NOISE[dtype]
-        self._new: tuple[WeightVersion, Tensor] | None = None
-        self._old: Tensor | None = None
+        self._known: dict[WeightVersion, Tensor] = {}  # the newest last
         self.noise: dict[EngineId, float] = {}  # nats, as measured
 
     def published(self, version: WeightVersion, table: Tensor) -> None:
-        if self._new is not None and self._new[0] != version:
-            self._old = self._new[1]
-        self._new = version, table
+        self._known.pop(version, None)
+        self._known[version] = table
+        for gone in list(self._known)[1:-2]:
+            del self._known[gone]
 
     def check(self, engine: EngineId, answers: Answers) -> Probed:
-        """Undecidable where no version was published before: there is none to be told from."""
-        assert self._new is not None, "nothing was published"
-        new = self._new[1]
-        if self._old is None:
-            return Probed(Verdict.UNDECIDABLE, probe.distance(answers, new), math.inf)
-        return probe.judge(answers, new, self._old, self.noise.get(engine, self._usual))
+        """Undecidable where no other version is known, to be told from, and where the answers are of several or of one that is
+        not known any more."""
+        assert self._known, "nothing was published"
+        newest = next(reversed(self._known))
+        versions = {newest if answer.version is None else answer.version for answer in answers}
+        version = versions.pop()
+        if versions or version not in self._known:
+            return Probed(Verdict.UNDECIDABLE, math.inf, math.inf)
+        others = {other: table for other, table in self._known.items() if other != version}
+        return probe.judge(answers, self._known[version], others, self.noise.get(engine, self._usual))
 
 
 class Evidence:

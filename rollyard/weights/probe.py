@@ -7,7 +7,7 @@ That is the path of real requests: no engine needs anything extra for it, and no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from torch.nn import functional as F
 
 from rollyard.model.attention import Tree, packed_attention
 from rollyard.model.transformer import CausalLM
-from rollyard.types import Answer, Probed, Verdict
+from rollyard.types import Answer, Probed, Verdict, WeightVersion
 
 PROMPTS = 16
 PROMPT_TOKENS = 8
+FAR, FAR_NOISE = 1.0, 10.0  # nats, and times the noise, beyond which it is not the trainer's model, whichever version
 LEAST_NOISE = 1e-6  # nats: float32 kernels that sum in another order differ by this much
 
 
@@ -70,18 +71,23 @@ def distance(answers: Sequence[Answer], expected: Tensor) -> float:
     return math.sqrt(mean) if math.isfinite(mean) else math.inf
 
 
-def judge(answers: Sequence[Answer], new: Tensor, old: Tensor, noise: float) -> Probed:
-    """Which of two versions an engine decodes with.
+def judge(answers: Sequence[Answer], own: Tensor, others: Mapping[WeightVersion, Tensor], noise: float) -> Probed:
+    """Does an engine decode with its version, or with another one?
 
     Args:
-        new, old: tables of the two.
+        own, others: tables.
         noise: nats; the distance of this engine to the trainer when both had the same weights.
     """
-    there, before = distance(answers, new), distance(answers, old)
+    there = distance(answers, own)
+    apart_from = {version: distance(answers, table) for version, table in others.items()}
+    nearest = min(apart_from, key=apart_from.__getitem__, default=None)
+    before = math.inf if nearest is None else apart_from[nearest]
     nearer, margin = before - there, 2 * max(noise, LEAST_NOISE)
     verdict = Verdict.UNDECIDABLE
-    if nearer > margin:
+    if not there <= max(FAR, FAR_NOISE * noise):
+        verdict, nearest = Verdict.CONTRADICTED, nearest if -nearer > margin else None
+    elif nearest is not None and nearer > margin:
         verdict = Verdict.VERIFIED
     elif -nearer > margin:
         verdict = Verdict.CONTRADICTED
-    return Probed(verdict, there, before)
+    return Probed(verdict, there, before, nearest)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from rollyard.errors import EngineLost, WeightSyncError
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols.weights import Evidence
 from rollyard.types import Answer, Canary, Completion, Finding, Judged, Request, RequestId, Sampling, Verdict, WeightVersion
@@ -19,6 +20,8 @@ ROUNDS = 6  # canaries at most: those after the first are for tensors that did n
 MOST_NOISE = 0.3  # nats; bfloat16 comes to a tenth of it
 LIMIT_S = 300.0  # seconds that an engine may take for an answer
 FIRST_GROUP = -(2**40)  # ids far from those of rollouts and evaluations
+
+MIXED = WeightVersion(-1)  # nobody's
 
 Ask = Callable[[EngineId, Sequence[Request]], Awaitable[Sequence[Completion]]]
 Roll = Callable[[WeightVersion], Awaitable[None]]
@@ -48,17 +51,26 @@ class Prover:
     async def check(self, engine: EngineId) -> Verdict:
         """Probe an engine that took the last version. The first version has none before it to be told from.
 
-        Raises WeightSyncError when the engine contradicts: it decodes with the version before.
+        Raises WeightSyncError when the engine contradicts: it decodes with other weights. EngineError when it answers wrongly.
         """
         assert self._version is not None, "nothing was published"
+        version = self._version
         if not self._compares:
             return Verdict.UNDECIDABLE
-        version, answers = self._version, await self._answers(engine)
+        return await self._judged(engine, [replace(answer, version=version) for answer in await self._answers(engine)])
+
+    async def look(self, engine: EngineId) -> Verdict:
+        """The same between two loads: does it decode with the version that it says? Raises as `check` does."""
+        return await self._judged(engine, await self._answers(engine)) if self._compares else Verdict.UNDECIDABLE
+
+    async def _judged(self, engine: EngineId, answers: Sequence[Answer]) -> Verdict:
         probed = await self._evidence.check(engine, answers)
         if probed.verdict is Verdict.CONTRADICTED:
-            problem = f"engine {engine} says that it has {named(version)}, and decodes with the version before"
-            gaps = f"its logprobs are {probed.new:.2g} nats from the new ones and {probed.old:.2g} from the old"
-            raise WeightSyncError(f"{problem}: {gaps}")
+            has = "none that is known" if probed.other is None else f"those of {named(probed.other)}"
+            gaps = f"its logprobs are {probed.new:.2g} nats from its own version's and {probed.old:.2g} from the nearest other's"
+            version = answers[0].version
+            problem = f"says that it has {named(version) if version else 'no version'}, and decodes with other weights, {has}"
+            raise WeightSyncError(f"engine {engine} {problem}: {gaps}")
         return probed.verdict
 
     async def prove(self, engines: Sequence[EngineId], version: WeightVersion, roll: Roll) -> Canary:
@@ -110,8 +122,8 @@ class Prover:
             async with asyncio.timeout(self._limit_s):
                 completions = await self._ask(engine, requests(self._prompts, self._attempts))
         except TimeoutError:
-            raise WeightSyncError(f"engine {engine} did not answer a proof within {self._limit_s:g} s") from None
-        return tuple(Answer(done.token_ids[0], done.logprobs[0]) for done in completions)
+            raise TimeLimitExceeded(f"engine {engine} did not answer a proof within {self._limit_s:g} s") from None
+        return tuple(_answer(engine, done) for done in completions)
 
 
 def requests(prompts: Sequence[tuple[int, ...]], attempt: int) -> tuple[Request, ...]:
@@ -120,6 +132,17 @@ def requests(prompts: Sequence[tuple[int, ...]], attempt: int) -> tuple[Request,
     return tuple(
         Request(RequestId(FIRST_GROUP - number, 0, attempt), ids, sampling, seed=number) for number, ids in enumerate(prompts)
     )
+
+
+def _answer(engine: EngineId, done: Completion) -> Answer:
+    """Raises EngineError for one that is not a token and its logprob. What crossed a change of weights is of no version."""
+    if len(done.token_ids) != 1 or len(done.logprobs) != 1:
+        raise EngineError(
+            f"engine {engine} was asked for one token, and gave {len(done.token_ids)} and {len(done.logprobs)} logprobs"
+        )
+    span = done.spans[-1] if done.spans else None
+    version = None if span is None else span.version if span.version == span.oldest_kv else MIXED
+    return Answer(done.token_ids[0], done.logprobs[0], version)
 
 
 def _check_noise(noise: Mapping[EngineId, float]) -> None:

@@ -2,23 +2,25 @@
 
 One time limit covers a version from its publication until its bytes are near every engine, and each engine's load has as
 long again: finishing what runs, in between, takes as long as it takes. Each part that fails is told; the rollover decides
-whether the version is offered again. That an engine is lost is heard of elsewhere.
+whether the version is offered again. That an engine is lost is heard of elsewhere; one that does not answer in time is reported
+as silent, unless it may have waited for the trainer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rollyard import events as ev
 from rollyard.config import WeightsConfig
-from rollyard.errors import EngineError, EngineLost, WeightSyncError
+from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
+from rollyard.fitness import EngineProbed, EngineUnfit, Probe
 from rollyard.protocols.rollouts import Engine
 from rollyard.protocols.weights import Publisher
-from rollyard.types import WeightVersion
+from rollyard.types import Verdict, WeightVersion
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.timeline import Phase, Timeline
 from rollyard.weights.many import Offers
@@ -58,6 +60,7 @@ class Sync:
         self._living = set(engines)
         self._unseen: set[ev.EngineId] = set()  # were offered parameters that the prover has not looked at
         self._until = math.inf  # seconds on the event loop's clock
+        self._sending = False  # the trainer still delivers what was offered last
         self.actions: dict[type[ev.Instruction], Action] = {
             ev.Publish: self._publish,
             ev.Prepare: self._prepare,
@@ -66,6 +69,7 @@ class Sync:
             ev.Pause: self._pause,
             ev.Load: self._load,
             ev.Resume: self._resume,
+            Probe: self._probe,
             ev.Sleep: self._sleep,
             ev.Wake: self._wake,
         }
@@ -91,9 +95,13 @@ class Sync:
                 if self._config.probe and self._unseen:
                     await self._prover.published(version, sorted(self._unseen))
                 self._unseen.clear()
+                self._sending = True
                 self._post(ev.Published(version, offered))  # from here on the parameters may change
-                for sent in await self._offers.deliver():
-                    self._recorder.sent(sent)
+                try:
+                    for sent in await self._offers.deliver():
+                        self._recorder.sent(sent)
+                finally:
+                    self._sending = False
             self._post(ev.Delivered(version))
 
     async def _prepare(self, instruction: ev.Prepare) -> None:
@@ -105,7 +113,9 @@ class Sync:
 
     async def _pause(self, instruction: ev.Pause) -> None:
         with self._of(instruction.engine) as engine:
-            await engine.pause(instruction.rollover)
+            drains = instruction.rollover is ev.Rollover.DRAIN  # which takes as long as it takes; who writes nothing is noticed
+            async with asyncio.timeout(None if drains else self._config.limit_s):
+                await engine.pause(instruction.rollover)
             self._post(ev.EnginePaused(engine.id))
 
     async def _load(self, instruction: ev.Load) -> None:
@@ -118,21 +128,48 @@ class Sync:
 
     async def _resume(self, instruction: ev.Resume) -> None:
         with self._of(instruction.engine) as engine:
-            await engine.resume()
-            if self._config.probe:
-                self._recorder.probed(await self._prover.check(engine.id))
-            self._post(ev.EngineResumed(engine.id))
+            async with asyncio.timeout(self._config.limit_s):
+                await engine.resume()
+            try:
+                if not self._config.probe or await self._judge(engine.id, self._prover.check):
+                    self._post(ev.EngineResumed(engine.id))
+            except EngineLost:
+                raise
+            except EngineError as error:
+                self._unfit(engine.id, str(error))
+
+    async def _probe(self, instruction: Probe) -> None:
+        """It may be about to take new weights: what it was asked is refused or cut then, and that says nothing."""
+        with self._of(instruction.engine) as engine:
+            try:
+                await self._judge(engine.id, self._prover.look)
+            except EngineLost:
+                raise
+            except EngineError:
+                return
+
+    async def _judge(self, engine: ev.EngineId, ask: Callable[[ev.EngineId], Awaitable[Verdict]]) -> bool:
+        """Does it decode with what it says, as far as can be seen? Raises TimeLimitExceeded and EngineLost."""
+        try:
+            verdict, cause = await ask(engine), ""
+        except WeightSyncError as error:
+            verdict, cause = Verdict.CONTRADICTED, str(error)
+        self._recorder.probed(verdict)
+        self._post(EngineProbed(engine, verdict, cause))
+        return verdict is not Verdict.CONTRADICTED
 
     async def _sleep(self, instruction: ev.Sleep) -> None:
         """What may still run then is an attempt that was given up: it is cut first."""
         with self._of(instruction.engine) as engine:
-            await engine.pause(ev.Rollover.ABORT)
-            await engine.sleep()
+            async with asyncio.timeout(self._config.limit_s):
+                await engine.pause(ev.Rollover.ABORT)
+                await engine.sleep()
             self._post(ev.EngineSlept(engine.id))
 
     async def _wake(self, instruction: ev.Wake) -> None:
         with self._of(instruction.engine) as engine:
-            await engine.wake(instruction.part)
+            async with asyncio.timeout(self._config.limit_s):
+                await engine.wake(instruction.part)
             self._post(ev.EngineWoke(engine.id, instruction.part))
 
     async def _prove(self, instruction: ev.Prove) -> None:
@@ -222,6 +259,12 @@ class Sync:
                 yield self._engines[engine]
             except EngineLost:
                 self._lose(engine)
+            except (TimeoutError, TimeLimitExceeded) as error:
+                self._unfit(engine, str(error))
+
+    def _unfit(self, engine: ev.EngineId, cause: str) -> None:
+        """It is taken out for that."""
+        self._post(EngineUnfit(engine, cause or f"it did not do what it was told to within {self._config.limit_s:g} s"))
 
     @contextmanager
     def _part(self, version: WeightVersion, engine: ev.EngineId | None = None) -> Iterator[None]:
@@ -233,7 +276,10 @@ class Sync:
                 if engine is None:  # a trainer's loss is a TrainError, and ends the run
                     raise
                 self._lose(engine)
-            except (WeightSyncError, EngineError, TimeoutError) as error:
+            except (WeightSyncError, EngineError, TimeoutError, TimeLimitExceeded) as error:
+                if isinstance(error, TimeoutError | TimeLimitExceeded) and engine is not None and not self._sending:
+                    self._unfit(engine, str(error))
+                    return
                 who = "the trainer" if engine is None else f"engine {engine}"
                 late = f"{who} was not done within {self._config.limit_s:g} s"
                 self._post(ev.SyncFailed(version, late if isinstance(error, TimeoutError) else str(error), engine))

@@ -20,7 +20,7 @@ from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.fake import FakeEngine, Script
 from rollyard.engine.host import serve
 from rollyard.engine.remote import RemoteEngine
-from rollyard.errors import ConfigError, EngineError, EngineLost, RequestRejected, TimeLimitExceeded, WeightSyncError
+from rollyard.errors import ConfigError, EngineError, EngineLost, RequestRejected, TimeLimitExceeded
 from rollyard.events import Rollover
 from rollyard.place.child import Child, launch
 from rollyard.types import FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion
@@ -143,7 +143,7 @@ async def test_a_pause_that_is_refused_changes_nothing() -> None:
 async def test_a_load_that_comes_too_late_is_known_all_the_same() -> None:
     async with linked(FakeEngine(load_s=0.3), sync_s=0.1) as engine:
         await engine.prepare(Manifest(V0, (), 0))
-        with pytest.raises(WeightSyncError, match=r"engine linked: the engine did not answer load within 0\.1 s"):
+        with pytest.raises(TimeLimitExceeded, match=r"the engine did not answer load within 0\.1 s"):
             await engine.load(V0)
         assert engine.version is None
         with pytest.raises(EngineError, match="acknowledged no weights"):

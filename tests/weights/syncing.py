@@ -14,6 +14,7 @@ import torch
 from rollyard import events as ev
 from rollyard.config import WeightsConfig
 from rollyard.engine.fake import FakeEngine
+from rollyard.fitness import EngineUnfit
 from rollyard.model.folder import load
 from rollyard.model.transformer import CausalLM
 from rollyard.protocols.weights import Receiver
@@ -69,6 +70,7 @@ class Driven:
         publishers, prover = dict.fromkeys(engines, both.publisher), cast(Any, None)
         self.sync = Sync(publishers, prover, cast(Any, engines), config, post, timeline, cast(Any, self.recorder))
         self.tasks: set[asyncio.Task[None]] = set()
+        self.silent: dict[str, str] = {}  # why, of those that were killed for it
 
     async def start(self) -> None:
         self.controller.listen()
@@ -89,6 +91,9 @@ class Driven:
             event = await self.inbox.get()
             if isinstance(event, BaseException):
                 raise event
+            if isinstance(event, EngineUnfit):
+                self.silent[event.engine] = event.cause
+                self.engines[event.engine].kill()
             messages: deque[ev.Event | ev.Signal] = deque([event])
             if isinstance(event, ev.Published):
                 messages.append(ev.RolloverWanted(event.version))

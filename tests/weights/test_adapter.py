@@ -144,7 +144,7 @@ async def test_the_probe_tells_versions_of_an_adapter(tmp_path: Path) -> None:
         assert await both.prover.check("engine-0") is Verdict.VERIFIED
         train(both.model, 0.05)
         await both.prover.published(WeightVersion(2))  # and is never brought to the engine
-        with pytest.raises(WeightSyncError, match="decodes with the version before"):
+        with pytest.raises(WeightSyncError, match="decodes with other weights, those of version 1"):
             await both.prover.check("engine-0")
 
 

@@ -21,7 +21,7 @@ from rollyard.model.transformer import CausalLM
 from rollyard.place.inline import DeviceThread
 from rollyard.types import Answer, Completion, FinishReason, Manifest, Request, Verdict, WeightVersion
 from rollyard.weights import canary, probe
-from rollyard.weights.evidence import Evidence
+from rollyard.weights.evidence import Evidence, Tables
 from rollyard.weights.flat import model_infos
 from rollyard.weights.in_place import InPlace
 from rollyard.weights.prover import Prover
@@ -191,14 +191,37 @@ def answers(*logprobs: float) -> list[Answer]:
 
 
 def test_verdicts_by_hand() -> None:
-    new, old = table(-1.0, -2.0), table(-1.1, -2.1)
-    assert probe.distance(answers(-1.0, -2.0), old) == pytest.approx(0.1)
+    new, old, first = table(-1.0, -2.0), {V0: table(-1.1, -2.1)}, {V0: table(-1.5, -2.5), V1: table(-1.1, -2.1)}
+    assert probe.distance(answers(-1.0, -2.0), old[V0]) == pytest.approx(0.1)
     assert probe.distance(answers(-1.3, -1.6), table(-1.0, -2.0)) == pytest.approx((0.5 * (0.09 + 0.16)) ** 0.5)
     assert probe.judge(answers(-1.0, -2.0), new, old, 0.01).verdict is Verdict.VERIFIED
     assert probe.judge(answers(-1.1, -2.1), new, old, 0.01).verdict is Verdict.CONTRADICTED
     assert probe.judge(answers(-1.0, -2.0), new, old, 0.06).verdict is Verdict.UNDECIDABLE  # 0.1 is less than twice the noise
-    assert probe.judge(answers(-1.0, -2.0), new, new, 0.0).verdict is Verdict.UNDECIDABLE
+    assert probe.judge(answers(-1.0, -2.0), new, {V0: new}, 0.0).verdict is Verdict.UNDECIDABLE
     assert probe.judge(answers(float("nan"), -2.0), new, old, 0.01).verdict is not Verdict.VERIFIED
+    found = probe.judge(answers(-1.5, -2.5), new, first, 0.01)
+    assert (found.verdict, found.other, found.new) == (Verdict.CONTRADICTED, V0, pytest.approx(0.5))  # of three, the first
+    assert probe.judge(answers(-1.0, -2.0), new, first, 0.01).verdict is Verdict.VERIFIED
+    found = probe.judge(answers(-3.0, -4.0), new, {V0: table(0.0, -1.0)}, 0.01)
+    assert (found.verdict, found.other) == (Verdict.CONTRADICTED, None)  # nearer its own, and yet none that is known
+
+
+def test_tables_of_the_first_version_and_the_last_two_are_known() -> None:
+    tables, column = Tables("torch.float32"), {number: table(-float(number), -float(number)) for number in range(1, 6)}
+    for number in range(1, 6):
+        tables.published(WeightVersion(number), column[number])
+
+    def verdict(number: int, *versions: int) -> tuple[Verdict, WeightVersion | None]:
+        said = [replace(each, version=WeightVersion(v)) for each, v in zip(answers(-number, -number), versions, strict=True)]
+        found = tables.check("e", said)
+        return found.verdict, found.other
+
+    assert verdict(5, 5, 5)[0] is Verdict.VERIFIED and verdict(4, 4, 4)[0] is Verdict.VERIFIED
+    assert verdict(1, 5, 5) == (Verdict.CONTRADICTED, WeightVersion(1)) and verdict(4, 5, 5)[1] == WeightVersion(4)
+    assert verdict(1, 4, 4) == (Verdict.CONTRADICTED, WeightVersion(1))
+    assert verdict(3, 3, 3)[0] is Verdict.UNDECIDABLE  # forgotten
+    assert verdict(1, 4, 5)[0] is Verdict.UNDECIDABLE  # it took new weights between two answers
+    assert tables.check("e", answers(-1.0, -1.0)).verdict is Verdict.CONTRADICTED  # of no version in particular: the newest
 
 
 async def test_an_engine_that_stays_at_old_weights_is_contradicted(tmp_path: Path) -> None:
@@ -210,7 +233,8 @@ async def test_an_engine_that_stays_at_old_weights_is_contradicted(tmp_path: Pat
             for parameter in both.model.parameters():
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.01)
         await both.prover.published(V1)
-        with pytest.raises(WeightSyncError, match="engine-0 says that it has version 1, and decodes with the version before"):
+        told = "engine-0 says that it has version 1, and decodes with other weights, those of version 0"
+        with pytest.raises(WeightSyncError, match=told):
             await both.prover.check("engine-0")
         await both.roll(V1)
         assert await both.prover.check("engine-0") is Verdict.VERIFIED

@@ -180,5 +180,5 @@ async def test_halves_that_take_turns_compare_with_what_their_own_engine_had(tmp
     assert await prover.check("a") is Verdict.VERIFIED
     await device.run(step, models["b"], 2)
     await prover.published(WeightVersion(2), ["b"])
-    with pytest.raises(WeightSyncError, match="engine b says that it has version 2, and decodes with the version before"):
+    with pytest.raises(WeightSyncError, match=r"engine b says that it has version 2, and decodes .*, those of version 0"):
         await prover.check("b")

@@ -146,16 +146,15 @@ async def test_an_engine_that_fails_at_bucket_2_of_3(tmp_path: Path, monkeypatch
 
 
 async def test_an_engine_that_never_answers(tmp_path: Path) -> None:
+    """It is taken out, and the other one gets the version, which it kept from coming."""
     async with driven("broadcast", tiny_folder(tmp_path), limit_s=4.0, retries=0) as run:
         assert await run.bring(0) == ""
         run.engines["e1"].answers = False
         began = time.monotonic()
-        told = await run.bring(1)
+        assert await run.bring(1) == "" and run.has("e0")
         assert time.monotonic() - began < 8
-        assert "version 1 did not reach e0, e1, at bucket 1 of 1" in told and "engine e1 was not done within 4 s" in told
-        assert run.engines["e1"].version == V0  # the other one may have got it all, and goes on
-        run.engines["e1"].answers = True
-        assert await run.bring(2) == "" and run.has("e0") and run.has("e1")
+        assert run.silent == {"e1": "it did not do what it was told to within 4 s"} and run.engines["e1"].version == V0
+        assert await run.bring(2) == "" and run.has("e0")
 
 
 # ----------------------------------------------------------------------------------------------- the machine

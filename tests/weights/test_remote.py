@@ -203,7 +203,7 @@ async def test_the_canary_and_the_probe_say_what_they_say_beside_the_model(tmp_p
         await device.run(step, model, 1)
         await prover.published(V1, ["e0"])
         assert await prover.check("e0") is Verdict.VERIFIED
-        with pytest.raises(WeightSyncError, match="decodes with the version before"):
+        with pytest.raises(WeightSyncError, match="decodes with other weights, those of version 0"):
             stale = Prover(evidence, Answering(device, {"e0": before}))
             stale._version, stale._compares = V1, True
             await stale.check("e0")

@@ -258,6 +258,10 @@ class EmbeddedEngine:
         """Its device's."""
         return self._device.spans
 
+    def condemn(self, cause: str) -> None:
+        """Raises EngineError: a thread cannot be ended."""
+        raise EngineError(f"engine {self._id} is a part of its run's process and cannot be taken out: {cause}")
+
     async def close(self) -> None:
         """Cut what runs, end `segments`, free the cache. Closing twice is harmless."""
         async with self._turn:

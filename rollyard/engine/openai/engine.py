@@ -170,6 +170,10 @@ class OpenAIEngine:
     def stats(self) -> EngineStats:
         return EngineStats(generated_tokens=self._generated, slots=self.slots)
 
+    def condemn(self, cause: str) -> None:
+        """Raises EngineError: it has several servers, and is no part of a run."""
+        raise EngineError(f"engine {self._id} is several servers and cannot be taken out: {cause}")
+
     async def close(self) -> None:
         """Cut what runs, end `segments`, close all connections. Closing twice is harmless."""
         if self._closed:

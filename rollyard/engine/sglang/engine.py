@@ -239,6 +239,10 @@ class SGLangEngine:
         """As far as they can be known from outside."""
         return self._totals.stats()
 
+    def condemn(self, cause: str) -> None:
+        """Let go of the server: nothing that it writes from now on counts."""
+        self._lose(EngineLost(cause))
+
     async def close(self) -> None:
         """Cut what runs and leave the server as it was found: going on. Closing twice is harmless."""
         if self._closed:

@@ -235,6 +235,10 @@ class VllmEngine:
     def stats(self) -> EngineStats:
         return self._tally.stats()
 
+    def condemn(self, cause: str) -> None:
+        """Whoever runs vLLM ends it, or lets go of its server: nothing that it writes from now on counts."""
+        self._lose(cause)
+
     async def close(self) -> None:
         """Cut what runs, end vLLM or let go of its server. Closing twice is harmless."""
         if self._closed:
