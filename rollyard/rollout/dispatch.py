@@ -36,17 +36,18 @@ class Dispatch:
 
     def hand_out(self, out: list[Output]) -> None:
         """Those that are due first before all others: an engine too old for them is too old for all."""
-        last = -1
-        while not self.router.full and (groups := self.waiting.due_after(last)):
-            served = self._serve(groups, out)
-            if not served and not self._policy.exact:
+        first = None if self.router.full else self.waiting.first_after(-1)
+        while first is not None:
+            younger = self._live.due_with(first)
+            if not self._serve(first, out) and not self._policy.exact:
                 return
-            last = groups[-1]  # where versions are exact, a younger group may have an engine free
+            # where versions are exact, a younger group may have an engine free
+            first = None if self.router.full else self.waiting.first_after(younger - 1)
 
-    def _serve(self, groups: list[int], out: list[Output]) -> bool:
-        """Hand out what is due at the same version, until no engine is left for it; False then."""
-        oldest, newest = self._live.allowed(groups[0])
-        for group, member in self.waiting.in_turn(groups):
+    def _serve(self, first: int, out: list[Output]) -> bool:
+        """Hand out what is due when this group is, until no engine is left for it; False then."""
+        oldest, newest = self._live.allowed(first)
+        for group, member in self.waiting.in_turn(first):
             engine = member.target if self.router.may_take(member.target, oldest, newest) else None
             if engine is None:
                 home = member.home if member.turns else group.home  # which has read how a later turn begins

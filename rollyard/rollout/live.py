@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 from sortedcontainers import SortedList
 
 from rollyard.rollout.policy import RolloutPolicy
-from rollyard.rollout.staleness import due, most_live
+from rollyard.rollout.staleness import most_live
 from rollyard.rollout.state import GroupState, Member, Phase
 from rollyard.types import RequestId
 
@@ -26,6 +27,7 @@ class LiveGroups:
         self.groups: dict[int, GroupState] = {}
         self.ranks: SortedList[int] = SortedList()  # group ids, in order of admission
         self.ready: SortedList[int] = SortedList()  # groups that could be trained
+        self._marks: list[int] = []  # the first of each batch's worth of ranks; empty: to be found again
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -36,11 +38,13 @@ class LiveGroups:
     def add(self, group: GroupState) -> None:
         self.groups[group.prompt.id] = group
         self.ranks.add(group.prompt.id)
+        self._marks.clear()
 
     def remove(self, group_id: int) -> None:
         self.groups.pop(group_id, None)
         self.ranks.discard(group_id)
         self.ready.discard(group_id)
+        self._marks.clear()
 
     def room(self) -> int:
         """Groups that may be admitted now."""
@@ -65,12 +69,18 @@ class LiveGroups:
 
     def due_with(self, group_id: int) -> int | float:
         """An id above those of the groups that are due when this one is, or before."""
-        size = self._policy.groups_per_batch
-        return self.before((self.ranks.index(group_id) // size + 1) * size)
+        batches = self._batches_before(group_id) + 1
+        return self._marks[batches] if batches < len(self._marks) else math.inf
 
     def due(self, group_id: int) -> int:
         """The version that a group is expected to train."""
-        return due(self.next_batch, self.ranks.index(group_id), self._policy.groups_per_batch)
+        return self.next_batch + self._batches_before(group_id)
+
+    def _batches_before(self, group_id: int) -> int:
+        """Of the groups of lower rank: how many batches they make."""
+        if not self._marks:
+            self._marks = [self.ranks[rank] for rank in range(0, len(self.ranks), self._policy.groups_per_batch)]
+        return bisect_right(self._marks, group_id) - 1
 
     def allowed(self, group_id: int) -> tuple[int, int | None]:
         """The oldest and the newest version that may work for a group; None: however new."""

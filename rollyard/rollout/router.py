@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from sortedcontainers import SortedList
+from heapq import heappop, heappush
 
 from rollyard.events import EngineId
+
+Place = tuple[int, int, EngineId]  # tokens, requests, and whose they are
+OUTDATED = 16  # entries of heaps for each engine, at most
 
 
 @dataclass(slots=True)
@@ -32,11 +34,13 @@ class EngineLoad:
 
 
 class Router:
-    """Keeps the open engines in order of load."""
+    """Keeps the open engines in order of load: a heap for each version, whose outdated entries are passed over when they come up."""
 
     def __init__(self) -> None:
         self._engines: dict[EngineId, EngineLoad] = {}
-        self._open: dict[int, SortedList[tuple[int, int, EngineId]]] = {}  # by version; few are alive at once
+        self._heaps: dict[int, list[Place]] = {}  # by version; few are alive at once
+        self._filed = 0  # entries, outdated ones too, since the heaps were made anew
+        self._takers = 0  # open engines
 
     def __contains__(self, engine: EngineId) -> bool:
         return engine in self._engines
@@ -49,47 +53,44 @@ class Router:
 
     def add(self, engine: EngineId, slots: int, version: int | None, *, held: bool) -> None:
         self.remove(engine)
-        self._engines[engine] = EngineLoad(engine, slots, version, held)
-        self._file(self._engines[engine])
+        load = self._engines[engine] = EngineLoad(engine, slots, version, held)
+        self._file(load, was_open=False)
 
     def remove(self, engine: EngineId) -> None:
         if engine in self._engines:
-            self._unfile(self._engines.pop(engine))
+            self._takers -= self._engines.pop(engine).open
 
     def version(self, engine: EngineId) -> int | None:
         return self._engines[engine].version
 
     def set_version(self, engine: EngineId, version: int) -> None:
         load = self._engines[engine]
-        self._unfile(load)
-        load.version = version
-        self._file(load)
+        was_open, load.version = load.open, version
+        self._file(load, was_open)
 
     def hold(self, engine: EngineId, held: bool) -> None:
         load = self._engines[engine]
-        self._unfile(load)
-        load.held = held
-        self._file(load)
+        was_open, load.held = load.open, held
+        self._file(load, was_open)
 
     def leave(self, engine: EngineId) -> None:
         """It gets no request any more."""
         load = self._engines[engine]
-        self._unfile(load)
-        load.leaving = True
-        self._file(load)
+        was_open, load.leaving = load.open, True
+        self._file(load, was_open)
 
     def change(self, engine: EngineId, *, requests: int = 0, tokens: int = 0) -> None:
         """Account for requests and tokens that came (positive) or went (negative)."""
         load = self._engines[engine]
-        self._unfile(load)
+        was_open = load.open
         load.running += requests
         load.tokens += tokens
-        self._file(load)
+        self._file(load, was_open)
 
     @property
     def full(self) -> bool:
         """Is there no engine that takes requests?"""
-        return not self._open
+        return not self._takers
 
     def choose(
         self, oldest: int, newest: int | None, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None
@@ -117,10 +118,30 @@ class Router:
 
     def _least_loaded(self, oldest: int, newest: int | None, avoid: EngineId | None) -> Iterator[EngineLoad]:
         """The least loaded open engine of each allowed version, and the next one where that is to be avoided."""
-        for version, engines in self._open.items():
-            if version >= oldest and (newest is None or version <= newest):
-                for _, _, engine in engines[: 1 + (engines[0][2] == avoid)]:
-                    yield self._engines[engine]
+        for version in sorted(self._heaps):  # where loads are equal, younger groups may need the newer one
+            if version < oldest or (newest is not None and version > newest):
+                continue
+            heap = self._heaps[version]
+            first = self._first(version, heap)
+            if first is not None:
+                yield first
+            if first is not None and first.id == avoid:
+                place = heappop(heap)
+                second = self._first(version, heap, but=avoid)
+                heappush(heap, place)
+                if second is not None:
+                    yield second
+
+    def _first(self, version: int, heap: list[Place], but: EngineId | None = None) -> EngineLoad | None:
+        """The least loaded; entries before its own are outdated, and go."""
+        while heap:
+            tokens, running, engine = heap[0]
+            load = self._engines.get(engine)
+            if load is not None and engine != but and load.open:
+                if (load.version, load.tokens, load.running) == (version, tokens, running):
+                    return load
+            heappop(heap)
+        return None
 
     def may_take(self, engine: EngineId | None, oldest: int, newest: int | None) -> bool:
         """Is this engine there, open, and of an allowed version?"""
@@ -131,13 +152,20 @@ class Router:
     def _allowed(load: EngineLoad, oldest: int, newest: int | None) -> bool:
         return load.open and load.version is not None and load.version >= oldest and (newest is None or load.version <= newest)
 
-    def _file(self, load: EngineLoad) -> None:
-        if load.open and load.version is not None:
-            self._open.setdefault(load.version, SortedList()).add((load.tokens, load.running, load.id))
+    def _file(self, load: EngineLoad, was_open: bool) -> None:
+        """Something of it changed."""
+        if not load.open:
+            self._takers -= was_open
+            return
+        self._takers += not was_open
+        if self._filed > OUTDATED * len(self._engines):
+            self._heaps, self._filed = {}, 0
+            for each in self._engines.values():
+                self._push(each)
+        else:
+            self._push(load)
 
-    def _unfile(self, load: EngineLoad) -> None:
+    def _push(self, load: EngineLoad) -> None:
         if load.open and load.version is not None:
-            engines = self._open[load.version]
-            engines.remove((load.tokens, load.running, load.id))
-            if not engines:
-                del self._open[load.version]
+            heappush(self._heaps.setdefault(load.version, []), (load.tokens, load.running, load.id))
+            self._filed += 1
