@@ -23,6 +23,7 @@ from rollyard.watch.spans import SpanLog
 TOKENS = 16  # of a completion
 IDLE_S = 0.05  # without a new request an engine that holds some gives all of them
 IDS, LOGPROBS = (1,) * TOKENS, (-0.5,) * TOKENS
+CAN = Capabilities(keep=True, sleep=True, transports=("in_place",))
 
 Fate = Callable[[Request], str]  # what becomes of a request: "" for its completion, or a failure
 
@@ -67,7 +68,7 @@ class InstantEngine:
     fate: Fate | None = None
     version: WeightVersion | None = None
     spans: SpanLog = field(default_factory=SpanLog)
-    capabilities: Capabilities = Capabilities(keep=True, sleep=True, transports=("in_place",))
+    capabilities: Capabilities = CAN
     _held: deque[Request] = field(default_factory=deque)
     _ready: asyncio.Queue[tuple[Segment, ...] | None] = field(default_factory=asyncio.Queue)
     _offered: WeightVersion | None = None
@@ -137,7 +138,7 @@ class InstantEngine:
             raise EngineLost(self._cause)
 
     async def abort(self, requests: Sequence[RequestId]) -> None:
-        names, kept = set(requests), [request for request in self._held]
+        names, kept = set(requests), list(self._held)
         self._held = deque(request for request in kept if request.id not in names)
         version = self.version or WeightVersion(0)
         cut = [request.id for request in kept if request.id in names]

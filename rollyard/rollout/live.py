@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
-from sortedcontainers import SortedList
+from sortedcontainers import SortedList, SortedSet
 
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.staleness import most_live
@@ -26,7 +26,8 @@ class LiveGroups:
         self.first = self.version = self.next_batch = version
         self.groups: dict[int, GroupState] = {}
         self.ranks: SortedList[int] = SortedList()  # group ids, in order of admission
-        self.ready: SortedList[int] = SortedList()  # groups that could be trained
+        self.ready: SortedSet[int] = SortedSet()  # groups that could be trained
+        self._bound = (-1, -1, 0)  # a version, the next batch, and how many groups may then be live
         self._marks: list[int] = []  # the first of each batch's worth of ranks; empty: to be found again
 
     def __len__(self) -> int:
@@ -48,6 +49,13 @@ class LiveGroups:
 
     def room(self) -> int:
         """Groups that may be admitted now."""
+        now = self.version, self.next_batch
+        if self._bound[:2] != now:
+            self._bound = *now, self._most()
+        return self._bound[2] - len(self.groups)
+
+    def _most(self) -> int:
+        """Groups that may be live at once."""
         policy = self._policy
         size, limit = policy.groups_per_batch, policy.max_staleness
         most = most_live(self.version, self.next_batch, policy.batches, limit, size)
@@ -56,7 +64,7 @@ class LiveGroups:
             most = min(bound, self.wanted + policy.oversample, size + policy.oversample) if self.wanted > 0 else 0
         if policy.max_live_groups:
             most = min(most, policy.max_live_groups)
-        return most - len(self.groups)
+        return most
 
     @property
     def wanted(self) -> int:

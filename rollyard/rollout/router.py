@@ -34,13 +34,13 @@ class EngineLoad:
 
 
 class Router:
-    """Keeps the open engines in order of load: a heap for each version, whose outdated entries are passed over when they come up."""
+    """Keeps the open engines in order of load: a heap for each version, whose outdated entries go when they come up."""
 
     def __init__(self) -> None:
         self._engines: dict[EngineId, EngineLoad] = {}
-        self._heaps: dict[int, list[Place]] = {}  # by version; few are alive at once
+        self._open: dict[int, set[EngineId]] = {}  # by version; few are alive at once
+        self._heaps: dict[int, list[Place]] = {}  # by version
         self._filed = 0  # entries, outdated ones too, since the heaps were made anew
-        self._takers = 0  # open engines
 
     def __contains__(self, engine: EngineId) -> bool:
         return engine in self._engines
@@ -54,30 +54,32 @@ class Router:
     def add(self, engine: EngineId, slots: int, version: int | None, *, held: bool) -> None:
         self.remove(engine)
         load = self._engines[engine] = EngineLoad(engine, slots, version, held)
-        self._file(load, was_open=False)
+        self._file(load)
 
     def remove(self, engine: EngineId) -> None:
         if engine in self._engines:
-            self._takers -= self._engines.pop(engine).open
+            self._unfile(self._engines.pop(engine))
 
     def version(self, engine: EngineId) -> int | None:
         return self._engines[engine].version
 
     def set_version(self, engine: EngineId, version: int) -> None:
         load = self._engines[engine]
-        was_open, load.version = load.open, version
-        self._file(load, was_open)
+        self._unfile(load)
+        load.version = version
+        self._file(load)
 
     def hold(self, engine: EngineId, held: bool) -> None:
         load = self._engines[engine]
-        was_open, load.held = load.open, held
-        self._file(load, was_open)
+        self._unfile(load)
+        load.held = held
+        self._file(load)
 
     def leave(self, engine: EngineId) -> None:
         """It gets no request any more."""
         load = self._engines[engine]
-        was_open, load.leaving = load.open, True
-        self._file(load, was_open)
+        self._unfile(load)
+        load.leaving = True
 
     def change(self, engine: EngineId, *, requests: int = 0, tokens: int = 0) -> None:
         """Account for requests and tokens that came (positive) or went (negative)."""
@@ -85,12 +87,14 @@ class Router:
         was_open = load.open
         load.running += requests
         load.tokens += tokens
-        self._file(load, was_open)
+        if load.open:
+            self._file(load)
+        elif was_open:
+            self._unfile(load)
 
-    @property
-    def full(self) -> bool:
-        """Is there no engine that takes requests?"""
-        return not self._takers
+    def serves(self, oldest: int, newest: int | None) -> bool:
+        """Is there an engine that takes requests, of an allowed version?"""
+        return any(version >= oldest and (newest is None or version <= newest) for version in self._open)
 
     def choose(
         self, oldest: int, newest: int | None, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None
@@ -118,30 +122,25 @@ class Router:
 
     def _least_loaded(self, oldest: int, newest: int | None, avoid: EngineId | None) -> Iterator[EngineLoad]:
         """The least loaded open engine of each allowed version, and the next one where that is to be avoided."""
-        for version in sorted(self._heaps):  # where loads are equal, younger groups may need the newer one
+        for version in sorted(self._open):  # where loads are equal, younger groups may need the newer one
             if version < oldest or (newest is not None and version > newest):
                 continue
-            heap = self._heaps[version]
-            first = self._first(version, heap)
-            if first is not None:
-                yield first
-            if first is not None and first.id == avoid:
-                place = heappop(heap)
-                second = self._first(version, heap, but=avoid)
-                heappush(heap, place)
-                if second is not None:
-                    yield second
+            first = self._first(version)
+            yield first
+            if first.id == avoid and len(self._open[version]) > 1:
+                yield self._first(version, but=avoid)
+                self._push(first)
 
-    def _first(self, version: int, heap: list[Place], but: EngineId | None = None) -> EngineLoad | None:
-        """The least loaded; entries before its own are outdated, and go."""
-        while heap:
+    def _first(self, version: int, but: EngineId | None = None) -> EngineLoad:
+        """The least loaded of a version that has open engines; entries before its own are outdated, and go."""
+        heap = self._heaps[version]
+        while True:
             tokens, running, engine = heap[0]
             load = self._engines.get(engine)
-            if load is not None and engine != but and load.open:
-                if (load.version, load.tokens, load.running) == (version, tokens, running):
-                    return load
+            known = load is not None and load.version == version and load.open and engine != but
+            if load is not None and known and load.tokens == tokens and load.running == running:
+                return load
             heappop(heap)
-        return None
 
     def may_take(self, engine: EngineId | None, oldest: int, newest: int | None) -> bool:
         """Is this engine there, open, and of an allowed version?"""
@@ -152,18 +151,24 @@ class Router:
     def _allowed(load: EngineLoad, oldest: int, newest: int | None) -> bool:
         return load.open and load.version is not None and load.version >= oldest and (newest is None or load.version <= newest)
 
-    def _file(self, load: EngineLoad, was_open: bool) -> None:
-        """Something of it changed."""
-        if not load.open:
-            self._takers -= was_open
+    def _file(self, load: EngineLoad) -> None:
+        """What is known of it is new."""
+        if not load.open or load.version is None:
             return
-        self._takers += not was_open
+        self._open.setdefault(load.version, set()).add(load.id)
         if self._filed > OUTDATED * len(self._engines):
             self._heaps, self._filed = {}, 0
             for each in self._engines.values():
                 self._push(each)
         else:
             self._push(load)
+
+    def _unfile(self, load: EngineLoad) -> None:
+        """It takes nothing more, or is about to change."""
+        engines = self._open.get(load.version, set()) if load.version is not None else set()
+        engines.discard(load.id)
+        if not engines and load.version is not None:
+            self._open.pop(load.version, None)
 
     def _push(self, load: EngineLoad) -> None:
         if load.open and load.version is not None:

@@ -89,7 +89,7 @@ def problem_of(segment: Segment, left: int, oldest_allowed: int) -> str:
         return f"{len(segment.token_ids)} tokens came with {len(segment.logprobs)} logprobs"
     if len(segment.token_ids) > left:
         return f"more tokens than asked: {left} were left to write"
-    if not all(math.isfinite(logprob) for logprob in segment.logprobs):
+    if not all(map(math.isfinite, segment.logprobs)):
         return "a logprob is not finite"
     if segment.token_ids and segment.version.step < oldest_allowed:
         return f"tokens of version {segment.version.step}, but {oldest_allowed} is the oldest allowed"

@@ -39,9 +39,10 @@ class Waiting:
 
     def first_after(self, group_id: int | float) -> int | None:
         """The first group with a waiting member, of those that were admitted after this one."""
-        groups, start = self._groups, self._groups.bisect_right(group_id)
+        groups = self._groups
+        start = groups.bisect_right(group_id) if groups else 0
         while start < len(groups):
-            found = groups[start]
+            found: int = groups[start]
             if found in self._live:
                 return found
             del self._members[groups.pop(start)]
@@ -52,8 +53,9 @@ class Waiting:
 
         Those that were taken leave with `take`.
         """
-        end, group_id = self._live.due_with(first), first
+        end = self._live.due_with(first)
         if self._urgency is None:
+            group_id: int | None = first
             while group_id is not None and group_id < end:
                 group = self._live.groups[group_id]
                 for index in reversed(list(self._members[group_id])):
@@ -61,14 +63,14 @@ class Waiting:
                 group_id = self.first_after(group_id)
             return
         due = self._groups.irange(first, end, inclusive=(True, False))
-        heap = [self._place(group_id) for group_id in due if group_id in self._live]
+        heap = [self._place(waiting) for waiting in due if waiting in self._live]
         heapq.heapify(heap)
         while heap:
-            group_id = heap[0][-1]
-            group = self._live.groups[group_id]
-            yield group, group.members[self._members[group_id][-1]]
-            if group_id in self._members:
-                heapq.heapreplace(heap, self._place(group_id))
+            urgent = heap[0][-1]
+            group = self._live.groups[urgent]
+            yield group, group.members[self._members[urgent][-1]]
+            if urgent in self._members:
+                heapq.heapreplace(heap, self._place(urgent))
             else:
                 heapq.heappop(heap)
 
