@@ -44,6 +44,7 @@ class Run:
         environment: plays episodes with the policy, given directly instead of `config.environment.name`: an object with a
             coroutine `episode(ask, prompt)`, or such a function.
         stations: gives the stations, instead of those that the config names: doubles, for measuring what is around them.
+        journal: opens the journal; another one, to measure what it costs.
 
     Raises:
         ConfigError: at once, before anything loads, when the config cannot work.
@@ -57,6 +58,7 @@ class Run:
         view: Callable[[Header], View] | None = None,
         environment: Environment | None = None,
         stations: Callable[[], Stations] | None = None,
+        journal: Callable[..., Journal] = Journal,
     ) -> None:
         settle_environment()
         path = config.model.path
@@ -66,6 +68,7 @@ class Run:
         self.folder: RunFolder = folder_of(config)
         self.report: Report | None = None
         self._reward, self._environment, self._given = reward, environment, stations
+        self._open_journal = journal
         self._make_view = view or (lambda header: QuietView())
         self._inbox: Inbox = asyncio.Queue()
         self._stop_cause = ""
@@ -193,7 +196,7 @@ class Run:
         )
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size
-        journal = Journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9)
+        journal = self._open_journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9)
         return Recorder(journal, builder, [JsonlSink(folder.metrics)], view, timeline, batch)
 
 
