@@ -6,8 +6,6 @@ core); only instructions leave. The same conductor serves the real run, the test
 
 from __future__ import annotations
 
-from collections import deque
-
 from rollyard.events import EngineId, Event, Instruction, Rollover, Signal
 from rollyard.place.mode import Schedule
 from rollyard.place.modes import MODES
@@ -50,18 +48,17 @@ class Conductor:
             now: seconds on the run's clock.
         """
         instructions: list[Instruction] = []
-        pending: deque[Event | Signal] = deque([event])
-        for _ in range(MAX_SIGNALS):
-            if not pending:
-                return instructions
-            message = pending.popleft()
+        messages: list[Event | Signal] = [event]
+        for message in messages:  # which grows meanwhile
             for machine in (self._rollover, self._mode, self._core):
                 for output in machine.step(message, now):
                     if isinstance(output, Signal):
-                        pending.append(output)
+                        messages.append(output)
                     else:
                         instructions.append(output)
-        raise AssertionError(f"the machines exchanged {MAX_SIGNALS} signals after {event!r}")
+            if len(messages) > MAX_SIGNALS:
+                raise AssertionError(f"the machines exchanged {MAX_SIGNALS} signals after {event!r}")
+        return instructions
 
     @property
     def counts(self) -> Counts:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Sequence
 from threading import Lock
 from typing import Any
 
@@ -126,14 +126,13 @@ class Fleet:
 
     # --------------------------------------------------------------------------------------------- on the loop
 
-    def turns(self, event: ev.Event) -> Iterator[ev.Event]:
+    def turns(self, event: ev.Event) -> Sequence[ev.Event]:
         """What this becomes now. That an engine is to leave comes before the news that it is lost: it is not started again."""
-        if isinstance(event, ev.EngineLeaving | ev.EngineDown):
-            order = self._ordered.pop(event.engine, None)
-            if order is not None and self._may_leave(order.engine):
-                yield order
-        if not isinstance(event, ev.EngineLeaving):
-            yield event
+        if not isinstance(event, ev.EngineLeaving | ev.EngineDown):
+            return (event,)
+        order = self._ordered.pop(event.engine, None)
+        leaves = (order,) if order is not None and self._may_leave(order.engine) else ()
+        return leaves if isinstance(event, ev.EngineLeaving) else (*leaves, event)
 
     def _may_leave(self, engine: ev.EngineId) -> bool:
         """May it still, now that its turn has come? Others may have been lost meanwhile."""

@@ -52,6 +52,7 @@ class Run:
             given what earlier lives of the run left.
         at: told `before NAME` and `after NAME` of every write of the journal and of a checkpoint. What it raises ends the run;
             to have killed it there, it goes on to raise.
+        journal: opens the journal; another one, to measure what it costs.
 
     Raises:
         ConfigError: at once, before anything loads, when the config cannot work.
@@ -66,9 +67,10 @@ class Run:
         environment: Environment | None = None,
         stations: Callable[[Past], Stations] | None = None,
         at: At | None = None,
+        journal: Callable[..., Journal] = Journal,
     ) -> None:
         check_folder(config)
-        self._prepare(config, reward, view, environment, stations, at)
+        self._prepare(config, reward, view, environment, stations, at, journal)
 
     @classmethod
     def resume(cls, folder: Path, overrides: Mapping[str, Any] | None = None, **given: Any) -> Self:
@@ -99,6 +101,7 @@ class Run:
         environment: Environment | None = None,
         stations: Callable[[Past], Stations] | None = None,
         at: At | None = None,
+        journal: Callable[..., Journal] = Journal,
     ) -> None:
         settle_environment()
         path = config.model.path
@@ -110,6 +113,7 @@ class Run:
         self.finished = ""  # of a run that was resumed: why nothing was left to do
         self._reward, self._environment, self._given, self._at = reward, environment, stations, at
         self._again = False  # it had lives before
+        self._open_journal = journal
         self._make_view = view or (lambda header: QuietView())
         self._inbox: Inbox = asyncio.Queue()
         self._stop_cause = ""
@@ -259,7 +263,7 @@ class Run:
         )
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size
-        journal = Journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9, at=self._at)
+        journal = self._open_journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9, at=self._at)
         return Recorder(journal, builder, [JsonlSink(folder.metrics)], view, timeline, batch)
 
 

@@ -51,6 +51,6 @@ def test_killed_between_any_two_writes_it_ends_as_if_it_never_was(tmp_path, poin
 def test_twenty_prompts_of_which_eight_are_trained_three_wait_and_four_are_under_way(tmp_path):
     """The other twelve once each: of those that were finished or begun, with what they had written."""
     of = work(steps=10, groups=2, size=2, staleness=3, slots=4, median=30, cap=60)
-    first = live(tmp_path, of, placement="async", prompts=20, until_s=7.0, checkpoint__every=2)
+    live(tmp_path, of, placement="async", prompts=20, until_s=7.0, checkpoint__every=2)
     second = live(tmp_path, of, prompts=20)
     assert sorted(id_ for batch in second.known for id_ in batch) == list(range(20))

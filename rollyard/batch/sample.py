@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollyard.batch.balance import split
@@ -60,20 +60,22 @@ def rows(group: Group, rollout: Rollout, advantage: float) -> list[Sample]:
     """
     done = rollout.completion
     found: list[_Row] = []
-    for turn, places in _answers(group, done):
-        seen = found[-1].token_ids if found else []
-        if not found or list(turn.prompt_ids[: len(seen)]) != seen:
+    first = 0
+    for turn in _answers(group, done):
+        seen = found[-1].token_ids if found else ()
+        if not found or turn.prompt_ids[: len(seen)] != tuple(seen):
             found.append(_Row())
-        found[-1].extend(turn.prompt_ids, places, done)
+        found[-1].extend(turn.prompt_ids, done, first, first + turn.tokens, advantage)
+        first += turn.tokens
     every, spans = len(done.token_ids), _Spans(done.spans)
     return [
         Sample(
             group=group.id,
             member=done.member,
             token_ids=tuple(row.token_ids),
-            mask=tuple(place is not None for place in row.places),
-            logprobs=tuple(0.0 if place is None else done.logprobs[place] for place in row.places),
-            advantages=tuple(0.0 if place is None else advantage for place in row.places),
+            mask=tuple(row.mask),
+            logprobs=tuple(row.logprobs),
+            advantages=tuple(row.advantages),
             spans=spans.next(row.sampled),
             part=part,
             others=every - row.sampled,
@@ -82,31 +84,32 @@ def rows(group: Group, rollout: Rollout, advantage: float) -> list[Sample]:
     ]
 
 
-def _answers(group: Group, done: Completion) -> Iterator[tuple[Turn, range]]:
-    """What was written after which prompt, and where that stands in the completion. Turns without tokens teach nothing."""
+def _answers(group: Group, done: Completion) -> Sequence[Turn]:
+    """What was written after which prompt, in the order of the completion's tokens. Turns without tokens teach nothing."""
     turns = [turn for turn in done.turns if turn.tokens]
-    first = 0
-    for turn in turns or [Turn(group.prompt.token_ids, len(done.token_ids), done.finish)]:
-        yield turn, range(first, first + turn.tokens)
-        first += turn.tokens
+    return turns or (Turn(group.prompt.token_ids, len(done.token_ids), done.finish),)
 
 
 @dataclass(slots=True)
 class _Row:
-    """`places`: where each token stands in the completion, None for what the policy did not write."""
+    """A row that grows: four lists, as long as each other."""
 
     token_ids: list[int] = field(default_factory=list)
-    places: list[int | None] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
+    sampled: int = 0
 
-    @property
-    def sampled(self) -> int:
-        return sum(place is not None for place in self.places)
-
-    def extend(self, prompt: Sequence[int], places: range, done: Completion) -> None:
-        """`prompt` begins with all that is here."""
-        between = prompt[len(self.token_ids) :]
-        self.token_ids += [*between, *(done.token_ids[place] for place in places)]
-        self.places += [*(None for _ in between), *places]
+    def extend(self, prompt: Sequence[int], done: Completion, first: int, end: int, advantage: float) -> None:
+        """What comes next: the rest of `prompt`, which begins with all that is here, and tokens `first` to `end` of `done`."""
+        between, sampled = prompt[len(self.token_ids) :], end - first
+        self.token_ids += between
+        self.token_ids += done.token_ids[first:end]
+        self.mask += [False] * len(between) + [True] * sampled
+        self.logprobs += [0.0] * len(between)
+        self.logprobs += done.logprobs[first:end]
+        self.advantages += [0.0] * len(between) + [advantage] * sampled
+        self.sampled += sampled
 
 
 class _Spans:

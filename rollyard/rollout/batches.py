@@ -77,8 +77,10 @@ class Batches:
                 self._finished = True
                 out.append(RolloutsFinished())
                 return
+        if len(live.ready) < size or self._blocked():
+            return
         surplus = live.before(live.wanted)  # the youngest, however soon they are done: what is dropped at the end is no choice
-        if live.ready.bisect_left(surplus) < size or self._blocked():
+        if live.ready.bisect_left(surplus) < size:
             return
         chosen = [live.ready[position] for position in range(size)]
         if not self._may_leave_behind(chosen, out):
@@ -95,8 +97,9 @@ class Batches:
 
     def surplus(self) -> Iterable[Output]:
         """Drop what is left once the last batch was taken."""
-        if self._live.wanted > 0 or self._finished:
-            return
+        return () if self._live.wanted > 0 or self._finished else self._drop_surplus()
+
+    def _drop_surplus(self) -> Iterable[Output]:
         for group in list(self._live.groups.values()):
             yield from self._departures.drop_group(group, DropReason.OVERSAMPLED, "the last batch was full without it")
 
@@ -118,10 +121,9 @@ class Batches:
 
     def _blocked(self) -> bool:
         """Is the group that the batch waits for still on its way?"""
-        if self._blocker in self._live and self._blocker not in self._live.ready:
-            return True
-        self._blocker = None
-        return False
+        if self._blocker is not None and (self._blocker not in self._live or self._blocker in self._live.ready):
+            self._blocker = None
+        return self._blocker is not None
 
     def _may_leave_behind(self, chosen: list[int], out: list[Output]) -> bool:
         """Would every group left behind keep the staleness limit? If not: wait for the first that would not, or drop them."""

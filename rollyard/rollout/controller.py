@@ -134,9 +134,12 @@ class Controller:
                 case Pause() | Sleep() | Resume() | Condemn():
                     self._mind(instruction)
         if requests:
-            with self._timeline.phase(Phase.GENERATE):
+            self._timeline.open(Phase.GENERATE)
+            try:
                 for engine, batch in requests.items():
                     self._generate(engine, batch)
+            finally:
+                self._timeline.close(Phase.GENERATE)
 
     async def complete(self, requests: Sequence[Request], engines: Sequence[EngineId] = ()) -> list[Completion]:
         """Completions outside the core, in the order asked. Their ids are the caller's own.
@@ -313,8 +316,11 @@ class Controller:
 
     async def _score(self, instruction: Score) -> None:
         completion = instruction.completion
-        with self._timeline.phase(Phase.SCORE):
+        self._timeline.open(Phase.SCORE)
+        try:
             reward = await self._scorer.score(instruction.prompt, completion)
+        finally:
+            self._timeline.close(Phase.SCORE)
         self._post(Scored(completion.group, completion.member, reward))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

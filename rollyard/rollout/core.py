@@ -79,7 +79,7 @@ class RolloutCore:
         self.counts = counts or Counts()
         self._ledger = Ledger(self.counts.tokens)
         self._live = LiveGroups(policy, version)
-        self._lengths = Lengths()
+        self._lengths = Lengths(wanted=policy.order == "longest" or policy.moves > 0)
         self._dispatch = Dispatch(policy, self._live, self._lengths)
         self._moves = Moves(policy, self._live, self._dispatch, self._lengths)
         self._router = self._dispatch.router
@@ -126,10 +126,14 @@ class RolloutCore:
             self._fetch(out)
             self._dispatch.hand_out(out)
             out.extend(self._moves.next())
+        if self._leaving:
+            out.extend(self._emptied())
+        return out
+
+    def _emptied(self) -> Iterable[Output]:
         for engine in [engine for engine in sorted(self._leaving) if not self._dispatch.held_by(engine)]:
             self._leaving.discard(engine)
-            out.append(EngineEmptied(engine))
-        return out
+            yield EngineEmptied(engine)
 
     @property
     def live(self) -> int:

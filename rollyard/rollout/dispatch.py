@@ -13,7 +13,7 @@ from rollyard.rollout.router import Router
 from rollyard.rollout.seeds import completion_seed
 from rollyard.rollout.state import GroupState, Member, Output, Phase
 from rollyard.rollout.waiting import Waiting
-from rollyard.types import Request, RequestId
+from rollyard.types import Request, RequestId, Sampling
 
 
 class Dispatch:
@@ -26,6 +26,7 @@ class Dispatch:
         self.waiting = Waiting(live, self._expected if policy.order == "longest" else None)
         self._attempts: dict[RequestId, tuple[EngineId, int]] = {}  # requests engines hold: (engine, tokens)
         self._held: dict[EngineId, dict[RequestId, None]] = {}  # the same by engine, in order
+        self._samplings: dict[tuple[int, tuple[str, ...]], Sampling] = {}
         self.router = Router()
 
     def again(self, member: Member) -> None:
@@ -36,17 +37,18 @@ class Dispatch:
 
     def hand_out(self, out: list[Output]) -> None:
         """Those that are due first before all others: an engine too old for them is too old for all."""
-        last = -1
-        while not self.router.full and (groups := self.waiting.due_after(last)):
-            served = self._serve(groups, out)
+        first = self.waiting.first_after(-1)
+        while first is not None:
+            oldest, newest = self._live.allowed(first)
+            served = self.router.serves(oldest, newest) and self._serve(first, oldest, newest, out)
             if not served and not self._policy.exact:
                 return
-            last = groups[-1]  # where versions are exact, a younger group may have an engine free
+            # where versions are exact, a younger group may have an engine free
+            first = self.waiting.first_after(self._live.due_with(first) - 1)
 
-    def _serve(self, groups: list[int], out: list[Output]) -> bool:
-        """Hand out what is due at the same version, until no engine is left for it; False then."""
-        oldest, newest = self._live.allowed(groups[0])
-        for group, member in self.waiting.in_turn(groups):
+    def _serve(self, first: int, oldest: int, newest: int | None, out: list[Output]) -> bool:
+        """Hand out what is due when this group is, until no engine is left for it; False then."""
+        for group, member in self.waiting.in_turn(first):
             engine = member.target if self.router.may_take(member.target, oldest, newest) else None
             if engine is None:
                 home = member.home if member.turns else group.home  # which has read how a later turn begins
@@ -63,11 +65,10 @@ class Dispatch:
         return group.expected
 
     def _generate(self, engine: EngineId, group: GroupState, member: Member) -> Generate:
-        stop = self._policy.sampling.stop + (member.asking.stop if member.asking is not None else ())
         request = Request(
             id=RequestId(member.group, member.index, member.attempt),
             prompt_ids=group.prompt_ids(member),
-            sampling=replace(self._policy.sampling, max_tokens=group.left(member), stop=stop),
+            sampling=self._sampling(group.left(member), member.asking.stop if member.asking is not None else ()),
             seed=completion_seed(self._policy.seed, member.group, member.index, len(member.turns)),
             written_ids=tuple(member.token_ids[member.earlier :]),
             priority=member.group,
@@ -80,6 +81,14 @@ class Dispatch:
         self._held.setdefault(engine, {})[request.id] = None
         self.router.change(engine, requests=1, tokens=tokens)
         return Generate(engine, request)
+
+    def _sampling(self, max_tokens: int, stop: tuple[str, ...]) -> Sampling:
+        """That of the run, for a request. Most are alike."""
+        found = self._samplings.get((max_tokens, stop))
+        if found is None:
+            sampling = self._policy.sampling
+            found = self._samplings[max_tokens, stop] = replace(sampling, max_tokens=max_tokens, stop=sampling.stop + stop)
+        return found
 
     def holds(self, request: RequestId) -> bool:
         """Does an engine hold this request?"""

@@ -36,9 +36,14 @@ class Moments:
 
 
 class Lengths:
-    """Learns from finished members; rows of the data set are told apart, so that a later epoch begins with what is known."""
+    """Learns from finished members; rows of the data set are told apart, so that a later epoch begins with what is known.
 
-    def __init__(self) -> None:
+    Args:
+        wanted: somebody will ask; else nothing is kept.
+    """
+
+    def __init__(self, wanted: bool = True) -> None:
+        self._wanted = wanted
         self._all = Moments()
         self._rows: dict[int, Moments] = {}
         self._within = 0.0  # squared differences from the mean of the row
@@ -46,6 +51,8 @@ class Lengths:
 
     def finished(self, row: int, tokens: int) -> None:
         """A member of this row's prompt has written its last token."""
+        if not self._wanted:
+            return
         value = math.log(max(tokens, 1))
         self._all.add(value)
         seen = self._rows.setdefault(row, Moments())

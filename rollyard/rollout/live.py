@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
-from sortedcontainers import SortedList
+from sortedcontainers import SortedList, SortedSet
 
 from rollyard.rollout.policy import RolloutPolicy
-from rollyard.rollout.staleness import due, most_live
+from rollyard.rollout.staleness import most_live
 from rollyard.rollout.state import GroupState, Member, Phase
 from rollyard.types import RequestId
 
@@ -25,7 +26,9 @@ class LiveGroups:
         self.first = self.version = self.next_batch = version
         self.groups: dict[int, GroupState] = {}
         self.ranks: SortedList[int] = SortedList()  # group ids, in order of admission
-        self.ready: SortedList[int] = SortedList()  # groups that could be trained
+        self.ready: SortedSet[int] = SortedSet()  # groups that could be trained
+        self._bound = (-1, -1, 0)  # a version, the next batch, and how many groups may then be live
+        self._marks: list[int] = []  # the first of each batch's worth of ranks; empty: to be found again
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -36,14 +39,23 @@ class LiveGroups:
     def add(self, group: GroupState) -> None:
         self.groups[group.prompt.id] = group
         self.ranks.add(group.prompt.id)
+        self._marks.clear()
 
     def remove(self, group_id: int) -> None:
         self.groups.pop(group_id, None)
         self.ranks.discard(group_id)
         self.ready.discard(group_id)
+        self._marks.clear()
 
     def room(self) -> int:
         """Groups that may be admitted now."""
+        now = self.version, self.next_batch
+        if self._bound[:2] != now:
+            self._bound = *now, self._most()
+        return self._bound[2] - len(self.groups)
+
+    def _most(self) -> int:
+        """Groups that may be live at once."""
         policy = self._policy
         size, limit = policy.groups_per_batch, policy.max_staleness
         most = most_live(self.version, self.next_batch, policy.batches, limit, size)
@@ -52,7 +64,7 @@ class LiveGroups:
             most = min(bound, self.wanted + policy.oversample, size + policy.oversample) if self.wanted > 0 else 0
         if policy.max_live_groups:
             most = min(most, policy.max_live_groups)
-        return most - len(self.groups)
+        return most
 
     @property
     def wanted(self) -> int:
@@ -65,12 +77,18 @@ class LiveGroups:
 
     def due_with(self, group_id: int) -> int | float:
         """An id above those of the groups that are due when this one is, or before."""
-        size = self._policy.groups_per_batch
-        return self.before((self.ranks.index(group_id) // size + 1) * size)
+        batches = self._batches_before(group_id) + 1
+        return self._marks[batches] if batches < len(self._marks) else math.inf
 
     def due(self, group_id: int) -> int:
         """The version that a group is expected to train."""
-        return due(self.next_batch, self.ranks.index(group_id), self._policy.groups_per_batch)
+        return self.next_batch + self._batches_before(group_id)
+
+    def _batches_before(self, group_id: int) -> int:
+        """Of the groups of lower rank: how many batches they make."""
+        if not self._marks:
+            self._marks = [self.ranks[rank] for rank in range(0, len(self.ranks), self._policy.groups_per_batch)]
+        return bisect_right(self._marks, group_id) - 1
 
     def allowed(self, group_id: int) -> tuple[int, int | None]:
         """The oldest and the newest version that may work for a group; None: however new."""

@@ -35,8 +35,9 @@ class Moves:
 
     def next(self) -> Iterable[Move]:
         """Moves that make the load more even, one after the other."""
-        if not self._policy.moves or self._dispatch.waiting:
-            return
+        return self._found() if self._policy.moves and not self._dispatch.waiting else ()
+
+    def _found(self) -> Iterable[Move]:
         self._going = {request: way for request, way in self._going.items() if self._dispatch.holds(request)}
         while (found := self._best()) is not None:
             source, target, request, member = found

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from sortedcontainers import SortedList
+from heapq import heappop, heappush
 
 from rollyard.events import EngineId
+
+Place = tuple[int, int, EngineId]  # tokens, requests, and whose they are
+OUTDATED = 16  # entries of heaps for each engine, at most
 
 
 @dataclass(slots=True)
@@ -32,11 +34,13 @@ class EngineLoad:
 
 
 class Router:
-    """Keeps the open engines in order of load."""
+    """Keeps the open engines in order of load: a heap for each version, whose outdated entries go when they come up."""
 
     def __init__(self) -> None:
         self._engines: dict[EngineId, EngineLoad] = {}
-        self._open: dict[int, SortedList[tuple[int, int, EngineId]]] = {}  # by version; few are alive at once
+        self._open: dict[int, set[EngineId]] = {}  # by version; few are alive at once
+        self._heaps: dict[int, list[Place]] = {}  # by version
+        self._filed = 0  # entries, outdated ones too, since the heaps were made anew
 
     def __contains__(self, engine: EngineId) -> bool:
         return engine in self._engines
@@ -49,8 +53,8 @@ class Router:
 
     def add(self, engine: EngineId, slots: int, version: int | None, *, held: bool) -> None:
         self.remove(engine)
-        self._engines[engine] = EngineLoad(engine, slots, version, held)
-        self._file(self._engines[engine])
+        load = self._engines[engine] = EngineLoad(engine, slots, version, held)
+        self._file(load)
 
     def remove(self, engine: EngineId) -> None:
         if engine in self._engines:
@@ -76,20 +80,21 @@ class Router:
         load = self._engines[engine]
         self._unfile(load)
         load.leaving = True
-        self._file(load)
 
     def change(self, engine: EngineId, *, requests: int = 0, tokens: int = 0) -> None:
         """Account for requests and tokens that came (positive) or went (negative)."""
         load = self._engines[engine]
-        self._unfile(load)
+        was_open = load.open
         load.running += requests
         load.tokens += tokens
-        self._file(load)
+        if load.open:
+            self._file(load)
+        elif was_open:
+            self._unfile(load)
 
-    @property
-    def full(self) -> bool:
-        """Is there no engine that takes requests?"""
-        return not self._open
+    def serves(self, oldest: int, newest: int | None) -> bool:
+        """Is there an engine that takes requests, of an allowed version?"""
+        return any(version >= oldest and (newest is None or version <= newest) for version in self._open)
 
     def choose(
         self, oldest: int, newest: int | None, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None
@@ -117,10 +122,25 @@ class Router:
 
     def _least_loaded(self, oldest: int, newest: int | None, avoid: EngineId | None) -> Iterator[EngineLoad]:
         """The least loaded open engine of each allowed version, and the next one where that is to be avoided."""
-        for version, engines in self._open.items():
-            if version >= oldest and (newest is None or version <= newest):
-                for _, _, engine in engines[: 1 + (engines[0][2] == avoid)]:
-                    yield self._engines[engine]
+        for version in sorted(self._open):  # where loads are equal, younger groups may need the newer one
+            if version < oldest or (newest is not None and version > newest):
+                continue
+            first = self._first(version)
+            yield first
+            if first.id == avoid and len(self._open[version]) > 1:
+                yield self._first(version, but=avoid)
+                self._push(first)
+
+    def _first(self, version: int, but: EngineId | None = None) -> EngineLoad:
+        """The least loaded of a version that has open engines; entries before its own are outdated, and go."""
+        heap = self._heaps[version]
+        while True:
+            tokens, running, engine = heap[0]
+            load = self._engines.get(engine)
+            known = load is not None and load.version == version and load.open and engine != but
+            if load is not None and known and load.tokens == tokens and load.running == running:
+                return load
+            heappop(heap)
 
     def may_take(self, engine: EngineId | None, oldest: int, newest: int | None) -> bool:
         """Is this engine there, open, and of an allowed version?"""
@@ -132,12 +152,25 @@ class Router:
         return load.open and load.version is not None and load.version >= oldest and (newest is None or load.version <= newest)
 
     def _file(self, load: EngineLoad) -> None:
-        if load.open and load.version is not None:
-            self._open.setdefault(load.version, SortedList()).add((load.tokens, load.running, load.id))
+        """What is known of it is new."""
+        if not load.open or load.version is None:
+            return
+        self._open.setdefault(load.version, set()).add(load.id)
+        if self._filed > OUTDATED * len(self._engines):
+            self._heaps, self._filed = {}, 0
+            for each in self._engines.values():
+                self._push(each)
+        else:
+            self._push(load)
 
     def _unfile(self, load: EngineLoad) -> None:
+        """It takes nothing more, or is about to change."""
+        engines = self._open.get(load.version, set()) if load.version is not None else set()
+        engines.discard(load.id)
+        if not engines and load.version is not None:
+            self._open.pop(load.version, None)
+
+    def _push(self, load: EngineLoad) -> None:
         if load.open and load.version is not None:
-            engines = self._open[load.version]
-            engines.remove((load.tokens, load.running, load.id))
-            if not engines:
-                del self._open[load.version]
+            heappush(self._heaps.setdefault(load.version, []), (load.tokens, load.running, load.id))
+            self._filed += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from sortedcontainers import SortedList
 
 from rollyard.rollout.live import LiveGroups
-from rollyard.rollout.state import GroupState, Member, Phase
+from rollyard.rollout.state import GroupState, Member
 
 Urgency = Callable[[GroupState], float]
 
@@ -27,42 +27,50 @@ class Waiting:
         self._groups: SortedList[int] = SortedList()
 
     def __bool__(self) -> bool:
-        return bool(self.due_after(-1))
+        return self.first_after(-1) is not None
 
     def add(self, member: Member) -> None:
-        if member.group not in self._members:
-            self._members[member.group] = []
+        members = self._members.get(member.group)
+        if members is None:
+            members = self._members[member.group] = []
             self._groups.add(member.group)
-        members = self._members[member.group]
         members.append(member.index)
         members.sort(reverse=True)
 
-    def due_after(self, group_id: int) -> list[int]:
-        """The groups with a waiting member that are due first, of those that were admitted after this one."""
-        groups, start = self._groups, self._groups.bisect_right(group_id)
-        while start < len(groups) and not self._waits(groups[start]):
+    def first_after(self, group_id: int | float) -> int | None:
+        """The first group with a waiting member, of those that were admitted after this one."""
+        groups = self._groups
+        start = groups.bisect_right(group_id) if groups else 0
+        while start < len(groups):
+            found: int = groups[start]
+            if found in self._live:
+                return found
             del self._members[groups.pop(start)]
-        if start == len(groups):
-            return []
-        return list(groups[start : groups.bisect_left(self._live.due_with(groups[start]))])
+        return None
 
-    def in_turn(self, groups: list[int]) -> Iterator[tuple[GroupState, Member]]:
-        """Their waiting members, in the order in which they are to be asked. Those that were taken leave with `take`."""
+    def in_turn(self, first: int) -> Iterator[tuple[GroupState, Member]]:
+        """The waiting members of the groups that are due when this one is, in the order in which they are to be asked.
+
+        Those that were taken leave with `take`.
+        """
+        end = self._live.due_with(first)
         if self._urgency is None:
-            for group_id in groups:
-                if self._waits(group_id):
-                    group = self._live.groups[group_id]
-                    for index in reversed(list(self._members[group_id])):
-                        yield group, group.members[index]
+            group_id: int | None = first
+            while group_id is not None and group_id < end:
+                group = self._live.groups[group_id]
+                for index in reversed(list(self._members[group_id])):
+                    yield group, group.members[index]
+                group_id = self.first_after(group_id)
             return
-        heap = [self._place(group_id) for group_id in groups if self._waits(group_id)]
+        due = self._groups.irange(first, end, inclusive=(True, False))
+        heap = [self._place(waiting) for waiting in due if waiting in self._live]
         heapq.heapify(heap)
         while heap:
-            group_id = heap[0][-1]
-            group = self._live.groups[group_id]
-            yield group, group.members[self._members[group_id][-1]]
-            if group_id in self._members:
-                heapq.heapreplace(heap, self._place(group_id))
+            urgent = heap[0][-1]
+            group = self._live.groups[urgent]
+            yield group, group.members[self._members[urgent][-1]]
+            if urgent in self._members:
+                heapq.heapreplace(heap, self._place(urgent))
             else:
                 heapq.heappop(heap)
 
@@ -78,7 +86,3 @@ class Waiting:
         assert self._urgency is not None
         group = self._live.groups[group_id]
         return group.home is not None, -self._urgency(group), -len(self._members[group_id]), group_id
-
-    def _waits(self, group_id: int) -> bool:
-        group = self._live.groups.get(group_id)
-        return group is not None and all(group.members[i].phase is Phase.WAITING for i in self._members[group_id])

@@ -105,13 +105,13 @@ class Recorder:
         """Keep what the conductor saw and said in one step. Raises JournalError, once."""
         for entry in entries:
             self._builder.record(entry)
-            if isinstance(entry, Scored):
+            if type(entry) is Scored:
                 self._judged += 1
-            elif isinstance(entry, Score) and self._work is not None:
+            elif type(entry) is Score and self._work is not None:
                 self._work.completed(entry.prompt, entry.completion)
-            elif isinstance(entry, Train):
+            elif type(entry) is Train:
                 self._judged = 0
-            elif isinstance(entry, Finish):
+            elif type(entry) is Finish:
                 self.finish = entry
         self._write(lambda: self._journal.record_step(entries))
 

@@ -94,19 +94,18 @@ class Timeline:
 
     def open(self, phase: Phase) -> None:
         """The phase begins. It may be opened again before it is closed; it ends with the last close."""
-        now = self._advance()
-        if not self._depth[phase]:
-            self._opened[phase] = now
+        if not self._depth[phase]:  # else nothing changes in whose the moment is, and requests come by the thousand
+            self._opened[phase] = self._advance()
         self._depth[phase] += 1
 
     def close(self, phase: Phase) -> None:
         """Raises ValueError when the phase is not open."""
         if not self._depth[phase]:
             raise ValueError(f"phase {phase} is not open")
-        now = self._advance()
-        self._depth[phase] -= 1
-        if not self._depth[phase]:
+        if self._depth[phase] == 1:
+            now = self._advance()
             self._intervals.append(Interval(phase, self._opened[phase] - self._start, now - self._start))
+        self._depth[phase] -= 1
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
