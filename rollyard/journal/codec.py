@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import json
-import struct
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Final
+from typing import Final, TypeVar
 
 from rollyard.texts import clean
 from rollyard.types import FinishReason, Turn, VersionSpan, WeightVersion
+
+Number = TypeVar("Number", int, float)
 
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """`[tokens]` as little-endian int32."""
-    return struct.pack(f"<{len(ids)}i", *ids)
+    """`[tokens]` as little-endian int32. Raises OverflowError."""
+    return _little(array("i", ids)).tobytes()
 
 
 def unpack_ids(blob: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(blob) // 4}i", blob)
+    return tuple(_little(array("i", blob)))
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
     """`[tokens]` as little-endian float32: a logprob keeps 7 digits, more than any engine computes."""
-    return struct.pack(f"<{len(values)}f", *values)
+    return _little(array("f", values)).tobytes()
 
 
 def unpack_floats(blob: bytes) -> tuple[float, ...]:
-    return struct.unpack(f"<{len(blob) // 4}f", blob)
+    return tuple(_little(array("f", blob)))
+
+
+def _little(values: array[Number]) -> array[Number]:
+    """The other byte order, where that is this machine's."""
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
 
 
 def pack_spans(spans: Sequence[VersionSpan]) -> str:
@@ -47,6 +57,8 @@ def pack_turns(turns: Sequence[Turn], ids: Sequence[int]) -> str:
     Args:
         ids: `[tokens]` that were sampled, of all turns.
     """
+    if not turns:
+        return "[]"
     rows: list[list[object]] = []
     before: tuple[int, ...] = ()
     written = 0
@@ -59,6 +71,8 @@ def pack_turns(turns: Sequence[Turn], ids: Sequence[int]) -> str:
 
 
 def unpack_turns(text: str, ids: Sequence[int]) -> tuple[Turn, ...]:
+    if text == "[]":
+        return ()
     turns: list[Turn] = []
     before: tuple[int, ...] = ()
     written = 0
@@ -71,11 +85,23 @@ def unpack_turns(text: str, ids: Sequence[int]) -> tuple[Turn, ...]:
 
 def pack_json(record: Mapping[str, object]) -> str:
     """A JSON object. A value that JSON has no words for (a NaN, a date) is written as its `repr`."""
+    if not record:
+        return "{}"
     try:
         encoded = _encode(record)
     except (TypeError, ValueError):
         encoded = _encode({str(key): _plain(value) for key, value in record.items()})
     return clean(encoded)
+
+
+def pack_list(messages: Sequence[Mapping[str, str]]) -> str:
+    """A JSON list of objects, each as `pack_json` writes it."""
+    return f"[{', '.join(map(pack_json, messages))}]" if messages else "[]"
+
+
+def unpack_parts(text: str) -> dict[str, float]:
+    """Rewards by name. One that is not finite is written as its `repr`."""
+    return {} if text == "{}" else {name: float(value) for name, value in json.loads(text).items()}
 
 
 def _plain(value: object) -> object:

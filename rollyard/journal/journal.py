@@ -6,41 +6,28 @@ Reading: `rollyard.journal.reader`, or any SQLite client, also while the run is 
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rollyard.errors import JournalError
-from rollyard.events import (
-    Admit,
-    BatchTrained,
-    Drop,
-    EngineDown,
-    EngineLoaded,
-    EngineUp,
-    Event,
-    Finish,
-    Instruction,
-    Keep,
-    Published,
-    RequestFailed,
-    Retire,
-    Score,
-    Scored,
-    Train,
-)
-from rollyard.journal.codec import pack_floats, pack_ids, pack_json, pack_spans, pack_turns
-from rollyard.journal.schema import APPLICATION_ID, FORMAT, INSERTS, TABLES
-from rollyard.texts import clean
+from rollyard.events import Event, Instruction
+from rollyard.journal.codec import pack_json
+from rollyard.journal.partials import Key, Unfinished, joined, pack_piece, unpack_piece
+from rollyard.journal.rows import Rows
+from rollyard.journal.schema import APPLICATION_ID, FORMAT, TABLES, WRITES
 from rollyard.types import WeightVersion
 
 FLUSH_S: Final = 1.0  # a recorded row waits no longer than this, as long as rows keep coming
 LOG_PAGES: Final = 4000  # the write-ahead log is folded into the file, and synced, at about 16 MB
+
+SAVED: Final = """
+    SELECT token_ids, logprobs, spans FROM partials
+    WHERE incarnation = ? AND group_id = ? AND member = ? ORDER BY position"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +43,10 @@ class RunRecord:
 
 @contextmanager
 def guarded(path: Path) -> Iterator[None]:
-    """SQLite's errors as JournalError naming the file."""
+    """SQLite's errors, and numbers that it has no room for, as JournalError naming the file."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OverflowError) as error:
         raise JournalError(f"{path}: {error}") from error
 
 
@@ -78,37 +65,33 @@ class Journal:
 
     A new file starts at incarnation 0. Opening an existing one begins the next incarnation.
 
+    What is written has a name: `create`, `life`, `flush`, `checkpoint`. Each is one transaction.
+
     Args:
         path: the file, such as `runs/sort/journal.sqlite`. Its folder exists.
         run: what is said about the run as a whole.
         clock: unix seconds, for the times in the rows.
         busy_s: seconds to wait for another process that holds the write lock.
+        at: told `before NAME` and `after NAME` of every write. What it raises ends the caller, as a kill would there.
 
     Raises:
         JournalError: the file cannot be written, is no journal, or is of an unknown format.
     """
 
-    def __init__(self, path: Path, run: RunRecord, *, clock: Callable[[], float] = time.time, busy_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        run: RunRecord,
+        *,
+        clock: Callable[[], float] = time.time,
+        busy_s: float = 5.0,
+        at: Callable[[str], None] = lambda name: None,
+    ) -> None:
         self._path = path
         self._clock = clock
-        self._rows: dict[str, list[tuple[Any, ...]]] = {table: [] for table in INSERTS}
+        self._at = at
+        self._entries: list[tuple[float, Event | Instruction]] = []
         self._flushed = time.monotonic()
-        self._handlers: dict[type[Event | Instruction], Callable[[Any, float], None]] = {
-            Admit: self._on_admit,
-            Score: self._on_completion,
-            Scored: self._on_verdict,
-            Keep: self._on_keep,
-            Drop: self._on_drop,
-            Train: self._on_batch,
-            BatchTrained: self._on_trained,
-            Published: self._on_published,
-            EngineUp: self._on_engine_up,
-            Retire: lambda told, now: self._engine(told.engine, "lost" if told.lost else "left", None, "", now),
-            EngineDown: lambda event, now: self._engine(event.engine, "down", None, event.cause, now),
-            EngineLoaded: lambda event, now: self._engine(event.engine, "loaded", event.version, "", now),
-            RequestFailed: self._on_request_failed,
-            Finish: self._on_finish,
-        }
         with guarded(path):
             self._connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
             try:
@@ -116,26 +99,47 @@ class Journal:
             except BaseException:
                 self._connection.close()
                 raise
+        self._rows = Rows(self.incarnation)
+
+    # -------------------------------------------------------------------------------------- the transactions
 
     def _begin(self, run: RunRecord) -> int:
         connection = self._connection
         connection.execute("PRAGMA foreign_keys = ON")
         if connection.execute("PRAGMA schema_version").fetchone() == (0,):
             connection.execute("PRAGMA journal_mode = WAL")
-            header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};"
-            connection.executescript(f"BEGIN IMMEDIATE; {header} {TABLES} COMMIT;")
+            self._create()
         check_format(connection, self._path)
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-        with self._transaction():
-            (last,) = connection.execute("SELECT max(incarnation) FROM incarnations").fetchone()
-            incarnation = 0 if last is None else last + 1
+        return self._begin_life(run)
+
+    def _create(self) -> None:
+        with self._transaction("create"):
+            for statement in (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {FORMAT}", *TABLES):
+                self._connection.execute(statement)
+
+    def _begin_life(self, run: RunRecord) -> int:
+        with self._transaction("life"):
+            (last,) = self._connection.execute("SELECT max(incarnation) FROM incarnations").fetchone()
+            incarnation = 0 if last is None else int(last) + 1
             row = (incarnation, run.name, run.rollyard, run.seed, run.group_size, run.config, self._clock())
-            connection.execute("INSERT INTO incarnations VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL)", row)
+            self._connection.execute("INSERT INTO incarnations VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL, NULL, NULL)", row)
         return incarnation
 
+    def _write(self, name: str) -> None:
+        """All rows there are."""
+        with self._transaction(name):
+            for table, rows in self._rows.tables.items():
+                if rows:
+                    self._connection.executemany(WRITES[table], rows)
+            for key, member in self._rows.unfinished.changed():
+                self._write_partial(key, member)
+        self._rows.written()
+
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, name: str) -> Iterator[None]:
+        self._at(f"before {name}")
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -144,113 +148,63 @@ class Journal:
             if self._connection.in_transaction:  # SQLite itself rolls back on some errors, such as a full disk
                 self._connection.execute("ROLLBACK")
             raise
+        self._at(f"after {name}")
+
+    def _write_partial(self, key: Key, member: Unfinished) -> None:
+        """Part of a transaction: the rows of one member that has not finished, or that has."""
+        mine = (self.incarnation, *key)
+        pieces, position = member.fresh, member.keep
+        if member.keep < member.saved:  # what is in the file was given up, often all of it
+            if member.keep:
+                saved = (unpack_piece(*row) for row in self._connection.execute(SAVED, mine))
+                pieces, position = [joined(saved, member.keep), *pieces], 0
+            self._connection.execute("DELETE FROM partials WHERE incarnation = ? AND group_id = ? AND member = ?", mine)
+        if pieces:
+            row = (*mine, position, *pack_piece(joined(pieces)))
+            self._connection.execute("INSERT INTO partials VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     # ------------------------------------------------------------------------------------------- recording
 
-    def record(self, entry: Event | Instruction) -> None:
-        """Keep what the conductor saw or said. What the journal has no table for is ignored.
+    def record_step(self, entries: Iterable[Event | Instruction]) -> None:
+        """Keep what the conductor saw and said in one of its steps. What the journal has no table for is ignored.
 
-        Rows are buffered; they are written by `flush`, and with the first record a second after the last write.
+        It is written whole or not at all: by `flush`, or here once a second has passed since the last write.
+        Raises JournalError when that fails.
         """
-        handler = self._handlers.get(type(entry))
-        if handler is None:
-            return
-        handler(entry, self._clock())
+        now, kinds = self._clock(), self._rows.kinds
+        self._entries.extend((now, entry) for entry in entries if type(entry) in kinds)
         if time.monotonic() - self._flushed >= FLUSH_S:
             self.flush()
 
+    def record_beginning(self, version: WeightVersion) -> None:
+        """Keep where this life of the run begins."""
+        self._rows.begun(version)
+
     def record_evaluation(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int = 0) -> None:
         """Keep a result on held-out prompts: mean over the `samples - unscored` completions that have a verdict."""
-        self._rows["evaluations"].append((self.incarnation, *version, mean_reward, samples, unscored, self._clock()))
-
-    def _on_admit(self, admit: Admit, now: float) -> None:
-        prompt = admit.prompt
-        columns = pack_json(prompt.columns)
-        row = (self.incarnation, prompt.id, prompt.row, clean(prompt.text), pack_ids(prompt.token_ids), columns, now)
-        self._rows["prompts"].append(row)
-
-    def _on_completion(self, score: Score, now: float) -> None:
-        done = score.completion
-        self._rows["completions"].append((
-            self.incarnation,
-            done.group,
-            done.member,
-            done.finish.value,
-            len(done.token_ids),
-            pack_ids(done.token_ids),
-            pack_floats(done.logprobs),
-            pack_spans(done.spans),
-            pack_turns(done.turns, done.token_ids),
-            min((span.version.step for span in done.spans), default=None),
-            clean(done.text),
-            now,
-        ))  # fmt: skip
-
-    def _on_verdict(self, scored: Scored, now: float) -> None:
-        reward = scored.reward
-        value, problem = reward.value, reward.problem
-        if value is not None and not math.isfinite(value):
-            value, problem = None, problem or f"the reward is {value}"
-        row = (self.incarnation, scored.group, scored.member, value, pack_json(reward.parts), clean(problem), now)
-        self._rows["verdicts"].append(row)
-
-    def _on_keep(self, keep: Keep, now: float) -> None:
-        """Only what comes from an earlier life is news."""
-        for done in keep.group.rollouts if keep.recovered else ():
-            self._on_completion(Score(keep.group.prompt, done.completion), now)
-            self._on_verdict(Scored(keep.group.id, done.completion.member, done.reward), now)
-
-    def _on_drop(self, drop: Drop, now: float) -> None:
-        row = (self.incarnation, drop.group, drop.member, drop.reason.value, clean(drop.cause), now)
-        self._rows["drops"].append(row)
-
-    def _on_batch(self, train: Train, now: float) -> None:
-        self._rows["batches"].append((self.incarnation, train.step, now))
-        groups = ((self.incarnation, train.step, position, group.id) for position, group in enumerate(train.groups))
-        self._rows["batch_groups"].extend(groups)
-
-    def _on_trained(self, event: BatchTrained, now: float) -> None:
-        self._rows["batches_trained"].append((now, self.incarnation, event.version.step - 1))
-
-    def _on_published(self, event: Published, now: float) -> None:
-        self._rows["versions"].append((self.incarnation, *event.version, now))
-
-    def _on_engine_up(self, event: EngineUp, now: float) -> None:
-        self._engine(event.engine, "up", event.version, f"{event.slots} slots", now)
-
-    def _on_request_failed(self, event: RequestFailed, now: float) -> None:
-        group, member, attempt = event.request
-        text = f"group {group}, member {member}, attempt {attempt}: {event.cause}"
-        self._engine(event.engine, "request failed", None, text, now)
-
-    def _engine(self, engine: str, event: str, version: WeightVersion | None, text: str, now: float) -> None:
-        row = (self.incarnation, engine, event, *(version or (None, None)), clean(text), now)
-        self._rows["engine_events"].append(row)
-
-    def _on_finish(self, finish: Finish, now: float) -> None:
-        self._rows["endings"].append((now, clean(finish.cause), int(finish.failed), self.incarnation))
+        self._rows.evaluated(version, mean_reward, samples, unscored, self._clock())
 
     # --------------------------------------------------------------------------------------------- writing
 
     def flush(self) -> None:
-        """Write the buffered rows in one transaction. Call it at least every second.
+        """Write what is held back in one transaction. Call it at least every second, never within a step.
 
-        Raises JournalError when that fails (disk full, locked, broken file); the rows then stay buffered.
+        Raises JournalError when that fails (disk full, locked, broken file); nothing is lost then, and the next call tries again.
         """
+        self._flush("flush")
+
+    def _flush(self, name: str) -> None:
         self._flushed = time.monotonic()
-        if not any(self._rows.values()):
-            return
-        with guarded(self._path), self._transaction():
-            for table, rows in self._rows.items():
-                if rows:
-                    self._connection.executemany(INSERTS[table], rows)
-        for rows in self._rows.values():
-            rows.clear()
+        with guarded(self._path):
+            entries, self._entries = self._entries, []
+            self._rows.take(entries)
+            if self._rows:
+                self._write(name)
 
     def commit_checkpoint(self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]) -> None:
         """Name a checkpoint that is complete on disk. From here on a resume starts there.
 
-        One transaction with everything still buffered, synced to the disk before it returns.
+        One transaction with everything still held back, synced to the disk before it returns.
 
         Args:
             version: the weights it holds.
@@ -261,23 +215,27 @@ class Journal:
         Raises:
             JournalError: the checkpoint does not count.
         """
-        row = (self.incarnation, *version, folder, prompt_cursor, pack_json(counters), self._clock())
-        self._rows["checkpoints"].append(row)
+        self._rows.checkpointed(version, folder, prompt_cursor, pack_json(counters), self._clock())
         with guarded(self._path):
             self._connection.execute("PRAGMA synchronous = FULL")
         try:
-            self.flush()
+            self._flush("checkpoint")
         except JournalError:
-            self._rows["checkpoints"].clear()
+            self._rows.tables["checkpoints"].clear()
             raise
         finally:
             with guarded(self._path):
                 self._connection.execute("PRAGMA synchronous = NORMAL")
 
     def close(self) -> None:
-        """Write what is buffered and close the file, folding the write-ahead log into it."""
+        """Write what is held back and close the file, folding the write-ahead log into it. Raises JournalError."""
         try:
             self.flush()
         finally:
             with guarded(self._path):
                 self._connection.close()
+
+    def abandon(self) -> None:
+        """Close the file as it is: what is held back is lost, as in a process that is killed."""
+        with guarded(self._path):
+            self._connection.close()

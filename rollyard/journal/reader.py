@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from rollyard.errors import JournalError
-from rollyard.journal.codec import unpack_floats, unpack_ids, unpack_spans, unpack_turns
+from rollyard.journal.codec import unpack_floats, unpack_ids, unpack_parts, unpack_spans, unpack_turns
 from rollyard.journal.journal import check_format, guarded
 from rollyard.types import Completion, FinishReason, Group, Prompt, Reward, Rollout, WeightVersion
 
@@ -27,6 +27,7 @@ class Incarnation:
     group_size: int
     config: str  # JSON
     started_at: float
+    begun: WeightVersion | None  # where it began, None when it ended before that was known
     ended_at: float | None
     cause: str | None
     failed: bool | None
@@ -114,35 +115,31 @@ class JournalReader:
 
     def incarnations(self) -> tuple[Incarnation, ...]:
         rows = self.query("SELECT * FROM incarnations ORDER BY incarnation")
-        return tuple(Incarnation(*(*rest, None if failed is None else bool(failed))) for *rest, failed in rows)
+        return tuple(_incarnation(*row) for row in rows)
 
     def prompt(self, group: int) -> Prompt:
-        sql = "SELECT group_id, row, token_ids, text, columns FROM prompts WHERE incarnation = ? AND group_id = ?"
-        for id_, row, ids, text, columns in self._mine(sql, group):
-            return Prompt(id_, row, unpack_ids(ids), text, json.loads(columns))
+        for row in self._mine(f"SELECT {PROMPT} FROM prompts WHERE incarnation = ? AND group_id = ?", group):
+            return prompt_of(*row)
         raise JournalError(f"{self._path}: prompt {group} was not admitted")
 
     def group(self, group: int) -> Group:
         """A prompt with its judged completions so far, by member, those that were dropped later included."""
-        sql = """
-            SELECT c.member, token_ids, logprobs, spans, turns, finish, text, value, parts, problem
-            FROM completions c JOIN verdicts USING (incarnation, group_id, member)
+        sql = f"""
+            SELECT {COMPLETION}, value, parts, problem
+            FROM completions JOIN verdicts USING (incarnation, group_id, member)
             WHERE incarnation = ? AND group_id = ? ORDER BY member"""
-        rollouts = []
-        for member, ids, logprobs, spans, turns, finish, text, value, parts, problem in self._mine(sql, group):
-            completion = _completion(group, member, ids, logprobs, spans, turns, finish, text)
-            rollouts.append(Rollout(completion, Reward(value, json.loads(parts), problem)))
+        rollouts = (Rollout(completion_of(*row[:-3]), reward_of(*row[-3:])) for row in self._mine(sql, group))
         return Group(self.prompt(group), tuple(rollouts))
 
     def unjudged(self) -> tuple[Completion, ...]:
         """Finished members that have no verdict yet, in the order they finished."""
-        sql = """
-            SELECT group_id, member, token_ids, logprobs, spans, turns, finish, text FROM completions c
+        sql = f"""
+            SELECT {COMPLETION} FROM completions c
             WHERE incarnation = ? AND NOT EXISTS (
                 SELECT 1 FROM verdicts v
                 WHERE v.incarnation = c.incarnation AND v.group_id = c.group_id AND v.member = c.member)
             ORDER BY c.rowid"""
-        return tuple(_completion(*row) for row in self._mine(sql))
+        return tuple(completion_of(*row) for row in self._mine(sql))
 
     def batches(self) -> dict[int, tuple[int, ...]]:
         """Group ids of each batch taken, in order, by the step that trains it."""
@@ -206,9 +203,28 @@ class JournalReader:
         )
 
 
-def _completion(
+def _incarnation(*row: Any) -> Incarnation:
+    about, (begun, life, ended_at, cause, failed) = row[:7], row[7:]
+    version = None if begun is None else WeightVersion(begun, life)
+    return Incarnation(*(*about, version, ended_at, cause, None if failed is None else bool(failed)))
+
+
+# Columns, and the records that they make.
+PROMPT: Final = "group_id, row, token_ids, text, columns, messages"
+COMPLETION: Final = "group_id, member, token_ids, logprobs, spans, turns, finish, text"
+
+
+def prompt_of(group: int, row: int, ids: bytes, text: str, columns: str, messages: str) -> Prompt:
+    return Prompt(group, row, unpack_ids(ids), text, json.loads(columns), tuple(json.loads(messages)))
+
+
+def completion_of(
     group: int, member: int, ids: bytes, logprobs: bytes, spans: str, turns: str, finish: str, text: str
 ) -> Completion:
     tokens = unpack_ids(ids)
     taken = unpack_turns(turns, tokens)
     return Completion(group, member, tokens, unpack_floats(logprobs), unpack_spans(spans), FinishReason(finish), text, taken)
+
+
+def reward_of(value: float | None, parts: str, problem: str) -> Reward:
+    return Reward(value, unpack_parts(parts), problem)

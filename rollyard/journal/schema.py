@@ -1,12 +1,17 @@
-"""The tables of `journal.sqlite`, format 2 (`PRAGMA user_version`).
+"""The tables of `journal.sqlite`, format 3 (`PRAGMA user_version`).
 
 Every row carries the `incarnation` it was written in: 0 for the first life of a run, one more for each resume. An
-incarnation is whole by itself: what a resumed run reuses of an earlier one it records again. Times are unix seconds.
+incarnation is whole by itself: what a resumed run reuses of an earlier one it records again, in the step that admits the
+prompt. So of all incarnations that have a prompt, the newest says how it stands. Times are unix seconds.
+
+A life begins at the version `begun_step`, which is what the checkpoint held that it was resumed from: what earlier lives
+trained from there on is lost, and trained again. One step of the conductor is never written half.
 
 | table           | a row is                                                                     | written on        |
 | --------------- | ---------------------------------------------------------------------------- | ----------------- |
-| `incarnations`  | one life of the run: its config, and how it ended                            | opening, `Finish` |
+| `incarnations`  | one life of the run: its config, where it began, and how it ended            | opening, `Finish` |
 | `prompts`       | a prompt admitted; `group_id` is its ordinal in the stream                   | `Admit`           |
+| `partials`      | tokens of a member that has not finished, after its first `position` ones    | `Wrote`           |
 | `completions`   | a finished member: its tokens, logprobs and the versions that wrote them     | `Score`           |
 | `verdicts`      | a member's reward; `value` NULL is no verdict, which is not zero             | `Scored`          |
 | `drops`         | a prompt (`member` NULL) or one member that left untrained, with the reason  | `Drop`            |
@@ -17,16 +22,22 @@ incarnation is whole by itself: what a resumed run reuses of an earlier one it r
 | `checkpoints`   | a checkpoint that is complete on disk; a folder without a row is garbage     | checkpoints       |
 | `engine_events` | an engine came up, went down, left, was lost, loaded, or failed a request    | engine events     |
 
+The rows of `partials` of one member follow each other without a gap. They go away in the transaction that writes its
+completion, and when it is dropped, unless that is because the run was stopped.
+
 Blobs are little-endian: `token_ids` int32 `[tokens]`, `logprobs` float32 `[tokens]`. `columns`, `parts`, `counters` and
-`config` are JSON objects. `spans` is a JSON list of [version step, version incarnation, oldest key-value step, oldest
-key-value incarnation, tokens], which together cover the completion's tokens in order. `turns` is empty but for an episode: a
-JSON list of [kept, ids, tokens, finish] for each turn, whose prompt is the first `kept` tokens of the prompt and answer before
-it and then `ids`, and whose answer is the next `tokens` of the completion's.
+`config` are JSON objects, `messages` is a JSON list of them. `spans` is a JSON list of [version step, version incarnation,
+oldest key-value step, oldest key-value incarnation, tokens], which together cover the tokens of the row in order. `turns` is
+empty but for an episode: a JSON list of [kept, ids, tokens, finish] for each turn, whose prompt is the first `kept` tokens of
+the prompt and answer before it and then `ids`, and whose answer is the next `tokens` of the completion's.
 
-Views for people: `rollouts` (one row a member: prompt, completion, reward, the step that trained it or why none did) and
-`groups` (one row a prompt: rewards summed up, and its fate). For example the prompts the policy never solves:
+Views for people, of each incarnation by itself: `rollouts` (one row a member: prompt, completion, reward, the step that
+trained it or why none did) and `groups` (one row a prompt: rewards summed up, and its fate). Over all lives together:
+`lineage` (each prompt once, as the newest incarnation that has it says; `trained_step` is NULL where a later life began at
+or before that step, and so lost it), `lineage_rollouts` (their members) and `lineage_batches` (what the weights that there
+are were trained on). For example the prompts the policy never solves:
 
-    SELECT prompt, members, best_reward FROM groups WHERE best_reward = 0 ORDER BY group_id;
+    SELECT prompt, members, best_reward FROM lineage WHERE best_reward = 0 ORDER BY group_id;
 """
 
 from __future__ import annotations
@@ -34,9 +45,9 @@ from __future__ import annotations
 from typing import Final
 
 APPLICATION_ID: Final = 0x726C7964  # "rlyd": tells a journal from any other SQLite file
-FORMAT: Final = 2
+FORMAT: Final = 3
 
-TABLES: Final = """
+_TABLES: Final = """
 CREATE TABLE incarnations (
     incarnation INTEGER PRIMARY KEY,
     name TEXT NOT NULL,
@@ -45,6 +56,8 @@ CREATE TABLE incarnations (
     group_size INTEGER NOT NULL,
     config TEXT NOT NULL,
     started_at REAL NOT NULL,
+    begun_step INTEGER,
+    begun_incarnation INTEGER,
     ended_at REAL,
     cause TEXT,
     failed INTEGER
@@ -57,8 +70,22 @@ CREATE TABLE prompts (
     text TEXT NOT NULL,
     token_ids BLOB NOT NULL,
     columns TEXT NOT NULL,
+    messages TEXT NOT NULL,
     admitted_at REAL NOT NULL,
     PRIMARY KEY (incarnation, group_id)
+) STRICT;
+
+CREATE TABLE partials (
+    incarnation INTEGER NOT NULL,
+    group_id INTEGER NOT NULL,
+    member INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    token_ids BLOB NOT NULL,
+    logprobs BLOB NOT NULL,
+    spans TEXT NOT NULL,
+    PRIMARY KEY (incarnation, group_id, member, position),
+    FOREIGN KEY (incarnation, group_id) REFERENCES prompts
 ) STRICT;
 
 CREATE TABLE completions (
@@ -182,11 +209,34 @@ LEFT JOIN batch_groups bg ON bg.incarnation = p.incarnation AND bg.group_id = p.
 LEFT JOIN batches b ON b.incarnation = bg.incarnation AND b.step = bg.step
 LEFT JOIN drops d ON d.incarnation = p.incarnation AND d.group_id = p.group_id AND ifnull(d.member, -1) = -1
 GROUP BY p.incarnation, p.group_id;
+
+CREATE VIEW lineage AS
+SELECT g.group_id, g.incarnation, g.row, g.prompt, g.columns, g.members, g.judged,
+       g.mean_reward, g.worst_reward, g.best_reward, g.tokens,
+       CASE WHEN NOT EXISTS (
+           SELECT 1 FROM incarnations i WHERE i.incarnation > g.incarnation AND i.begun_step <= g.trained_step
+       ) THEN g.trained_step END AS trained_step, g.dropped, g.drop_cause
+FROM groups g JOIN (SELECT group_id, max(incarnation) AS incarnation FROM prompts GROUP BY group_id)
+    USING (incarnation, group_id);
+
+CREATE VIEW lineage_rollouts AS
+SELECT l.group_id, r.member, r.incarnation, r.prompt, r.completion, r.reward,
+       CASE WHEN l.trained_step IS NOT NULL THEN r.trained_step END AS trained_step,
+       r.dropped, r.drop_cause, r.finish, r.tokens, r.oldest_version, r.problem, r.finished_at
+FROM lineage l JOIN rollouts r USING (incarnation, group_id);
+
+CREATE VIEW lineage_batches AS
+SELECT b.step, b.incarnation, b.taken_at, b.trained_at FROM batches b
+WHERE b.trained_at IS NOT NULL AND b.incarnation = (
+    SELECT max(i.incarnation) FROM incarnations i WHERE i.begun_step <= b.step OR i.incarnation = b.incarnation);
 """
 
-# Rows are buffered by table and written in this order: a row comes after those it refers to.
-INSERTS: Final = {
-    "prompts": "INSERT INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?)",
+TABLES: Final = tuple(filter(str.strip, _TABLES.split(";")))  # a statement each
+
+# Rows are written in this order: a row comes after those it refers to.
+WRITES: Final = {
+    "beginnings": "UPDATE incarnations SET begun_step = ?, begun_incarnation = ? WHERE incarnation = ?",
+    "prompts": "INSERT INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
     "completions": "INSERT INTO completions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "verdicts": "INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?)",
     "drops": "INSERT INTO drops VALUES (?, ?, ?, ?, ?, ?)",

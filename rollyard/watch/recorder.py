@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rollyard.errors import JournalError
 from rollyard.events import Event, Finish, Instruction, Score, Scored, Train
@@ -52,12 +52,13 @@ class Recorder:
         self._tokens_before = 0
         self._dropped_before: Mapping[str, int] = {}
         self._unchanged: float | None = None
-        self._broken = False  # the journal cannot be written any more
+        self._broken = False  # it was told that the journal cannot be written
         self.finish = Finish("never finished", failed=True)
 
     def resume(self, version: WeightVersion) -> None:
         """Earlier lives of the run came so far."""
         self._first = version.step
+        self._journal.record_beginning(version)
 
     def begin(self) -> None:
         """The setup is over: the first step begins."""
@@ -79,8 +80,8 @@ class Recorder:
         if self._work is not None:
             self._work.trained(shards)
 
-    def record(self, entries: Iterable[Event | Instruction]) -> None:
-        """Keep what the conductor saw and said. Raises JournalError, once."""
+    def record(self, entries: Sequence[Event | Instruction]) -> None:
+        """Keep what the conductor saw and said in one step. Raises JournalError, once."""
         for entry in entries:
             self._builder.record(entry)
             if isinstance(entry, Scored):
@@ -91,22 +92,18 @@ class Recorder:
                 self._judged = 0
             elif isinstance(entry, Finish):
                 self.finish = entry
-            if not self._broken:
-                self._to_journal(entry)
-
-    def _to_journal(self, entry: Event | Instruction) -> None:
-        try:
-            self._journal.record(entry)
-        except JournalError:
-            self._broken = True
-            raise
+        self._write(lambda: self._journal.record_step(entries))
 
     def flush(self) -> None:
         """Write what the journal holds back. Raises JournalError, once."""
-        if not self._broken:
-            try:
-                self._journal.flush()
-            except JournalError:
+        self._write(self._journal.flush)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """That the journal cannot be written is told once. What it could not write is tried again with whatever comes later."""
+        try:
+            write()
+        except JournalError:
+            if not self._broken:
                 self._broken = True
                 raise
 
@@ -221,5 +218,5 @@ class Recorder:
         return Usage(devices, pools, operations, None if self._machine is None else self._machine.balance)
 
     def close_journal(self) -> None:
-        if not self._broken:
-            self._journal.close()
+        """Raises JournalError, unless that was told before."""
+        self._write(self._journal.close)

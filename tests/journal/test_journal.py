@@ -34,7 +34,7 @@ def written(path: Path) -> Path:
     times = iter(range(1000, 2000))
     journal = Journal(path, RUN, clock=lambda: float(next(times)))
     for entry in ENTRIES:
-        journal.record(entry)
+        journal.record_step([entry])
     journal.record_evaluation(V1, 0.75, samples=4)
     journal.close()
     return path
@@ -42,15 +42,14 @@ def written(path: Path) -> Path:
 
 def test_the_file_is_wal_and_says_its_format(written: Path) -> None:
     assert rows(written, "PRAGMA journal_mode") == [("wal",)]
-    assert rows(written, "PRAGMA user_version") == [(2,)]
+    assert rows(written, "PRAGMA user_version") == [(3,)]
     assert rows(written, "PRAGMA foreign_key_check") == []
     assert rows(written, "PRAGMA integrity_check") == [("ok",)]
 
 
 def test_what_an_earlier_life_wrote_is_recorded_in_this_one_too(path: Path) -> None:
     journal, group = Journal(path, RUN), Group(CAB, (GOOD, POOR))
-    for entry in (Admit(CAB), Keep(group, recovered=True)):
-        journal.record(entry)
+    journal.record_step((Admit(CAB), Keep(group, recovered=True)))
     journal.close()
     assert rows(path, "SELECT group_id, member, text FROM completions") == [(0, 0, "abc"), (0, 1, "acb")]
     assert rows(path, "SELECT member, value FROM verdicts") == [(0, 1.0), (1, 0.0)]
@@ -78,7 +77,7 @@ def test_every_table_holds_what_happened(written: Path) -> None:
         (1, 1, "failed"),
         (1, None, "failed"),
     ]
-    # clock readings: 1000 opens, one a record from 1001 on; Train is the 16th, BatchTrained the 17th
+    # clock readings: 1000 opens, one a step from 1001 on; Train is the 16th, BatchTrained the 17th
     assert rows(written, "SELECT step, taken_at, trained_at FROM batches") == [(0, 1016.0, 1017.0)]
     assert rows(written, "SELECT step, position, group_id FROM batch_groups") == [(0, 0, 0)]
     assert rows(written, "SELECT version_step, version_incarnation FROM versions") == [(0, 0), (1, 0)]
@@ -104,8 +103,7 @@ def test_views_join_it_for_people(written: Path) -> None:
 
 def test_a_batch_taken_but_not_trained_yet_has_trained_nothing(path: Path) -> None:
     journal = Journal(path, RUN)
-    for entry in (Admit(CAB), Score(CAB, GOOD.completion), Scored(0, 0, GOOD.reward), Train(0, (Group(CAB, (GOOD,)),))):
-        journal.record(entry)
+    journal.record_step((Admit(CAB), Score(CAB, GOOD.completion), Scored(0, 0, GOOD.reward), Train(0, (Group(CAB, (GOOD,)),))))
     journal.flush()
     assert rows(path, "SELECT step FROM batches") == [(0,)]
     assert rows(path, "SELECT trained_step FROM rollouts") == [(None,)]
@@ -114,8 +112,8 @@ def test_a_batch_taken_but_not_trained_yet_has_trained_nothing(path: Path) -> No
 
 def test_rows_are_written_by_a_flush_and_not_before(path: Path) -> None:
     journal = Journal(path, RUN)
-    journal.record(Admit(CAB))
-    journal.record(FetchPrompts(1))
+    journal.record_step([Admit(CAB)])
+    journal.record_step([FetchPrompts(1)])
     assert rows(path, "SELECT count(*) FROM prompts") == [(0,)]
     journal.flush()
     assert rows(path, "SELECT count(*) FROM prompts") == [(1,)]
@@ -126,12 +124,12 @@ def test_a_row_waits_no_longer_than_a_second_while_records_come(path: Path, monk
     now = 50.0
     monkeypatch.setattr("rollyard.journal.journal.time.monotonic", lambda: now)
     journal = Journal(path, RUN)
-    journal.record(Admit(CAB))
+    journal.record_step([Admit(CAB)])
     now = 50.9
-    journal.record(Score(CAB, GOOD.completion))
+    journal.record_step([Score(CAB, GOOD.completion)])
     assert rows(path, "SELECT count(*) FROM prompts") == [(0,)]
     now = 51.0
-    journal.record(Scored(0, 0, GOOD.reward))
+    journal.record_step([Scored(0, 0, GOOD.reward)])
     assert rows(path, "SELECT count(*) FROM verdicts") == [(1,)]
     journal.close()
 
@@ -144,9 +142,9 @@ from rollyard.events import Admit
 from rollyard.journal.journal import Journal
 from tests.journal.records import CAB, RUN, V1, ZY
 journal = Journal(Path(sys.argv[1]), RUN)
-journal.record(Admit(CAB))
+journal.record_step([Admit(CAB)])
 journal.commit_checkpoint(V1, "checkpoints/1", 1, {"trained": 1})
-journal.record(Admit(ZY))
+journal.record_step([Admit(ZY)])
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", script, str(path)], cwd=Path(__file__).parents[2], timeout=30)
@@ -160,7 +158,7 @@ def test_a_checkpoint_is_synced_in_full_and_other_writes_are_not(path: Path) -> 
     journal = Journal(path, RUN)
     levels: list[str] = []
     journal._connection.set_trace_callback(levels.append)
-    journal.record(Admit(CAB))
+    journal.record_step([Admit(CAB)])
     journal.flush()
     journal.commit_checkpoint(V1, "checkpoints/1", 1, {})
     shown = [line for line in levels if line.startswith(("PRAGMA", "COMMIT"))]
@@ -173,8 +171,7 @@ def test_opening_again_begins_the_next_incarnation_which_may_train_a_step_again(
     for life in (0, 1):
         journal = Journal(path, RUN)
         assert journal.incarnation == life
-        for entry in ENTRIES:
-            journal.record(entry)
+        journal.record_step(ENTRIES)
         journal.close()
     assert rows(path, "SELECT incarnation, step FROM batches") == [(0, 0), (1, 0)]
     assert rows(path, "SELECT incarnation, group_id, member FROM rollouts WHERE trained_step = 0 ORDER BY 1, 2, 3") == [
@@ -187,15 +184,14 @@ def test_opening_again_begins_the_next_incarnation_which_may_train_a_step_again(
 
 def test_a_reward_that_is_not_finite_is_no_verdict_and_says_so(path: Path) -> None:
     journal = Journal(path, RUN)
-    for entry in (Admit(CAB), Score(CAB, GOOD.completion), Scored(0, 0, Reward(float("inf")))):
-        journal.record(entry)
+    journal.record_step((Admit(CAB), Score(CAB, GOOD.completion), Scored(0, 0, Reward(float("inf")))))
     journal.close()
     assert rows(path, "SELECT value, problem FROM verdicts") == [(None, "the reward is inf")]
 
 
 def test_odd_texts_are_kept(path: Path) -> None:
     journal = Journal(path, RUN)
-    journal.record(Admit(Prompt(0, 0, (), "nul \0 and \ud800", {"when": object})))
+    journal.record_step([Admit(Prompt(0, 0, (), "nul \0 and \ud800", {"when": object}))])
     journal.close()
     assert rows(path, "SELECT text, columns FROM prompts") == [
         ("nul \0 and \\ud800", json.dumps({"when": "<class 'object'>"})),
@@ -207,7 +203,7 @@ def test_odd_texts_are_kept(path: Path) -> None:
 
 def test_a_full_disk_is_an_error_that_names_the_file_and_loses_no_row(path: Path) -> None:
     journal = Journal(path, RUN)
-    journal.record(Admit(Prompt(0, 0, tuple(range(100_000)), "long")))
+    journal.record_step([Admit(Prompt(0, 0, tuple(range(100_000)), "long"))])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
@@ -223,7 +219,7 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_loses_no_row(path: Path
 
 def test_a_locked_file_is_an_error_after_the_time_limit(path: Path) -> None:
     journal = Journal(path, RUN, busy_s=0.05)
-    journal.record(Admit(CAB))
+    journal.record_step([Admit(CAB)])
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(JournalError, match=r"journal\.sqlite: database is locked"):
@@ -266,22 +262,22 @@ def test_a_newer_format_is_refused(written: Path) -> None:
     connection = sqlite3.connect(written)
     connection.execute("PRAGMA user_version = 9")
     connection.close()
-    with pytest.raises(JournalError, match="format 9, this version of Rollyard knows format 2"):
+    with pytest.raises(JournalError, match="format 9, this version of Rollyard knows format 3"):
         Journal(written, RUN)
 
 
 def test_a_record_that_contradicts_the_others_is_refused(path: Path) -> None:
     journal = Journal(path, RUN)
-    journal.record(Admit(CAB))
+    journal.record_step([Admit(CAB)])
     journal.flush()
-    journal.record(Admit(CAB))
+    journal.record_step([Admit(CAB)])
     with pytest.raises(JournalError, match="UNIQUE"):
         journal.flush()
-    journal._rows["prompts"].clear()
-    journal.record(Scored(0, 0, Reward(1.0)))
+    journal._rows.tables["prompts"].clear()
+    journal.record_step([Scored(0, 0, Reward(1.0))])
     with pytest.raises(JournalError, match="FOREIGN KEY"):
         journal.flush()
-    journal._rows["verdicts"].clear()
+    journal._rows.tables["verdicts"].clear()
     journal.close()
 
 

@@ -18,8 +18,7 @@ def path(tmp_path: Path) -> Path:
 
 def write(path: Path) -> None:
     journal = Journal(path, RUN)
-    for entry in ENTRIES:
-        journal.record(entry)
+    journal.record_step(ENTRIES)
     journal.record_evaluation(V0, 0.25, samples=4)
     journal.record_evaluation(V1, None, samples=4, unscored=4)
     journal.commit_checkpoint(V1, "checkpoints/1", 2, {"trained": 1})
@@ -65,7 +64,7 @@ def test_a_running_journal_can_be_read_and_never_written(path: Path) -> None:
     journal = Journal(path, RUN)
     with JournalReader(path) as reader:
         assert reader.counts().admitted == 0
-        journal.record(Admit(CAB))
+        journal.record_step([Admit(CAB)])
         journal.flush()
         assert reader.counts().admitted == 1
         assert reader.incarnation.failed is None
@@ -76,8 +75,7 @@ def test_a_running_journal_can_be_read_and_never_written(path: Path) -> None:
 
 def test_finished_members_without_a_verdict_are_found(path: Path) -> None:
     journal = Journal(path, RUN)
-    for entry in (Admit(CAB), Score(CAB, completion(0, 1)), Score(CAB, completion(0, 0))):
-        journal.record(entry)
+    journal.record_step((Admit(CAB), Score(CAB, completion(0, 1)), Score(CAB, completion(0, 0))))
     journal.close()
     with JournalReader(path) as reader:
         assert reader.unjudged() == (completion(0, 1), completion(0, 0))

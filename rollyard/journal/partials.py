@@ -1,0 +1,134 @@
+"""Tokens of members that have not finished, on their way into the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rollyard.journal.codec import pack_floats, pack_ids, pack_spans, unpack_floats, unpack_ids, unpack_spans
+from rollyard.types import Partial, Segment, VersionSpan
+
+Key = tuple[int, int]  # group, member
+
+
+class Piece(NamedTuple):
+    """Some tokens that follow each other. Spans cover them in order."""
+
+    token_ids: Sequence[int]  # [tokens]
+    logprobs: Sequence[float]  # [tokens]
+    spans: Sequence[VersionSpan]
+
+
+def pack_piece(piece: Piece) -> tuple[int, bytes, bytes, str]:
+    """How many tokens, and the columns of a row."""
+    ids, logprobs, spans = piece
+    return len(ids), pack_ids(ids), pack_floats(logprobs), pack_spans(spans)
+
+
+def unpack_piece(ids: bytes, logprobs: bytes, spans: str) -> Piece:
+    return Piece(unpack_ids(ids), unpack_floats(logprobs), unpack_spans(spans))
+
+
+def joined(pieces: Iterable[Piece], limit: int | None = None) -> Piece:
+    """One piece of all; neighbouring spans of one version become one.
+
+    Args:
+        limit: tokens from the beginning that are kept.
+    """
+    ids: list[int] = []
+    logprobs: list[float] = []
+    spans: list[VersionSpan] = []
+    for piece in pieces:
+        ids.extend(piece.token_ids)
+        logprobs.extend(piece.logprobs)
+        for span in piece.spans:
+            if spans and spans[-1][:2] == span[:2]:
+                spans[-1] = span._replace(tokens=spans[-1].tokens + span.tokens)
+            else:
+                spans.append(span)
+    if limit is None or limit >= len(ids):
+        return Piece(ids, logprobs, spans)
+    return Piece(ids[:limit], logprobs[:limit], list(_first(spans, limit)))
+
+
+def _first(spans: Iterable[VersionSpan], limit: int) -> Iterable[VersionSpan]:
+    """What of the spans covers the first `limit` tokens."""
+    for span in spans:
+        if limit <= 0:
+            return
+        yield span._replace(tokens=min(span.tokens, limit))
+        limit -= span.tokens
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """What the journal has of a member, and what it is to get."""
+
+    saved: int = 0  # tokens in the file
+    keep: int = 0  # of those, tokens that still count
+    fresh: list[Piece] = field(default_factory=list)  # after these
+    wrote: int = 0  # tokens of `fresh`
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.fresh) or self.keep < self.saved
+
+    def cut(self, tokens: int) -> None:
+        """Only the first `tokens` count from now on."""
+        if tokens >= self.keep + self.wrote:
+            return
+        if tokens <= self.keep:
+            self.keep, self.fresh = tokens, []
+        else:
+            self.fresh = [joined(self.fresh, tokens - self.keep)]
+        self.wrote = max(tokens - self.keep, 0)
+
+
+class Unfinisheds:
+    """All members that are being written, and those of which the file has rows that must go away."""
+
+    def __init__(self) -> None:
+        self._members: dict[Key, Unfinished] = {}
+
+    def wrote(self, segment: Segment) -> None:
+        request = segment.request
+        count = len(segment.token_ids)
+        if count:
+            span = VersionSpan(segment.version, segment.oldest_kv, count)
+            self._add((request.group, request.member), Piece(segment.token_ids, segment.logprobs, (span,)))
+
+    def reused(self, group: int, partial: Partial) -> None:
+        """An earlier life wrote it."""
+        self._add((group, partial.member), Piece(partial.token_ids, partial.logprobs, partial.spans))
+
+    def _add(self, key: Key, piece: Piece) -> None:
+        member = self._members.get(key)
+        if member is None:
+            member = self._members[key] = Unfinished()
+        member.fresh.append(piece)
+        member.wrote += len(piece.token_ids)
+
+    def goes_on(self, key: Key, tokens: int) -> None:
+        """An engine is asked to go on after so many tokens: whatever there is beyond them was given up."""
+        if (member := self._members.get(key)) is not None:
+            member.cut(tokens)
+
+    def gone(self, key: Key) -> None:
+        """It has finished, or has left for good."""
+        member = self._members.pop(key, None)
+        if member is not None and member.saved:
+            member.cut(0)
+            self._members[key] = member
+
+    def changed(self) -> list[tuple[Key, Unfinished]]:
+        """What the file does not know yet."""
+        return [(key, member) for key, member in self._members.items() if member.changed]
+
+    def written(self) -> None:
+        """All of that is in the file now."""
+        for key, member in self.changed():
+            member.saved = member.keep = member.keep + member.wrote
+            member.fresh, member.wrote = [], 0
+            if not member.saved:
+                del self._members[key]

@@ -1,0 +1,177 @@
+"""What the conductor saw and said, as rows of the journal's tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rollyard.events import (
+    Admit,
+    BatchTrained,
+    Drop,
+    EngineDown,
+    EngineLoaded,
+    EngineUp,
+    Event,
+    Finish,
+    Generate,
+    Instruction,
+    Keep,
+    Published,
+    RequestFailed,
+    Retire,
+    Score,
+    Scored,
+    Train,
+)
+from rollyard.journal.codec import pack_floats, pack_ids, pack_json, pack_list, pack_spans, pack_turns
+from rollyard.journal.partials import Unfinisheds
+from rollyard.journal.schema import WRITES
+from rollyard.lives import Reuse, Wrote
+from rollyard.texts import clean
+from rollyard.types import Completion, DropReason, Reward, WeightVersion
+
+Row = tuple[Any, ...]
+
+
+class Rows:
+    """Rows that are not written yet, by table.
+
+    Args:
+        incarnation: in which they are written.
+    """
+
+    def __init__(self, incarnation: int) -> None:
+        self._incarnation = incarnation
+        self.tables: dict[str, list[Row]] = {table: [] for table in WRITES}
+        self.unfinished = Unfinisheds()
+        self._handlers: dict[type[Event | Instruction], Callable[[Any, float], None]] = {
+            Admit: self._on_admit,
+            Wrote: lambda told, now: self.unfinished.wrote(told.segment),
+            Generate: self._on_generate,
+            Score: lambda told, now: self._completion(told.completion, now),
+            Scored: lambda event, now: self._verdict(event.group, event.member, event.reward, now),
+            Keep: self._on_keep,
+            Reuse: self._on_reuse,
+            Drop: self._on_drop,
+            Train: self._on_batch,
+            BatchTrained: self._on_trained,
+            Published: self._on_published,
+            EngineUp: self._on_engine_up,
+            Retire: lambda told, now: self._engine(told.engine, "lost" if told.lost else "left", None, "", now),
+            EngineDown: lambda event, now: self._engine(event.engine, "down", None, event.cause, now),
+            EngineLoaded: lambda event, now: self._engine(event.engine, "loaded", event.version, "", now),
+            RequestFailed: self._on_request_failed,
+            Finish: self._on_finish,
+        }
+        self.kinds = frozenset(self._handlers)  # of entries that become rows
+
+    def __bool__(self) -> bool:
+        return any(self.tables.values()) or bool(self.unfinished.changed())
+
+    def take(self, entries: Iterable[tuple[float, Event | Instruction]]) -> None:
+        """Times and entries, in order, of the kinds that become rows. Raises OverflowError for what no column can hold."""
+        for now, entry in entries:
+            self._handlers[type(entry)](entry, now)
+
+    def written(self) -> None:
+        """All rows are in the file."""
+        for rows in self.tables.values():
+            rows.clear()
+        self.unfinished.written()
+
+    # --------------------------------------------------------------------------------- rows that others make
+
+    def begun(self, version: WeightVersion) -> None:
+        """The life begins at this version."""
+        self.tables["beginnings"].append((*version, self._incarnation))
+
+    def evaluated(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int, now: float) -> None:
+        self.tables["evaluations"].append((self._incarnation, *version, mean_reward, samples, unscored, now))
+
+    def checkpointed(self, version: WeightVersion, folder: str, prompt_cursor: int, counters: str, now: float) -> None:
+        self.tables["checkpoints"].append((self._incarnation, *version, folder, prompt_cursor, counters, now))
+
+    # -------------------------------------------------------------------------------------- rows of entries
+
+    def _on_admit(self, admit: Admit, now: float) -> None:
+        prompt = admit.prompt
+        texts = clean(prompt.text), pack_ids(prompt.token_ids), pack_json(prompt.columns), pack_list(prompt.messages)
+        self.tables["prompts"].append((self._incarnation, prompt.id, prompt.row, *texts, now))
+
+    def _on_generate(self, told: Generate, now: float) -> None:
+        request = told.request
+        self.unfinished.goes_on((request.id.group, request.id.member), len(request.written_ids))
+
+    def _completion(self, done: Completion, now: float) -> None:
+        self.unfinished.gone((done.group, done.member))
+        self.tables["completions"].append((
+            self._incarnation,
+            done.group,
+            done.member,
+            done.finish.value,
+            len(done.token_ids),
+            pack_ids(done.token_ids),
+            pack_floats(done.logprobs),
+            pack_spans(done.spans),
+            pack_turns(done.turns, done.token_ids),
+            min((span.version.step for span in done.spans), default=None),
+            clean(done.text),
+            now,
+        ))  # fmt: skip
+
+    def _verdict(self, group: int, member: int, reward: Reward, now: float) -> None:
+        value, problem = reward.value, reward.problem
+        if value is not None and not math.isfinite(value):
+            value, problem = None, problem or f"the reward is {value}"
+        row = (self._incarnation, group, member, value, pack_json(reward.parts), clean(problem), now)
+        self.tables["verdicts"].append(row)
+
+    def _on_keep(self, keep: Keep, now: float) -> None:
+        """Only what comes from an earlier life is news."""
+        for rollout in keep.group.rollouts if keep.recovered else ():
+            self._completion(rollout.completion, now)
+            self._verdict(keep.group.id, rollout.completion.member, rollout.reward, now)
+
+    def _on_reuse(self, told: Reuse, now: float) -> None:
+        begun = told.begun
+        for rollout in begun.rollouts:
+            self._completion(rollout.completion, now)
+            self._verdict(begun.group, rollout.completion.member, rollout.reward, now)
+        for done in begun.completions:
+            self._completion(done, now)
+        for partial in begun.partials:
+            self.unfinished.reused(begun.group, partial)
+
+    def _on_drop(self, drop: Drop, now: float) -> None:
+        if drop.member is not None and drop.reason is not DropReason.STOPPED:
+            self.unfinished.gone((drop.group, drop.member))
+        row = (self._incarnation, drop.group, drop.member, drop.reason.value, clean(drop.cause), now)
+        self.tables["drops"].append(row)
+
+    def _on_batch(self, train: Train, now: float) -> None:
+        self.tables["batches"].append((self._incarnation, train.step, now))
+        groups = ((self._incarnation, train.step, position, group.id) for position, group in enumerate(train.groups))
+        self.tables["batch_groups"].extend(groups)
+
+    def _on_trained(self, event: BatchTrained, now: float) -> None:
+        self.tables["batches_trained"].append((now, self._incarnation, event.version.step - 1))
+
+    def _on_published(self, event: Published, now: float) -> None:
+        self.tables["versions"].append((self._incarnation, *event.version, now))
+
+    def _on_engine_up(self, event: EngineUp, now: float) -> None:
+        self._engine(event.engine, "up", event.version, f"{event.slots} slots", now)
+
+    def _on_request_failed(self, event: RequestFailed, now: float) -> None:
+        group, member, attempt = event.request
+        text = f"group {group}, member {member}, attempt {attempt}: {event.cause}"
+        self._engine(event.engine, "request failed", None, text, now)
+
+    def _engine(self, engine: str, event: str, version: WeightVersion | None, text: str, now: float) -> None:
+        row = (self._incarnation, engine, event, *(version or (None, None)), clean(text), now)
+        self.tables["engine_events"].append(row)
+
+    def _on_finish(self, finish: Finish, now: float) -> None:
+        self.tables["endings"].append((now, clean(finish.cause), int(finish.failed), self._incarnation))
