@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -155,9 +156,11 @@ class Printer:
 
     def _print(self, *shown: RenderableType) -> None:
         screen = Screen()
-        screen = screen if screen.is_terminal else Screen(width=WIDE)
         for each in shown:
-            screen.print(each, soft_wrap=isinstance(each, Text), highlight=False)
+            if isinstance(each, Text) or screen.is_terminal:
+                screen.print(each, soft_wrap=isinstance(each, Text), highlight=False)
+            else:
+                sys.stdout.write(_bare(each))
 
     def _write(self, record: Mapping[str, object]) -> None:
         sys.stdout.write(json.dumps(record, default=_hex) + "\n")
@@ -213,6 +216,13 @@ class Printer:
         else:
             words, why = words_of(source.folder)
             self._print(*picture(shown, words, why, colour))
+
+
+def _bare(table: RenderableType) -> str:
+    """Its lines as a file has them: without colours, and without the blanks that fill them up."""
+    kept = io.StringIO()
+    Screen(file=kept, width=WIDE).print(table, highlight=False)
+    return "\n".join(line.rstrip() for line in kept.getvalue().split("\n"))
 
 
 def _hex(value: object) -> str:

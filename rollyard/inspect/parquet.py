@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollyard.inspect.export import PART, ROWS, Exported, span_record, turn_record
+from rollyard.journal.codec import unpack_parts
 
 SPAN = pa.struct([(name, pa.int32()) for name in ("step", "life", "oldest_kv_step", "oldest_kv_life", "tokens")])
 TURN = pa.struct([("prompt_ids", pa.list_(pa.int32())), ("tokens", pa.int32()), ("finish", pa.string())])
@@ -71,7 +71,7 @@ def _column(field: Any, rows: Sequence[Exported]) -> Any:
     elif name == "turns":
         values = [[turn_record(turn) for turn in turns] for turns in values]
     elif name == "rewards":
-        values = [list(json.loads(parts).items()) for parts in values]
+        values = [list(unpack_parts(parts).items()) for parts in values]
     elif name == "finished_at":
         values = [round(at * 1e6) for at in values]
     return pa.array(values, type=field.type)

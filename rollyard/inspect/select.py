@@ -14,12 +14,16 @@ from rollyard.journal.codec import unpack_spans
 
 SHOWN = 400  # characters of a text in a list
 
-# Every member that ended: those that were finished, and those that were dropped before.
+# Every member of which something is known: those that were finished, those of which tokens were kept, those dropped before.
 MEMBERS = """
     SELECT incarnation, group_id, member, finish, tokens, oldest_version, rowid AS at FROM completions
     UNION ALL
+    SELECT incarnation, group_id, member, NULL, sum(tokens), NULL, NULL FROM partials GROUP BY incarnation, group_id, member
+    UNION ALL
     SELECT incarnation, group_id, member, NULL, NULL, NULL, NULL FROM drops d WHERE member IS NOT NULL AND NOT EXISTS (
-        SELECT 1 FROM completions c WHERE c.incarnation = d.incarnation AND c.group_id = d.group_id AND c.member = d.member)"""
+        SELECT 1 FROM completions c WHERE c.incarnation = d.incarnation AND c.group_id = d.group_id AND c.member = d.member
+    ) AND NOT EXISTS (
+        SELECT 1 FROM partials w WHERE w.incarnation = d.incarnation AND w.group_id = d.group_id AND w.member = d.member)"""
 
 # The batch that a group was taken into, unless a later life has another one for the step.
 TAKEN = """
@@ -92,8 +96,8 @@ class RolloutRow:
     group: int
     member: int
     reward: float | None  # None: no verdict
-    tokens: int | None  # None: it was dropped before it was finished
-    finish: str | None
+    tokens: int | None  # None: none were kept
+    finish: str | None  # None: it was not finished
     versions: tuple[int, int] | None  # the oldest and the newest that wrote it; None: no token
     lag: int | None  # versions that its oldest token lies behind the one that it was taken to train
     step: int | None  # whose batch it was taken into
@@ -134,7 +138,7 @@ class Rows(Generic[Row]):
 
 
 def rollouts(source: Source, wanted: Wanted) -> Rows[RolloutRow]:
-    """Members that ended. Raises JournalError."""
+    """Members of which something is known. Raises JournalError."""
     where, values = _where("m", source, wanted)
     texts = ""
     if wanted.finish:

@@ -36,13 +36,13 @@ def when(seconds: float | None) -> str:
 def _table(names: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
     """Numbers at the right, as wide as they are; a column that holds texts is cut where there is no more room."""
     cells = list(rows)
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), expand=names[-1] in TEXTS)
     for index, name in enumerate(names):
         if name in TEXTS:
-            table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=len(name))
+            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
         else:
             width = max(len(row[index]) for row in [names, *cells])
-            table.add_column(name, no_wrap=True, justify="left" if name == "fate" else "right", min_width=width)
+            table.add_column(name, no_wrap=True, justify="left" if name == "fate" else "right", width=width)
     for row in cells:
         table.add_row(*row)
     return table

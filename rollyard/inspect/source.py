@@ -20,11 +20,13 @@ from rollyard.journal.journal import check_format, guarded
 
 REMEDY = "give the folder of a run, such as runs/NAME"
 
-# Of the lives of a run the one that a group or a batch ended up in: what a life uses again it records again.
+# What survived, as the views of the journal say it: of a group what the newest life has that admitted it, and of batches those
+# at or before whose step no later life began. As tables, since it is asked for every row.
 SURVIVING = """
 CREATE TEMP TABLE own AS SELECT group_id, max(incarnation) AS incarnation FROM prompts GROUP BY group_id;
 CREATE UNIQUE INDEX temp.own_group ON own (group_id, incarnation);
-CREATE TEMP TABLE own_batch AS SELECT step, max(incarnation) AS incarnation FROM batches GROUP BY step;
+CREATE TEMP TABLE own_batch AS SELECT step, incarnation FROM batches b WHERE NOT EXISTS (
+    SELECT 1 FROM incarnations i WHERE i.incarnation > b.incarnation AND i.begun_step <= b.step);
 CREATE UNIQUE INDEX temp.own_step ON own_batch (step, incarnation);
 """
 

@@ -48,13 +48,13 @@ def _head(shown: Detail) -> Iterator[Text]:
         fate = f"dropped, {row.dropped}: {row.cause}"
     yield Text(f"group {row.group}, member {row.member}, life {row.life}, row {shown.prompt.row}: {fate}", "bold")
     value = "no verdict" if row.reward is None else f"{row.reward:g}"
-    named = shown.parts.items()
-    parts = ", ".join(f"{name} {part:g}" if isinstance(part, float) else f"{name} {part}" for name, part in named)
+    parts = ", ".join(f"{name} {part:g}" for name, part in shown.parts.items())
     yield Text(f"reward {value}" + (f" ({parts})" if parts else "") + (f": {shown.problem}" if shown.problem else ""))
     if shown.logprobs:
         total = math.fsum(shown.logprobs)
         mean = total / len(shown.logprobs)
-        yield Text(f"finished {when(shown.finished_at)}; logprob {total:.2f} nats, {mean:.3f} a token")
+        ended = "not finished" if shown.finished_at is None else f"finished {when(shown.finished_at)}"
+        yield Text(f"{ended}; logprob {total:.2f} nats, {mean:.3f} a token")
     if shown.prompt.columns:
         yield Text(f"columns {json.dumps(shown.prompt.columns, ensure_ascii=False)}", "dim")
 
