@@ -48,7 +48,7 @@ def add_inspect(commands: Any) -> None:
     command = commands.add_parser("inspect", help=TEXT, description=text, allow_abbrev=False)
     command.add_argument("folder", type=Path, metavar="RUN", help="the run's folder, such as runs/NAME")
     command.add_argument("--check", action="store_true", help="read all of the journal and every checkpoint; say what is sound")
-    command.add_argument("--sql", default="", metavar="SELECT", help="rows of a SELECT over the journal: docs/journal.md")
+    command.add_argument("--sql", metavar="SELECT", help="rows of a SELECT over the journal: docs/journal.md")
     command.set_defaults(view="", json=False, life=None, each=False, limit=LIMIT)
     _add_common(command, limit=True)
     views = command.add_subparsers(dest="view", required=False, metavar="VIEW", parser_class=type(command))
@@ -101,7 +101,7 @@ def inspect(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> None:
-    asked = [name for name, on in (("--check", given.check), ("--sql", given.sql), (given.view, given.view)) if on]
+    asked = [name for name, on in (("--check", given.check), ("--sql", given.sql is not None), (given.view, given.view)) if on]
     if len(asked) > 1:
         raise ConfigError(f"{' and '.join(asked)} do not go together", where="command line", remedy="give one of them")
     if given.each and given.life is not None:
@@ -112,11 +112,11 @@ def _do(given: argparse.Namespace, printer: Printer) -> int:
     folder, lives = find(given.folder), Lives(given.life, given.each)
     if given.check:
         return printer.check(check(folder))
-    if not given.view and not given.sql:
+    if not given.view and given.sql is None:
         printer.one(seen := overview(folder, lives), show.overview(seen))
         return 0
     with Source(folder, lives) as source:
-        if given.sql:
+        if given.sql is not None:
             names, rows = source.only_read(given.sql)
             printer.answer(names, islice(rows, given.limit or None))
         elif given.view == "steps":

@@ -144,10 +144,13 @@ class Source:
         self._connection.set_authorizer(_may)
         try:
             cursor = self._connection.execute(sql)
+            names = tuple(column[0] for column in cursor.description or ())
+            problem = "" if names else "that is no SELECT"
         except (sqlite3.Error, sqlite3.Warning) as error:
-            where, remedy = "--sql", "give one SELECT; docs/journal.md has tables and views"
-            raise ConfigError(str(error), where=where, remedy=remedy) from None
-        return tuple(column[0] for column in cursor.description or ()), self._guarded(cursor)
+            problem = str(error)
+        if problem:
+            raise ConfigError(problem, where="--sql", remedy="give one SELECT; docs/journal.md has tables and views")
+        return names, self._guarded(cursor)
 
     def _guarded(self, cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
         with guarded(self._path):
