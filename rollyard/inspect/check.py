@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from rollyard.errors import JournalError
 from rollyard.inspect.overview import overview
@@ -40,14 +41,31 @@ def check(folder: RunFolder) -> Iterator[Finding]:
 
 
 def _journal(source: Source) -> Iterator[Finding]:
-    lines = [line for (line,) in source.rows("PRAGMA integrity_check(20)")]
-    yield Finding("journal", lines == ["ok"], "every page and every index" if lines == ["ok"] else "; ".join(lines))
-    astray = [f"{table}, row {row}, has none in {parent}" for table, row, parent, _ in source.rows("PRAGMA foreign_key_check")]
-    told = "every row has those that it refers to" if not astray else "; ".join(astray[:20])
-    yield Finding("references", not astray, told)
+    yield _look("journal", lambda: _integrity(source))
+    yield _look("references", lambda: _references(source))
     for (table,) in source.rows(TABLES):
-        try:
-            (count,) = source.row('SELECT count(*) FROM "{}"'.format(table.replace('"', '""')))
-            yield Finding(f"table {table}", True, f"{count:,} rows")
-        except JournalError as error:
-            yield Finding(f"table {table}", False, str(error))
+        yield _look(f"table {table}", partial(_count, source, table))
+
+
+def _look(what: str, look: Callable[[], tuple[bool, str]]) -> Finding:
+    """One damaged part leaves the others to be looked at."""
+    try:
+        return Finding(what, *look())
+    except JournalError as error:
+        return Finding(what, False, str(error))
+
+
+def _integrity(source: Source) -> tuple[bool, str]:
+    lines = [line for (line,) in source.rows("PRAGMA integrity_check(20)")]
+    return lines == ["ok"], "every page and every index" if lines == ["ok"] else "; ".join(lines)
+
+
+def _references(source: Source) -> tuple[bool, str]:
+    astray = [f"{table}, row {row}, has none in {parent}" for table, row, parent, _ in source.rows("PRAGMA foreign_key_check")]
+    return not astray, "; ".join(astray[:20]) or "every row has those that it refers to"
+
+
+def _count(source: Source, table: str) -> tuple[bool, str]:
+    name = table.replace('"', '""')
+    (count,) = source.row(f'SELECT count(*) FROM "{name}" NOT INDEXED')
+    return True, f"{count:,} rows"

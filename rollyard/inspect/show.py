@@ -14,6 +14,7 @@ from rollyard.inspect.check import Finding
 from rollyard.inspect.overview import Checkpoint, Life, Overview
 from rollyard.inspect.select import GroupRow, RolloutRow
 from rollyard.inspect.steps import StepRow
+from rollyard.texts import visible
 from rollyard.watch.draw import number, sparkline
 
 TEXTS = ("prompt", "completion")  # columns
@@ -22,7 +23,7 @@ ENDS = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})  # a text in one l
 
 def line(text: str) -> Text:
     """A text in one line, whatever it has in it."""
-    return Text(text.translate(ENDS))
+    return Text(visible(text.translate(ENDS)))  # rich would leave out some of what drives a terminal, and say nothing
 
 
 def when(seconds: float | None) -> str:

@@ -106,7 +106,8 @@ class Source:
     def rows(self, sql: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
         """Rows of a SELECT, one after the other."""
         with guarded(self._path):
-            yield from self._connection.execute(sql, parameters)
+            for row in self._connection.execute(sql, parameters):
+                yield tuple(row)
 
     def row(self, sql: str, *parameters: object) -> tuple[Any, ...]:
         """The first one. There is one."""
@@ -154,7 +155,8 @@ class Source:
 
     def _guarded(self, cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
         with guarded(self._path):
-            yield from cursor
+            for row in cursor:  # not `yield from`: who stops early would close the cursor, maybe after its connection
+                yield tuple(row)
 
 
 READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}

@@ -12,6 +12,7 @@ from rich.text import Text
 from rollyard.inspect.detail import Detail
 from rollyard.inspect.show import when
 from rollyard.inspect.words import Words
+from rollyard.texts import visible
 from rollyard.types import VersionSpan
 
 PALETTE = ("cyan", "yellow", "magenta", "green", "blue", "red")  # of versions, one after the other
@@ -33,12 +34,12 @@ def picture(shown: Detail, words: Words | None, why: str, colour: str) -> Iterat
         yield _legend(shown, colour)
     tokens = _Tokens(shown, words, colour)
     if not shown.turns:
-        yield from _part(f"prompt, {len(shown.prompt.token_ids)} tokens", Text(shown.prompt.text, "dim"))
+        yield from _part(f"prompt, {len(shown.prompt.token_ids)} tokens", _shown(shown.prompt.text, "dim"))
         yield from _part(f"completion, {len(shown.token_ids)} tokens, {shown.row.finish or 'not finished'}", tokens(0, None))
     else:
         yield from _turns(shown, words, tokens)
     if words is None and shown.text:
-        yield from _part("as text", Text(shown.text))
+        yield from _part("as text", _shown(shown.text))
 
 
 def _head(shown: Detail) -> Iterator[Text]:
@@ -57,6 +58,11 @@ def _head(shown: Detail) -> Iterator[Text]:
         yield Text(f"{ended}; logprob {total:.2f} nats, {mean:.3f} a token")
     if shown.prompt.columns:
         yield Text(f"columns {json.dumps(shown.prompt.columns, ensure_ascii=False)}", "dim")
+
+
+def _shown(text: str, style: str = "") -> Text:
+    """What others have written: rich would leave out some of what drives a terminal, and say nothing."""
+    return Text(visible(text), style)
 
 
 def _part(name: str, text: Text) -> Iterator[Text]:
@@ -87,7 +93,8 @@ class _Tokens:
     """Some of a rollout's tokens as one coloured text."""
 
     def __init__(self, shown: Detail, words: Words | None, colour: str) -> None:
-        self._texts = words.split(shown.token_ids) if words else [f"{id_} " for id_ in shown.token_ids]
+        texts = words.split(shown.token_ids) if words else [f"{id_} " for id_ in shown.token_ids]
+        self._texts = [visible(text) for text in texts]
         styles = _styles(shown.spans)
         if colour == "version":
             self._styles = [styles[span.version.step] for span in shown.spans for _ in range(span.tokens)]
@@ -111,7 +118,7 @@ def _turns(shown: Detail, words: Words | None, tokens: _Tokens) -> Iterator[Text
         new, cut = turn.prompt_ids[kept:], len(before) - kept
         told = f"turn {number}: {len(new)} tokens more to read" + (f", the last {cut} before them taken away" if cut else "")
         text = "".join(words.split(new)) if words else " ".join(map(str, new))
-        yield from _part(told, Text(text, "dim"))
+        yield from _part(told, _shown(text, "dim"))
         yield from _part(f"answer {number}, {turn.tokens} tokens, {turn.finish}", tokens(written, written + turn.tokens))
         before = (*turn.prompt_ids, *shown.token_ids[written : written + turn.tokens])
         written += turn.tokens

@@ -1,11 +1,11 @@
 """A run of two lives, by hand, through the real journal.
 
-    group  life  what became of it
-    0      0     trained in step 1
-    1      0     trained in step 2; its second half was written by version 1
-    2      0, 1  trained in step 3 by life 0, which is lost, and again by life 1, with what life 0 wrote
-    3      0     dropped as stale; of its members only the first was finished
-    4      1     an episode, without a verdict; its other member is under way, three tokens of it are kept
+group  life  what became of it
+0      0     trained in step 1
+1      0     trained in step 2; its second half was written by version 1
+2      0, 1  trained in step 3 by life 0, which is lost, and again by life 1, with what life 0 wrote
+3      0     dropped as stale; of its members only the first was finished
+4      1     an episode, without a verdict; its other member is under way, three tokens of it are kept
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from rollyard.errors import ConfigError
@@ -18,7 +17,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return write_run(tmp_path_factory.mktemp("inspect") / "run")
 
 
-def found(run: RunFolder, lives: Lives = Lives(), **wanted: object) -> list[tuple[int, int]]:
+SURVIVED = Lives()
+
+
+def found(run: RunFolder, lives: Lives = SURVIVED, **wanted: object) -> list[tuple[int, int]]:
     with Source(run, lives) as source:
         return [(row.group, row.member) for row in rollouts(source, Wanted(**wanted)).rows]
 
