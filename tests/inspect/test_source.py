@@ -157,6 +157,8 @@ def test_a_run_without_a_journal_and_one_of_another_program(tmp_path: Path) -> N
     "sql",
     [
         "DELETE FROM prompts",
+        "DELETE FROM prompts RETURNING text",
+        "UPDATE sqlite_master SET sql = ''",
         "ATTACH 'stolen.db' AS x",
         "VACUUM INTO 'stolen.db'",
         "PRAGMA journal_mode = DELETE",
