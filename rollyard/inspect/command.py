@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -117,8 +117,7 @@ def _do(given: argparse.Namespace, printer: Printer) -> int:
         return 0
     with Source(folder, lives) as source:
         if given.sql is not None:
-            names, rows = source.only_read(given.sql)
-            printer.answer(names, islice(rows, given.limit or None))
+            printer.answer(*source.only_read(given.sql), given.limit)
         elif given.view == "steps":
             found = steps(source, given.limit or -1)
             printer.list(Rows(found.rows, found.found), show.steps(found.rows, _several(source)))
@@ -189,13 +188,16 @@ class Printer:
         if len(found.rows) < found.found:
             self._print(Text(f"{len(found.rows):,} of {found.found:,}; --limit N shows more", "dim"))
 
-    def answer(self, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    def answer(self, names: Sequence[str], rows: Iterator[Sequence[Any]], limit: int) -> None:
         """What a SELECT came to."""
+        first = islice(rows, limit or None)
         if self._json:
-            for row in rows:
+            for row in first:
                 self._write(dict(zip(names, row, strict=True)))
-        else:
-            self._print(show.answer(names, rows))
+            return
+        self._print(show.answer(names, first))
+        if next(rows, None) is not None:
+            self._print(Text(f"the first {limit:,}; --limit N shows more", "dim"))
 
     def check(self, found: Iterable[Any]) -> int:
         """What is sound; returns 1 where something is not."""

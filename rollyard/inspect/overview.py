@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from rollyard.durable import check_whole, is_whole
 from rollyard.errors import ConfigError, DurableError, JournalError
-from rollyard.inspect.source import Lives, Metrics, Source, goes_on, read_config, read_metrics
-from rollyard.journal.folder import CHECKPOINTS, RunFolder
+from rollyard.inspect.source import Lives, Metrics, Source, goes_on, read_config, read_metrics, saved
+from rollyard.journal.folder import RunFolder
 
 T = TypeVar("T")
 
@@ -149,17 +149,9 @@ def _life(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _checkpoints(source: Source, lives: str) -> tuple[Checkpoint, ...]:
-    """What a row says is only compared with what lies there: no name of the journal becomes a path."""
-    there = {f"{CHECKPOINTS}/{path.name}": path for path in _folders(source.folder)}
+    there = saved(source.folder)
     rows = list(source.rows(CHECKPOINTED.format(lives=lives)))
     return tuple(Checkpoint(step, name, at, _state(there.get(name))) for step, name, at in rows)
-
-
-def _folders(folder: RunFolder) -> list[Path]:
-    try:
-        return sorted(path for path in (folder.path / CHECKPOINTS).iterdir() if path.is_dir() and path.name[0] != ".")
-    except FileNotFoundError:
-        return []
 
 
 def _state(folder: Path | None) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from rollyard.errors import ConfigError, JournalError
 from rollyard.inspect.quiet import connect, is_settled
-from rollyard.journal.folder import JOURNAL, RunFolder
+from rollyard.journal.folder import CHECKPOINTS, JOURNAL, RunFolder
 from rollyard.journal.journal import check_format, guarded
 
 REMEDY = "give the folder of a run, such as runs/NAME"
@@ -215,6 +215,26 @@ def read_config(folder: RunFolder) -> dict[str, Any] | None:
         return tomllib.loads(folder.config.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def saved(folder: RunFolder) -> dict[str, Path]:
+    """Folders of checkpoints that are there, by what the journal calls them, oldest first; also those that two jobs share.
+
+    So what the journal says is looked up, and no name in it becomes a path.
+    """
+    exchange = (read_config(folder) or {}).get("exchange")
+    shared = exchange.get("folder") if isinstance(exchange, dict) else ""
+    places = {CHECKPOINTS: folder.path / CHECKPOINTS}
+    if isinstance(shared, str) and shared and "\0" not in shared:
+        places[f"{shared}/weights"] = Path(shared) / "weights"
+    return {f"{name}/{path.name}": path for name, place in places.items() for path in _folders(place)}
+
+
+def _folders(place: Path) -> list[Path]:
+    try:
+        return sorted(path for path in place.iterdir() if path.is_dir() and path.name[0] != ".")
+    except OSError:
+        return []
 
 
 def goes_on(folder: RunFolder) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollyard.inspect.source import read_config
-from rollyard.journal.folder import CHECKPOINTS, RunFolder
+from rollyard.inspect.source import read_config, saved
+from rollyard.journal.folder import RunFolder
 
 NAME = "tokenizer.json"
 MOST = 8  # tokens that one character is made of, at most
@@ -63,7 +63,7 @@ def words_of(folder: RunFolder) -> tuple[Words | None, str]:
 
 
 def _places(folder: RunFolder) -> list[Path]:
-    newest = sorted((folder.path / CHECKPOINTS).glob(f"step-*/{NAME}"), reverse=True)[:1]
+    there = [path / NAME for path in saved(folder).values() if (path / NAME).is_file()]
     model: Any = (read_config(folder) or {}).get("model")
     path = model.get("path") if isinstance(model, dict) else None
-    return [*newest, *([Path(path) / NAME] if isinstance(path, str) and path and "\0" not in path else [])]
+    return [*there[-1:], *([Path(path) / NAME] if isinstance(path, str) and path and "\0" not in path else [])]

@@ -10,7 +10,10 @@ import pytest
 
 from rollyard import cli
 from rollyard.journal.folder import RunFolder
-from tests.inspect.runs import first_life, write_files, write_run
+from rollyard.journal.journal import Journal
+from rollyard.types import WeightVersion
+from tests.inspect.runs import RUN, first_life, write_files, write_run
+from tests.tiny import save_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,8 @@ def test_sql_for_people_and_for_programs(told):
     assert told("--sql", sql) == "group_id best_reward\n1        0.75\n"
     sql = "SELECT token_ids, NULL AS none FROM completions ORDER BY rowid"
     assert json.loads(told("--sql", sql, "--limit", "1", "--json")) == {"token_ids": "0200000003000000", "none": None}
-    assert "<8 bytes>" in told("--sql", sql)
+    assert "<8 bytes>" in told("--sql", sql) and "--limit" not in told("--sql", sql)
+    assert told("--sql", sql, "--limit", "1").endswith("the first 1; --limit N shows more\n")
 
 
 def test_nothing_that_was_written_drives_the_terminal(told):
@@ -163,6 +167,17 @@ def test_a_run_that_is_being_written(told, tmp_path):
     journal.close()
 
 
-def test_an_exchange_job_s_own_folder_is_that_of_any_run(told, tmp_path):
-    (tmp_path / "agreed").mkdir()
-    assert "generation job's own folder" in told(code=2, folder=tmp_path)
+def test_of_an_exchange_the_job_s_own_folder_is_meant_and_checkpoints_are_what_is_shared(told, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shared" / "agreed").mkdir(parents=True)
+    assert "generation job's own folder" in told(code=2, folder=tmp_path / "shared")
+    own = tmp_path / "own"
+    shutil.copytree(run.path, own)
+    (own / "config.toml").write_text('[exchange]\nfolder = "shared"\n')
+    journal = Journal(own / "journal.sqlite", RUN)
+    for step in (3, 4):
+        journal.commit_checkpoint(WeightVersion(step, 2), f"shared/weights/{step:06d}", 5, {})
+    journal.close()
+    save_tokenizer(tmp_path / "shared" / "weights" / "000004")
+    assert "saved    3 checkpoints, 2 still there; step 2; step 4" in told(folder=own)
+    assert told("rollout", "1", "0", folder=own).endswith("abcd\n")
