@@ -85,7 +85,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) -e '.[dev,gguf,gym,lora,math,ray]'
+	$(PIP) -e '.[dev,gguf,gym,lora,math,parquet,ray]'
 	@touch $@
 
 $(VENV)/.installed-gguf: $(VENV)/.installed

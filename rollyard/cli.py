@@ -23,6 +23,7 @@ from rollyard.bench.turns import Tell
 from rollyard.control import Order, ask
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
+from rollyard.inspect.command import add_inspect, inspect
 from rollyard.layers import Resolved, nearest, options, presets, resolve, value
 from rollyard.texts import visible
 from rollyard.watch.screen import Screen
@@ -73,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _engines(given)
         if given.command == "resume":
             return _resume(given)
+        if given.command == "inspect":
+            return inspect(given)
         resolved = _resolved(given)
         if given.command == "explain":
             Screen().print(_explanation(resolved))
@@ -113,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(command, SHORT)
     _add_bench(commands)
     _add_engines(commands)
+    add_inspect(commands)
     return parser
 
 

@@ -168,6 +168,10 @@ class InstantEngine:
     def stats(self) -> EngineStats:
         return EngineStats(generated_tokens=self._written, slots=self.slots)
 
+    def condemn(self, cause: str) -> None:
+        self._cause = self._cause or cause
+        self._give(())
+
     async def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()

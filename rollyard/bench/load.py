@@ -147,7 +147,7 @@ async def ran(case: Case, fate: Fate | None = None) -> Ran:
     flight, marks = Flight(), list[tuple[float, float]]()
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as scratch:
         stations = instant_stations(case.engines, case.slots, flight, hold=case.hold, fate=fate)
-        run = Run(config_of(case, Path(scratch)), stations=lambda: stations, journal=Journal if case.journal else Unkept)
+        run = Run(config_of(case, Path(scratch)), stations=lambda past: stations, journal=Journal if case.journal else Unkept)
         async for step in run:
             if step.step in (WARM, WARM + case.steps):
                 marks.append((time.perf_counter(), time.process_time()))

@@ -1,0 +1,157 @@
+"""Rollouts as a file for other programs: Parquet or JSON Lines, whole or not at all, in memory that does not grow with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rollyard.durable import writing
+from rollyard.errors import ConfigError
+from rollyard.inspect.select import TAKEN
+from rollyard.inspect.source import Source
+from rollyard.journal.codec import unpack_floats, unpack_ids, unpack_spans, unpack_turns
+from rollyard.types import Turn, VersionSpan
+
+PART = 2**24  # bytes of tokens and texts, about, that are in memory at once
+ROWS = 4096  # and rollouts
+
+ROLLOUTS = """
+    SELECT c.incarnation, c.group_id, c.member, p.row, p.text, p.token_ids, p.columns, c.text, c.token_ids, c.logprobs,
+           c.spans, c.turns, c.finish, v.value, ifnull(v.parts, '{{}}'), ifnull(v.problem, ''), b.step + 1,
+           b.trained_at IS NOT NULL AND dm.reason IS NULL, coalesce(dm.reason, dg.reason), coalesce(dm.cause, dg.cause),
+           c.finished_at
+    FROM completions c
+    JOIN prompts p ON p.incarnation = c.incarnation AND p.group_id = c.group_id
+    LEFT JOIN verdicts v ON v.incarnation = c.incarnation AND v.group_id = c.group_id AND v.member = c.member {taken}
+    LEFT JOIN drops dm ON dm.incarnation = c.incarnation AND dm.group_id = c.group_id AND ifnull(dm.member, -1) = c.member
+    LEFT JOIN drops dg ON dg.incarnation = c.incarnation AND dg.group_id = c.group_id AND ifnull(dg.member, -1) = -1
+    WHERE {groups} ORDER BY c.rowid"""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One finished rollout. Tokens and logprobs are still the journal's bytes, columns and parts its JSON."""
+
+    life: int
+    group: int
+    member: int
+    row: int
+    prompt: str
+    prompt_ids: bytes  # [tokens], int32
+    columns: str
+    completion: str
+    token_ids: bytes  # [tokens], int32
+    logprobs: bytes  # [tokens], float32
+    spans: tuple[VersionSpan, ...]
+    turns: tuple[Turn, ...]
+    finish: str
+    reward: float | None
+    rewards: str
+    problem: str
+    step: int | None
+    trained: bool
+    dropped: str | None
+    drop_cause: str | None
+    finished_at: float
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        turns = sum(len(turn.prompt_ids) for turn in self.turns)
+        return 2 * len(self.token_ids) + len(self.prompt) + len(self.completion) + len(self.columns) + 32 * turns + 500
+
+
+def export(source: Source, path: Path, *, overwrite: bool) -> int:
+    """Write all finished rollouts of the lives that are meant, in the order they finished; returns how many.
+
+    Raises:
+        ConfigError: the file's name says no format, it is there already, or PyArrow is not installed.
+        JournalError: the journal cannot be read to its end; OSError: the file cannot be written. There is no file then.
+    """
+    write = _writer(path)
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise ConfigError(f"{path} exists already", where="export", remedy="give another name, or --overwrite")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent}", where="export", remedy="make it, or give another name")
+    count = 0
+
+    def counted() -> Iterator[Exported]:
+        nonlocal count
+        for row in _rows(source):
+            count += 1
+            yield row
+
+    with writing(path) as file:
+        write(file, counted())
+        source.check_unchanged()
+    return count
+
+
+def _writer(path: Path) -> Callable[[IO[bytes], Iterable[Exported]], None]:
+    if path.suffix == ".jsonl":
+        return _write_jsonl
+    if path.suffix != ".parquet":
+        raise ConfigError(f"{path.name!r} says no format", where="export", remedy="give a name that ends with .parquet or .jsonl")
+    try:
+        from rollyard.inspect.parquet import write_parquet
+    except ModuleNotFoundError:
+        remedy = "pip install 'rollyard[parquet]', or give a name that ends with .jsonl"
+        raise ConfigError("PyArrow is not installed", where="export", remedy=remedy) from None
+    return write_parquet
+
+
+def _rows(source: Source) -> Iterator[Exported]:
+    sql = ROLLOUTS.format(taken=TAKEN.format(table="c", steps=source.of_steps("b")), groups=source.of_groups("c"))
+    for row in source.rows(sql):
+        values = list(row)
+        with source.decoding():
+            values[10] = unpack_spans(row[10])
+            values[11] = unpack_turns(row[11], unpack_ids(row[8])) if row[11] != "[]" else ()
+        values[17] = bool(row[17])
+        yield Exported(*values)
+
+
+def _write_jsonl(file: IO[bytes], rows: Iterable[Exported]) -> None:
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    for row in rows:
+        file.write(encode(_record(row)).encode() + b"\n")
+
+
+def _record(row: Exported) -> dict[str, Any]:
+    return {
+        "life": row.life,
+        "group": row.group,
+        "member": row.member,
+        "row": row.row,
+        "prompt": row.prompt,
+        "prompt_ids": unpack_ids(row.prompt_ids),
+        "columns": json.loads(row.columns),
+        "completion": row.completion,
+        "token_ids": unpack_ids(row.token_ids),
+        "logprobs": unpack_floats(row.logprobs),
+        "spans": [span_record(span) for span in row.spans],
+        "turns": [turn_record(turn) for turn in row.turns],
+        "finish": row.finish,
+        "reward": row.reward,
+        "rewards": json.loads(row.rewards),
+        "problem": row.problem,
+        "step": row.step,
+        "trained": row.trained,
+        "dropped": row.dropped,
+        "drop_cause": row.drop_cause,
+        "finished_at": row.finished_at,
+    }
+
+
+def span_record(span: VersionSpan) -> dict[str, int]:
+    """Which version wrote so many tokens, and the oldest whose keys and values they attended to."""
+    (step, life), (kv_step, kv_life), tokens = span
+    return {"step": step, "life": life, "oldest_kv_step": kv_step, "oldest_kv_life": kv_life, "tokens": tokens}
+
+
+def turn_record(turn: Turn) -> dict[str, Any]:
+    """What an answer of an episode came after, how many tokens it has, and how it ended."""
+    return {"prompt_ids": turn.prompt_ids, "tokens": turn.tokens, "finish": turn.finish.value}
