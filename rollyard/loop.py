@@ -24,7 +24,7 @@ from rollyard.journal.recover import Past
 from rollyard.model.architecture import Architecture
 from rollyard.objective import told
 from rollyard.protocols.rollouts import Environment
-from rollyard.resume import NOTHING, config_of, finished, left_by, lives
+from rollyard.resume import NOTHING, check_given, config_of, finished, given_directly, left_by, lives
 from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Inbox, Ring, Stopped
 from rollyard.stations import Stations
@@ -188,7 +188,7 @@ class Run:
             try:
                 with timeline.phase(Phase.SETUP):
                     await self._unless_stopped(ring, past)
-                    if past.lives:
+                    if self._again:
                         self._go_on(folder, recorder, past)
                 recorder.begin()
                 self._ring = ring
@@ -221,6 +221,8 @@ class Run:
         past = left_by(folder, self.config.run.steps)
         folder.clear()
         self.finished = finished(folder, past, self.config.run.steps)
+        if not self.finished and self._given is None:
+            check_given(folder, given_directly(self._reward, self._environment))
         return folder, past
 
     def _go_on(self, folder: RunFolder, recorder: Recorder, past: Past) -> None:

@@ -52,7 +52,7 @@ from rollyard.place.inline import DeviceThread
 from rollyard.place.mode import Schedule
 from rollyard.protocols.rollouts import Engine, Environment
 from rollyard.protocols.training import Learner
-from rollyard.resume import NOTHING, check_model, left, remember_model
+from rollyard.resume import NOTHING, check_files, given_directly, left, remember
 from rollyard.reward.open import Given
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
@@ -126,7 +126,11 @@ class Ring:
         folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
         self._activity = "loading the model"
         shape, done, job = Architecture.from_folder(folder), self._earlier.done, worker.job_of(config)
-        await device.run(check_model if self._earlier.lives else remember_model, self._folder, folder)
+        if self._folder.began.exists():
+            await device.run(check_files, self._folder, config, folder)
+        else:
+            given = given_directly(reward, environment)
+            await device.run(remember, self._folder, config, folder, given)
         if job is not None:
             self._exchange = Generation(Path(config.exchange.folder), config.exchange.limit_s)
             done = self._exchange.open(agreed(config, shape, job))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -68,6 +69,15 @@ class EngineEvent:
     version: WeightVersion | None
     text: str
     happened_at: float  # unix seconds
+
+
+def has_lives(path: Path) -> bool:
+    """Has any life of a run begun in it? Raises JournalError when it cannot be read."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with guarded(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as journal:
+        made = journal.execute("SELECT name FROM sqlite_master WHERE name = 'incarnations'").fetchone()
+        return made is not None and journal.execute("SELECT count(*) FROM incarnations").fetchone() != (0,)
 
 
 class JournalReader:
