@@ -123,7 +123,7 @@ def stored(batches: int, placement: str, **rules) -> tuple[Life, list[ev.Instruc
 @pytest.mark.parametrize("placement", ["colocated", "separate"])
 def test_nothing_is_generated_for_batches_of_an_earlier_life(placement):
     """Where generation and training take turns, it would be cut at once."""
-    rules = dict(spare=2, limit=1) if placement == "colocated" else {}
+    rules = dict(spare=4, limit=2) if placement == "colocated" else {}
     life, said = stored(3, placement, **rules)
     life.run()
     told = [type(i).__name__ for i in said if isinstance(i, (ev.Generate, ev.Train))]

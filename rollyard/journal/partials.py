@@ -25,7 +25,7 @@ def unpack_piece(ids: bytes, logprobs: bytes, spans: str) -> Piece:
     return Piece(unpack_ids(ids), unpack_floats(logprobs), unpack_spans(spans))
 
 
-def joined(pieces: Iterable[Piece], limit: int | None = None) -> Piece:
+def joined(pieces: Iterable[Piece | Segment | Partial], limit: int | None = None) -> Piece:
     """One piece of all; neighbouring spans of one version become one.
 
     Args:
@@ -37,7 +37,7 @@ def joined(pieces: Iterable[Piece], limit: int | None = None) -> Piece:
     for piece in pieces:
         ids.extend(piece.token_ids)
         logprobs.extend(piece.logprobs)
-        for span in piece.spans:
+        for span in _spans(piece):
             if spans and spans[-1][:2] == span[:2]:
                 spans[-1] = span._replace(tokens=spans[-1].tokens + span.tokens)
             else:
@@ -45,6 +45,12 @@ def joined(pieces: Iterable[Piece], limit: int | None = None) -> Piece:
     if limit is None or limit >= len(ids):
         return Piece(ids, logprobs, spans)
     return Piece(ids[:limit], logprobs[:limit], list(_first(spans, limit)))
+
+
+def _spans(piece: Piece | Segment | Partial) -> Iterable[VersionSpan]:
+    if isinstance(piece, Segment):
+        return (VersionSpan(piece.version, piece.oldest_kv, len(piece.token_ids)),)
+    return piece.spans
 
 
 def _first(spans: Iterable[VersionSpan], limit: int) -> Iterable[VersionSpan]:
@@ -62,22 +68,25 @@ class Unfinished:
 
     saved: int = 0  # tokens in the file
     keep: int = 0  # of those, tokens that still count
-    fresh: list[Piece] = field(default_factory=list)  # after these
-    wrote: int = 0  # tokens of `fresh`
+    fresh: list[Piece | Segment | Partial] = field(default_factory=list)  # after these
 
     @property
     def changed(self) -> bool:
         return bool(self.fresh) or self.keep < self.saved
 
+    @property
+    def tokens(self) -> int:
+        """That count."""
+        return self.keep + sum(len(piece.token_ids) for piece in self.fresh)
+
     def cut(self, tokens: int) -> None:
         """Only the first `tokens` count from now on."""
-        if tokens >= self.keep + self.wrote:
+        if tokens >= self.tokens:
             return
         if tokens <= self.keep:
             self.keep, self.fresh = tokens, []
         else:
             self.fresh = [joined(self.fresh, tokens - self.keep)]
-        self.wrote = max(tokens - self.keep, 0)
 
 
 class Unfinisheds:
@@ -86,23 +95,13 @@ class Unfinisheds:
     def __init__(self) -> None:
         self._members: dict[Key, Unfinished] = {}
 
-    def wrote(self, segment: Segment) -> None:
-        request = segment.request
-        count = len(segment.token_ids)
-        if count:
-            span = VersionSpan(segment.version, segment.oldest_kv, count)
-            self._add((request.group, request.member), Piece(segment.token_ids, segment.logprobs, (span,)))
-
-    def reused(self, group: int, partial: Partial) -> None:
-        """An earlier life wrote it."""
-        self._add((group, partial.member), Piece(partial.token_ids, partial.logprobs, partial.spans))
-
-    def _add(self, key: Key, piece: Piece) -> None:
-        member = self._members.get(key)
-        if member is None:
-            member = self._members[key] = Unfinished()
-        member.fresh.append(piece)
-        member.wrote += len(piece.token_ids)
+    def wrote(self, key: Key, piece: Segment | Partial) -> None:
+        """An engine, or an earlier life, wrote this; after what it wrote before."""
+        if piece.token_ids:
+            member = self._members.get(key)
+            if member is None:
+                member = self._members[key] = Unfinished()
+            member.fresh.append(piece)
 
     def goes_on(self, key: Key, tokens: int) -> None:
         """An engine is asked to go on after so many tokens: whatever there is beyond them was given up."""
@@ -123,7 +122,7 @@ class Unfinisheds:
     def written(self) -> None:
         """All of that is in the file now."""
         for key, member in self.changed():
-            member.saved = member.keep = member.keep + member.wrote
-            member.fresh, member.wrote = [], 0
+            member.saved = member.keep = member.tokens
+            member.fresh = []
             if not member.saved:
                 del self._members[key]

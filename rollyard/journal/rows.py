@@ -82,7 +82,7 @@ class Rows:
             Judged: self._on_judged,
             Saved: self._on_saved,
             Admit: self._on_admit,
-            Wrote: lambda told, now: self.unfinished.wrote(told.segment),
+            Wrote: self._on_wrote,
             Generate: self._on_generate,
             Score: lambda told, now: self._completion(told.completion, now),
             Scored: lambda event, now: self._verdict(event.group, event.member, event.reward, now),
@@ -130,9 +130,13 @@ class Rows:
         check = checksum(ids, b"", *names, text, columns, messages)
         self.tables["prompts"].append((*names, text, ids, columns, messages, now, check))
 
+    def _on_wrote(self, told: Wrote, now: float) -> None:
+        segment = told.segment
+        self.unfinished.wrote(segment.request[:2], segment)
+
     def _on_generate(self, told: Generate, now: float) -> None:
         request = told.request
-        self.unfinished.goes_on((request.id.group, request.id.member), len(request.written_ids))
+        self.unfinished.goes_on(request.id[:2], len(request.written_ids))
 
     def _completion(self, done: Completion, now: float) -> None:
         names = self._incarnation, done.group, done.member
@@ -164,7 +168,7 @@ class Rows:
             self._completion(rollout.completion, now)
             self._verdict(begun.group, rollout.completion.member, rollout.reward, now)
         for partial in begun.partials:
-            self.unfinished.reused(begun.group, partial)
+            self.unfinished.wrote((begun.group, partial.member), partial)
 
     def _on_drop(self, drop: Drop, now: float) -> None:
         if drop.member is not None and drop.reason is not DropReason.STOPPED:

@@ -119,8 +119,6 @@ def told(lives: Iterable[Iterable[Entry]]) -> tuple[dict[int, Standing], dict[in
                     _take(standing[found.id], found.rollouts)
                 case Reuse(begun):
                     _take(standing[begun.group], begun.rollouts)
-                    for done in begun.completions:
-                        standing[begun.group].members[done.member].completion = done
                     for part in begun.partials:
                         versions = [span.version for span in part.spans for _ in range(span.tokens)]
                         standing[begun.group].members[part.member].write(part.token_ids, part.logprobs, versions)
@@ -228,7 +226,7 @@ class Life:
         elif begun is not None:
             if self.random.random() < 0.3:
                 begun = Begun(prompt.id, begun.rollouts, begun.completions, begun.partials[1:])
-            entries.append(Reuse(begun))
+            entries += [Reuse(begun), *(Score(prompt, done) for done in begun.completions)]
         self.standing[prompt.id] = told([entries])[0][prompt.id]
         return entries if standing else []
 

@@ -68,7 +68,7 @@ class NextLife(FirstLife):
         rules = replace(first.policy, max_staleness=limit, oversample=first.policy.oversample if limit else 0)
         super().__init__(rules, first.total, 2, 4, seed, first.odds, first.rollover, every=first.every)
         self.records, self.past = first.records, first.records.past()
-        past, self.version = self.past, self.past.version.step
+        past, self.version, self.life = self.past, self.past.version.step, first.records.life
         self.before = counts_before(past.counters or asdict(Counts()), past.dropped, past.members_dropped)
         self.core = RolloutCore(self.policy, self.version, deepcopy(self.before))
         self.source = [prompt for prompt in self.source if prompt.id not in past.done]
@@ -89,7 +89,7 @@ class NextLife(FirstLife):
         self.send(ev.GenerationOpened())
         for name, engine in self.engines.items():
             engine.version = self.version
-            self.send(ev.EngineUp(name, engine.slots, WeightVersion(self.version, self.records.life)))
+            self.send(ev.EngineUp(name, engine.slots, self.named(self.version)))
 
     @property
     def in_training(self) -> int:

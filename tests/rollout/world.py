@@ -45,6 +45,7 @@ class World:
         self.policy, self.random, self.odds, self.rollover = policy, random.Random(seed), odds, rollover
         self.core = RolloutCore(policy)
         self.before = Counts()  # of earlier lives
+        self.life = 0
         self.version = self.next_batch = 0
         self.source = [Prompt(i, i, tuple(range(1, 2 + i % 3)), f"p{i}") for i in range(prompts)]
         self.cursor = self.asked = 0
@@ -125,6 +126,10 @@ class World:
                 raise AssertionError(output)
 
     # -------------------------------------------------------------------------------------------- referee
+
+    def named(self, step: int) -> WeightVersion:
+        """A version of this life."""
+        return WeightVersion(step, self.life)
 
     def due(self, group: int) -> int:
         return self.next_batch + self.live.index(group) // self.policy.groups_per_batch
@@ -367,14 +372,14 @@ class World:
 
     def write_wrongly(self, name: str, request: Request) -> None:
         """A segment without its logprobs: refused as a whole, and the request cut."""
-        version = WeightVersion(self.engines[name].version or 0)
+        version = self.named(self.engines[name].version or 0)
         self.abort_wanted.add(request.id)
         self.send(ev.SegmentArrived(name, Segment(request.id, (1, 2), (-0.5,), version, version)))
 
     def end(self, name: str, request: Request, finish: FinishReason | None, tokens: int) -> None:
         engine = self.engines[name]
         assert engine.version is not None
-        version = WeightVersion(engine.version)
+        version = self.named(engine.version)
         tokens = min(tokens, self.left(request)) if request.id not in self.abort_wanted else tokens
         ids = tuple(self.random.randrange(50) for _ in range(tokens))
         if finish is not None:
@@ -405,7 +410,7 @@ class World:
             self.trained_tokens += sum(len(self.tokens[key]) for key in whole)
             self.training = None
             self.version += 1
-            self.send(ev.BatchTrained(WeightVersion(self.version)))
+            self.send(ev.BatchTrained(self.named(self.version)))
         elif not self.wanted:
             self.wanted = True
             self.send(ev.BatchWanted())
@@ -426,6 +431,6 @@ class World:
         if self.rollover is ev.Rollover.DRAIN and engine.running:
             return
         engine.version = self.version
-        self.send(ev.EngineLoaded(name, WeightVersion(self.version)))
+        self.send(ev.EngineLoaded(name, self.named(self.version)))
         engine.held = False
         self.send(ev.EngineReleased(name))
