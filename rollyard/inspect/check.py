@@ -1,17 +1,16 @@
-"""What of a run is sound: every page of the journal is read, and every file beside it that says something about the run."""
+"""What of a run is sound: all that its journal says, and the files beside it that say something about the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
-from rollyard.errors import JournalError
+from rollyard.durable import check_whole
+from rollyard.errors import DurableError
 from rollyard.inspect.overview import overview
-from rollyard.inspect.source import Lives, Source
+from rollyard.inspect.source import Lives, saved
+from rollyard.journal.check import Sound, check_journal
 from rollyard.journal.folder import RunFolder
-
-TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY rowid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,48 +23,33 @@ class Finding:
 
 
 def check(folder: RunFolder) -> Iterator[Finding]:
-    """All there is to find, in the order it is looked at. Reads the whole journal."""
-    try:
-        with Source(folder, Lives(each=True)) as source:
-            yield from _journal(source)
-    except JournalError as error:
-        yield Finding("journal", False, str(error))
+    """All there is to find. Reads the whole journal, and every checkpoint as far as its sizes and heads tell."""
+    there = saved(folder)
+
+    def whole(name: str) -> bool | None:
+        if name not in there:
+            return None
+        try:
+            check_whole(there[name])
+        except DurableError:
+            return False
+        return True
+
+    checked = check_journal(folder.journal, whole)
+    yield from (Finding(f"table {table.table}", table.good == table.rows, _rows(table)) for table in checked.tables)
+    yield from (Finding(found.kind, False, found.text) for found in checked.findings)
     seen = overview(folder, Lives())
     for name in ("config.toml", "metrics.jsonl"):
-        if problem := seen.unreadable.get(name):
-            yield Finding(name, False, problem)
-        else:
-            yield Finding(name, True, f"{len(seen.rewards)} steps" if name == "metrics.jsonl" else "readable")
+        problem = seen.unreadable.get(name)
+        yield Finding(name, not problem, problem or "readable")
     for point in seen.checkpoints or ():
-        yield Finding(point.folder, point.state in ("whole", "removed", "unsealed"), point.state)
+        yield Finding(point.folder, point.state in ("whole", "removed"), point.state)
+    if not checked.findings:
+        yield Finding("journal", True, f"a later life would begin with {checked.checkpoint or 'the first version'}")
 
 
-def _journal(source: Source) -> Iterator[Finding]:
-    yield _look("journal", lambda: _integrity(source))
-    yield _look("references", lambda: _references(source))
-    for (table,) in source.rows(TABLES):
-        yield _look(f"table {table}", partial(_count, source, table))
-
-
-def _look(what: str, look: Callable[[], tuple[bool, str]]) -> Finding:
-    """One damaged part leaves the others to be looked at."""
-    try:
-        return Finding(what, *look())
-    except JournalError as error:
-        return Finding(what, False, str(error))
-
-
-def _integrity(source: Source) -> tuple[bool, str]:
-    lines = [line for (line,) in source.rows("PRAGMA integrity_check(20)")]
-    return lines == ["ok"], "every page and every index" if lines == ["ok"] else "; ".join(lines)
-
-
-def _references(source: Source) -> tuple[bool, str]:
-    astray = [f"{table}, row {row}, has none in {parent}" for table, row, parent, _ in source.rows("PRAGMA foreign_key_check")]
-    return not astray, "; ".join(astray[:20]) or "every row has those that it refers to"
-
-
-def _count(source: Source, table: str) -> tuple[bool, str]:
-    name = table.replace('"', '""')
-    (count,) = source.row(f'SELECT count(*) FROM "{name}" NOT INDEXED')
-    return True, f"{count:,} rows"
+def _rows(table: Sound) -> str:
+    if table.rows is None:
+        return f"{table.good:,} rows, and it cannot be read to its end"
+    rows = f"{table.rows:,} rows"
+    return rows if table.good == table.rows else f"{table.good:,} of {rows} are as they were written"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,22 +14,22 @@ from rollyard.errors import ConfigError
 from rollyard.inspect.select import TAKEN
 from rollyard.inspect.source import Source
 from rollyard.journal.codec import unpack_floats, unpack_ids, unpack_spans, unpack_turns
+from rollyard.journal.decode import COMPLETION, PROMPT, VERDICT, check_completion, check_prompt, check_verdict
 from rollyard.types import Turn, VersionSpan
 
 PART = 2**24  # bytes of tokens and texts, about, that are in memory at once
 ROWS = 4096  # and rollouts
 
 ROLLOUTS = """
-    SELECT c.incarnation, c.group_id, c.member, p.row, p.text, p.token_ids, p.columns, c.text, c.token_ids, c.logprobs,
-           c.spans, c.turns, c.finish, v.value, ifnull(v.parts, '{{}}'), ifnull(v.problem, ''), b.step + 1,
-           b.trained_at IS NOT NULL AND dm.reason IS NULL, coalesce(dm.reason, dg.reason), coalesce(dm.cause, dg.cause),
-           c.finished_at
+    SELECT {prompt}, {completion}, {verdict}, b.step + 1, b.trained_at IS NOT NULL AND dm.reason IS NULL,
+           coalesce(dm.reason, dg.reason), coalesce(dm.cause, dg.cause), c.finished_at
     FROM completions c
     JOIN prompts p ON p.incarnation = c.incarnation AND p.group_id = c.group_id
     LEFT JOIN verdicts v ON v.incarnation = c.incarnation AND v.group_id = c.group_id AND v.member = c.member {taken}
     LEFT JOIN drops dm ON dm.incarnation = c.incarnation AND dm.group_id = c.group_id AND ifnull(dm.member, -1) = c.member
     LEFT JOIN drops dg ON dg.incarnation = c.incarnation AND dg.group_id = c.group_id AND ifnull(dg.member, -1) = -1
     WHERE {groups} ORDER BY c.rowid"""
+COLUMNS = tuple(columns.count(",") + 1 for columns in (PROMPT, COMPLETION, VERDICT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +105,47 @@ def _writer(path: Path) -> Callable[[IO[bytes], Iterable[Exported]], None]:
 
 
 def _rows(source: Source) -> Iterator[Exported]:
-    sql = ROLLOUTS.format(taken=TAKEN.format(table="c", steps=source.of_steps("b")), groups=source.of_groups("c"))
-    for row in source.rows(sql):
-        values = list(row)
+    taken, groups = TAKEN.format(table="c", steps=source.of_steps("b")), source.of_groups("c")
+    for row in source.rows(ROLLOUTS.format(prompt=PROMPT, completion=COMPLETION, verdict=VERDICT, taken=taken, groups=groups)):
         with source.decoding():
-            values[10] = unpack_spans(row[10])
-            values[11] = unpack_turns(row[11], unpack_ids(row[8])) if row[11] != "[]" else ()
-        values[17] = bool(row[17])
-        yield Exported(*values)
+            yield _exported(iter(row))
+
+
+def _exported(row: Iterator[Any]) -> Exported:
+    """Raises Damaged when a part of it is not what was written."""
+    prompt, completion, verdict = (tuple(islice(row, count)) for count in COLUMNS)
+    check_prompt(*prompt)
+    check_completion(*completion)
+    value, parts, problem = None, "{}", ""
+    if verdict[0] is not None:
+        check_verdict(*verdict)
+        value, parts, problem = verdict[3:6]
+    life, group, line, prompt_ids, asked, columns, *_ = prompt
+    _, _, member, ids, logprobs, spans, turns, finish, text, _ = completion
+    step, trained, dropped, cause, at = row
+    return Exported(
+        life=life,
+        group=group,
+        member=member,
+        row=line,
+        prompt=asked,
+        prompt_ids=prompt_ids,
+        columns=columns,
+        completion=text,
+        token_ids=ids,
+        logprobs=logprobs,
+        spans=unpack_spans(spans),
+        turns=unpack_turns(turns, unpack_ids(ids)) if turns != "[]" else (),
+        finish=finish,
+        reward=value,
+        rewards=parts,
+        problem=problem,
+        step=step,
+        trained=bool(trained),
+        dropped=dropped,
+        drop_cause=cause,
+        finished_at=at,
+    )
 
 
 def _write_jsonl(file: IO[bytes], rows: Iterable[Exported]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rollyard.durable import check_whole, is_whole
+from rollyard.durable import check_whole
 from rollyard.errors import ConfigError, DurableError, JournalError
 from rollyard.inspect.source import Lives, Metrics, Source, goes_on, read_config, read_metrics, saved
 from rollyard.journal.folder import RunFolder
@@ -47,7 +47,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that was committed. `state`: whole, removed, unsealed (written by an older version), or what is wrong with it."""
+    """One that was committed. `state`: whole, removed, or what is wrong with it."""
 
     step: int
     folder: str
@@ -157,8 +157,6 @@ def _checkpoints(source: Source, lives: str) -> tuple[Checkpoint, ...]:
 def _state(folder: Path | None) -> str:
     if folder is None:
         return "removed"
-    if not is_whole(folder):
-        return "unsealed"
     try:
         check_whole(folder)
     except DurableError as error:

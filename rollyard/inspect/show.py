@@ -134,7 +134,7 @@ def _saved(points: Sequence[Checkpoint]) -> str:
     there = [point for point in points if point.state != "removed"]
     told = f"{len(points)} checkpoints, {len(there)} still there"
     for point in there:
-        told += f"; step {point.step}" + ("" if point.state == "unsealed" else f" {point.state}")
+        told += f"; step {point.step} {point.state}"
     return told
 
 

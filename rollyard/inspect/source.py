@@ -14,21 +14,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollyard.errors import ConfigError, JournalError
-from rollyard.inspect.quiet import connect, is_settled
 from rollyard.journal.folder import CHECKPOINTS, JOURNAL, RunFolder
 from rollyard.journal.journal import check_format, guarded
+from rollyard.journal.quiet import connect, is_settled
 
 REMEDY = "give the folder of a run, such as runs/NAME"
 
 # What survived, as the views of the journal say it: of a group what the newest life has that admitted it, and of batches those
 # at or before whose step no later life began. As tables, since it is asked for every row.
-SURVIVING = """
-CREATE TEMP TABLE own AS SELECT group_id, max(incarnation) AS incarnation FROM prompts GROUP BY group_id;
-CREATE UNIQUE INDEX temp.own_group ON own (group_id, incarnation);
-CREATE TEMP TABLE own_batch AS SELECT step, incarnation FROM batches b WHERE NOT EXISTS (
-    SELECT 1 FROM incarnations i WHERE i.incarnation > b.incarnation AND i.begun_step <= b.step);
-CREATE UNIQUE INDEX temp.own_step ON own_batch (step, incarnation);
-"""
+SURVIVING = (
+    "CREATE TEMP TABLE own AS SELECT group_id, max(incarnation) AS incarnation FROM prompts GROUP BY group_id",
+    "CREATE UNIQUE INDEX temp.own_group ON own (group_id, incarnation)",
+    """CREATE TEMP TABLE own_batch AS SELECT step, incarnation FROM batches b WHERE NOT EXISTS (
+    SELECT 1 FROM incarnations i WHERE i.incarnation > b.incarnation AND i.begun_step <= b.step)""",
+    "CREATE UNIQUE INDEX temp.own_step ON own_batch (step, incarnation)",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def find(run: Path) -> RunFolder:
 
 
 class Source:
-    """The journal of a run, open for reading as long as the block lasts.
+    """The journal of a run as it is at one moment, open for reading as long as the block lasts.
 
     Raises:
         ConfigError: it has no such life.
@@ -78,10 +78,11 @@ class Source:
     def _begin(self) -> None:
         with guarded(self._path):
             check_format(self._connection, self._path)
-            self.known: tuple[int, ...] = tuple(life for (life,) in self.rows("SELECT incarnation FROM incarnations ORDER BY 1"))
             self._connection.execute("PRAGMA temp_store = MEMORY")
-            if self._several:
-                self._connection.executescript(SURVIVING)
+            self._connection.execute("BEGIN")  # one moment of a run that goes on
+            self.known: tuple[int, ...] = tuple(life for (life,) in self.rows("SELECT incarnation FROM incarnations ORDER BY 1"))
+            for statement in SURVIVING if self._several else ():
+                self._connection.execute(statement)
         if self.lives.one is not None and self.lives.one not in self.known:
             problem = f"the run has no life {self.lives.one}"
             raise ConfigError(problem, where="--life", remedy=f"it has {', '.join(map(str, self.known))}")

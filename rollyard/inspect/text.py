@@ -49,8 +49,9 @@ def _head(shown: Detail) -> Iterator[Text]:
         fate = f"dropped, {row.dropped}: {row.cause}"
     yield Text(f"group {row.group}, member {row.member}, life {row.life}, row {shown.prompt.row}: {fate}", "bold")
     value = "no verdict" if row.reward is None else f"{row.reward:g}"
-    parts = ", ".join(f"{name} {part:g}" for name, part in shown.parts.items())
-    yield Text(f"reward {value}" + (f" ({parts})" if parts else "") + (f": {shown.problem}" if shown.problem else ""))
+    parts = ", ".join(f"{name} {part:g}" for name, part in shown.verdict.parts.items())
+    problem = f": {shown.verdict.problem}" if shown.verdict.problem else ""
+    yield Text(f"reward {value}" + (f" ({parts})" if parts else "") + problem)
     if shown.logprobs:
         total = math.fsum(shown.logprobs)
         mean = total / len(shown.logprobs)

@@ -56,16 +56,16 @@ class Checked:
     checkpoint: str  # the folder that a resume would begin from; "" for the beginning
 
 
-def check_journal(path: Path, whole: Callable[[str], bool]) -> Checked:
+def check_journal(path: Path, whole: Callable[[str], bool | None]) -> Checked:
     """Look at everything. It changes nothing, and raises nothing for what it finds.
 
     Args:
         path: of the journal, in the run's folder.
-        whole: is what lies in this folder of a checkpoint, relative to the run's, as it was written?
+        whole: is this folder of a checkpoint, named as in the journal, as it was written? None: it is not there.
     """
     try:
-        with JournalReader(path) as reader:
-            return _Check(path, reader, whole).run()
+        with JournalReader(path) as reader, reader.still():
+            return _Check(reader, whole).run()
     except JournalError as error:
         return Checked((), (Finding(Kind.UNREADABLE, str(error)),), "")
 
@@ -73,8 +73,8 @@ def check_journal(path: Path, whole: Callable[[str], bool]) -> Checked:
 class _Check:
     """One look at one journal."""
 
-    def __init__(self, path: Path, reader: JournalReader, whole: Callable[[str], bool]) -> None:
-        self._path, self._query, self._whole = path, reader.query, whole
+    def __init__(self, reader: JournalReader, whole: Callable[[str], bool | None]) -> None:
+        self._query, self._whole = reader.query, whole
         self._findings: list[Finding] = []
 
     def run(self) -> Checked:
@@ -130,11 +130,11 @@ class _Check:
             self._unreadable(error)
             return ""
         for number, folder in enumerate(dict.fromkeys(folders)):
-            there = (self._path.parent / folder).exists()
-            if there and self._whole(folder):
+            whole = self._whole(folder)
+            if whole:
                 newest = newest or folder
-            elif there or number == 0:
-                broken.append(folder if there else f"{folder} (it is the newest, and is not there)")
+            elif whole is not None or number == 0:
+                broken.append(folder if whole is not None else f"{folder} (it is the newest, and is not there)")
         self._tell(Kind.CHECKPOINT, "{} checkpoints are not whole", broken)
         return newest
 

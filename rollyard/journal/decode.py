@@ -22,11 +22,23 @@ class Damaged(JournalError):
     """A row is not what was written there: the disk has changed it."""
 
 
-def prompt_of(life: int, group: int, row: int, ids: bytes, text: str, columns: str, messages: str, check: int) -> Prompt:
+def check_prompt(life: int, group: int, row: int, ids: bytes, text: str, columns: str, messages: str, check: int) -> None:
     """Raises Damaged."""
     if check != checksum(ids, b"", life, group, row, text, columns, messages):
         raise Damaged(f"prompt {group} of life {life} is damaged")
+
+
+def prompt_of(life: int, group: int, row: int, ids: bytes, text: str, columns: str, messages: str, check: int) -> Prompt:
+    """Raises Damaged."""
+    check_prompt(life, group, row, ids, text, columns, messages, check)
     return Prompt(group, row, unpack_ids(ids), text, json.loads(columns), tuple(json.loads(messages)))
+
+
+def check_completion(life: int, group: int, member: int, ids: bytes, logprobs: bytes, *rest: str | int) -> None:
+    """`rest` are the other columns. Raises Damaged."""
+    *texts, check = rest
+    if check != checksum(ids, logprobs, life, group, member, *texts):
+        raise Damaged(f"the completion of prompt {group}, member {member} of life {life} is damaged")
 
 
 def completion_of(
@@ -42,17 +54,21 @@ def completion_of(
     check: int,
 ) -> Completion:
     """Raises Damaged."""
-    if check != checksum(ids, logprobs, life, group, member, spans, turns, finish, text):
-        raise Damaged(f"the completion of prompt {group}, member {member} of life {life} is damaged")
+    check_completion(life, group, member, ids, logprobs, spans, turns, finish, text, check)
     tokens = unpack_ids(ids)
     taken = unpack_turns(turns, tokens)
     return Completion(group, member, tokens, unpack_floats(logprobs), unpack_spans(spans), FinishReason(finish), text, taken)
 
 
-def reward_of(life: int, group: int, member: int, value: float | None, parts: str, problem: str, check: int) -> Reward:
+def check_verdict(life: int, group: int, member: int, value: float | None, parts: str, problem: str, check: int) -> None:
     """Raises Damaged."""
     if check != checksum(b"", b"", life, group, member, value, parts, problem):
         raise Damaged(f"the verdict on prompt {group}, member {member} of life {life} is damaged")
+
+
+def reward_of(life: int, group: int, member: int, value: float | None, parts: str, problem: str, check: int) -> Reward:
+    """Raises Damaged."""
+    check_verdict(life, group, member, value, parts, problem, check)
     return Reward(value, unpack_parts(parts), problem)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import Any, Self
 from rollyard.errors import JournalError
 from rollyard.journal.decode import COMPLETION, PROMPT, VERDICT, completion_of, prompt_of, reward_of
 from rollyard.journal.journal import check_format, guarded
+from rollyard.journal.quiet import connect
 from rollyard.types import Completion, Group, Prompt, Rollout, WeightVersion
 
 
@@ -91,13 +91,13 @@ class JournalReader:
         self._path = path
         if not path.is_file():
             raise JournalError(f"{path}: no such file")
-        with guarded(path):
-            self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-            try:
+        self._connection = connect(path)
+        try:
+            with guarded(path):
                 check_format(self._connection, path)
-            except BaseException:
-                self._connection.close()
-                raise
+        except BaseException:
+            self._connection.close()
+            raise
         lives = {life.incarnation: life for life in self.incarnations()}
         chosen = max(lives) if incarnation is None else incarnation
         if chosen not in lives:
@@ -113,6 +113,16 @@ class JournalReader:
 
     def close(self) -> None:
         self._connection.close()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """All that is read in this block is as it was at one moment, also while the run goes on."""
+        with guarded(self._path):
+            self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.rollback()
 
     def query(self, sql: str, *parameters: object) -> Iterator[tuple[Any, ...]]:
         """Rows of any SELECT. The tables and views are described in `rollyard.journal.schema`."""

@@ -6,6 +6,8 @@ group  life  what became of it
 2      0, 1  trained in step 3 by life 0, which is lost, and again by life 1, with what life 0 wrote
 3      0     dropped as stale; of its members only the first was finished
 4      1     an episode, without a verdict; its other member is under way, three tokens of it are kept
+
+The first life failed, the second has not ended.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from rollyard.durable import seal, write_folder
 from rollyard.events import (
     Admit,
     BatchTrained,
@@ -103,6 +106,7 @@ def first_life(path: Path) -> Journal:
         *(Drop(3, member, DropReason.STALE, "too old") for member in (0, 1, None)),
         EngineDown("engine-0", "killed"),
     ))  # fmt: skip
+    journal.record_step((Finish("the disk is full", failed=True),))
     journal.record_evaluation(V0, 0.25, samples=4)
     journal.commit_checkpoint(V2, "checkpoints/step-000002", 4, {})
     return journal
@@ -114,7 +118,7 @@ def second_life(path: Path) -> Journal:
     journal.record_step((Admit(THREE.prompt), Keep(THREE, recovered=True), *train(2, THREE, life=1)))
     journal.record_step((Admit(prompt(4)), Score(prompt(4), TALK), Scored(4, 0, Reward(None, {}, "no number"))))
     journal.record_step((Wrote(Segment(RequestId(4, 1), (5, 6, 7), (-1.0, -1.0, -1.0), V2, V2)),))
-    journal.record_step((Finish("all steps are done", failed=False),))
+    journal.record_step((Drop(4, 0, DropReason.NO_VERDICT, "no number"),))
     journal.flush()
     return journal
 
@@ -125,7 +129,7 @@ def metric(step: int, life: int, **more: object) -> str:
 
 def write_files(folder: Path) -> None:
     """What lies beside the journal."""
-    (folder / "checkpoints" / "step-000002").mkdir(parents=True)
+    write_folder(folder / "checkpoints" / "step-000002", seal)
     (folder / "config.toml").write_text('[run]\nname = "two lives"\nsteps = 3\n[model]\npath = ""\n')
     lines = (metric(1, 0), metric(2, 0), metric(3, 0, reward_mean=0.125), metric(3, 1, dropped=1), '{"step": 4, "inc')
     (folder / "metrics.jsonl").write_text("".join(lines))

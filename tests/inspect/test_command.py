@@ -12,7 +12,7 @@ from rollyard import cli
 from rollyard.journal.folder import RunFolder
 from rollyard.journal.journal import Journal
 from rollyard.types import WeightVersion
-from tests.inspect.runs import RUN, first_life, write_files, write_run
+from tests.inspect.runs import RUN, first_life, second_life, write_files, write_run
 from tests.tiny import save_tokenizer
 
 
@@ -35,17 +35,17 @@ def test_the_overview_says_how_the_run_stands(told, run):
     lines = told().splitlines()
     assert lines == [
         f"run      two lives   {run.path}",
-        "life     0, 1970-01-01 00:16:40 UTC to no end: it was killed",
-        "life     1, 1970-01-01 00:33:20 UTC to 1970-01-01 00:33:20 UTC: all steps are done",
+        "failed   0, 1970-01-01 00:16:40 UTC to 1970-01-01 00:16:40 UTC: the disk is full",
+        "life     1, 1970-01-01 00:33:20 UTC to no end: it was killed, or goes on elsewhere",
         "steps    3 of 3",
         "reward   0.500 ▁▁▁ 0.500 by step",
         "verdicts mean 0.557, from 0.000 to 1.000; 1 of 8 members have no verdict",
         "held out 0.250 (version 0), 4 samples",
         "prompts  5 admitted, 3 trained, dropped: 1 stale, 1 under way",
-        "members  8 finished, dropped: 2 stale",
+        "members  8 finished, dropped: 2 stale, 1 no_verdict",
         "tokens   28 sampled, the longest completion 8",
         "versions 5 published",
-        "saved    1 checkpoints, 1 still there; step 2",
+        "saved    1 checkpoints, 1 still there; step 2 whole",
         "engines  1 up, 1 down",
         "         1970-01-01 00:16:40 UTC  engine-0 down: killed",
         "unsound  metrics.jsonl: 1 lines are not whole, and left out",
@@ -55,7 +55,7 @@ def test_the_overview_says_how_the_run_stands(told, run):
 def test_one_life_is_told_by_itself(told):
     lines = told("--life", "0").splitlines()
     assert "steps    3 of 3" in lines and "prompts  4 admitted, 3 trained, dropped: 1 stale" in lines
-    assert sum(line.startswith("life") for line in lines) == 1
+    assert sum(line.startswith(("life", "failed")) for line in lines) == 1
 
 
 def test_lists_for_people_and_for_programs(told):
@@ -146,7 +146,7 @@ def test_a_damaged_journal_is_read_as_far_as_it_goes(told, run, tmp_path):
     said = told(folder=broken)
     assert "unsound  finished: " in said and "malformed" in said and "held out 0.250" in said and "prompts  5 admitted" in said
     said = " ".join(told("--check", code=1, folder=broken).split())
-    assert "broken journal" in said and "broken table completions" in said and "sound table engine_events" in said
+    assert "broken unreadable" in said and "broken table completions" in said and "sound table engine_events" in said
     assert "malformed" in told("rollouts", code=1, folder=broken)
     assert told("steps", code=1, folder=broken)
 
@@ -161,9 +161,10 @@ def test_a_journal_that_is_none(told, tmp_path):
 
 def test_a_run_that_is_being_written(told, tmp_path):
     write_files(tmp_path)
-    journal = first_life(tmp_path / "journal.sqlite")
+    first_life(tmp_path / "journal.sqlite").close()
+    journal = second_life(tmp_path / "journal.sqlite")
     assert "to no end: it was killed, or goes on elsewhere" in told(folder=tmp_path)
-    assert len(told("rollouts", "--json", folder=tmp_path).splitlines()) == 8
+    assert len(told("rollouts", "--json", folder=tmp_path).splitlines()) == 10
     journal.close()
 
 
@@ -179,5 +180,5 @@ def test_of_an_exchange_the_job_s_own_folder_is_meant_and_checkpoints_are_what_i
         journal.commit_checkpoint(WeightVersion(step, 2), f"shared/weights/{step:06d}", 5, {})
     journal.close()
     save_tokenizer(tmp_path / "shared" / "weights" / "000004")
-    assert "saved    3 checkpoints, 2 still there; step 2; step 4" in told(folder=own)
+    assert "saved    3 checkpoints, 2 still there; step 2 whole; step 4 " in told(folder=own)
     assert told("rollout", "1", "0", folder=own).endswith("abcd\n")

@@ -101,7 +101,7 @@ def test_a_journal_that_is_damaged_further_on_leaves_no_file(tmp_path: Path, nam
     content = run.journal.read_bytes()
     assert content.count(b"said twice") == 1
     run.journal.write_bytes(content.replace(b"[[2, 0, 2, 0, 2]]", b"[[2, 0, 2, 0, x]]"))
-    with pytest.raises(JournalError, match="is not what it should be"):
+    with pytest.raises(JournalError, match="prompt 4, member 0 of life 1 is damaged"):
         exported(run, tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

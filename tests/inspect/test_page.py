@@ -37,7 +37,7 @@ def test_what_some_of_them_find(run: RunFolder) -> None:
         found = [list(source.rows(sql)) for sql in SQL]
     assert found[1] == [(0, 2, 0.5, 2.0), (1, 2, 0.5, 5.0), (2, 2, 0.5, 5.0)]
     assert found[3] == [(0, "stale", 1, "too old")]
-    assert found[6] == [(0, 0, None, 1), (1, 2, "all steps are done", 0)]
+    assert found[6] == [(0, 0, "the disk is full", 1), (1, 2, None, 0)]
     assert found[-1] == [(1, 4, 1, 3)]
 
 

@@ -39,7 +39,7 @@ EVERY = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 0),
         ({"sort": "stale", "limit": 2}, [(1, 0), (2, 0)]),  # both one version behind; 0.x and 1.1 and 2.1 are not
         ({"sort": "newest", "limit": 1}, [(4, 0)]),
         ({"dropped": "stale"}, [(3, 0), (3, 1)]),
-        ({"dropped": "any"}, [(3, 0), (3, 1)]),
+        ({"dropped": "any"}, [(3, 0), (3, 1), (4, 0)]),
         ({"dropped": "filtered"}, []),
         ({"step": 2}, [(1, 0), (1, 1)]),
         ({"finish": "length"}, [(1, 0), (1, 1), (2, 1)]),

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from rollyard.errors import ConfigError, JournalError
-from rollyard.inspect.quiet import connect
 from rollyard.inspect.source import Lives, Source, find, goes_on, read_config, read_metrics
 from rollyard.journal.folder import RunFolder
+from rollyard.journal.quiet import connect
 from rollyard.types import WeightVersion
 from tests.inspect.runs import first_life, second_life, write_run
 
@@ -76,8 +76,10 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_is_written(tmp_path: Path) -> N
         assert source.row(PROMPTS) == (6,)
         journal.record_evaluation(WeightVersion(3, 1), 0.5, samples=1)
         journal.flush()  # nobody is in its way
-        assert source.row("SELECT count(*) FROM evaluations") == (2,)
+        assert source.row("SELECT count(*) FROM evaluations") == (1,), "as it was at one moment"
         source.check_unchanged()
+    with Source(folder) as source:
+        assert source.row("SELECT count(*) FROM evaluations") == (2,)
     journal.close()
 
 

@@ -24,15 +24,12 @@ def connect(path: Path) -> sqlite3.Connection:
     the file alone, and SQLite is told that it does not change: it would make log and index anew, which a folder that may only
     be read does not allow.
     """
-    if not is_settled(path):
-        how = "mode=ro"
-    elif _has_log(path):
-        how = "mode=ro&vfs=unix-none"
-    else:
-        how = "mode=ro&immutable=1"
+    alone = is_settled(path)
+    how = "mode=ro" if not alone else "mode=ro&vfs=unix-none" if _has_log(path) else "mode=ro&immutable=1"
     with guarded(path):
         connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{how}", uri=True, isolation_level=None)
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE" if "none" in how else "PRAGMA query_only = FALSE")
+        if alone:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # by itself: no index of the log in a file
     return connection
 
 
