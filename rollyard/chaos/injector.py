@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol, cast
@@ -27,7 +27,7 @@ from rollyard.types import Segment
 
 Launch = Callable[..., Awaitable[Process]]  # of protocols.Launcher
 RUN, KEPT = "run", "faults.json"
-RECORDS = TypeAdapter(list[Record])
+RECORDS = TypeAdapter(list[tuple[Record, list[tuple[int, int, int]]]])  # each beside what it met: group, member, tokens
 
 
 class Hittable(Process, Protocol):
@@ -203,7 +203,10 @@ class Injector:
             self._bent.pop(target.engine, None)
 
     def _keep(self) -> None:
-        write_file(self._path, RECORDS.dump_json(self._survival.records, indent=1))
+        records = [
+            (replace(each, met={}), [(*key, tokens) for key, tokens in each.met.items()]) for each in self._survival.records
+        ]
+        write_file(self._path, RECORDS.dump_json(records, indent=1))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -220,8 +223,9 @@ async def _until_ended(channel: Process, leave: Callable[[], None]) -> None:
 
 def _read(path: Path) -> list[Record]:
     try:
-        return RECORDS.validate_json(path.read_bytes())
+        records = RECORDS.validate_json(path.read_bytes())
     except FileNotFoundError:  # no fault happened in earlier lives
         return []
     except (OSError, ValidationError) as error:
         raise JournalError(f"{path}: what faults came of cannot be read: {error}") from error
+    return [replace(record, met={(group, member): tokens for group, member, tokens in met}) for record, met in records]

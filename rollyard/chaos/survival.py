@@ -76,7 +76,7 @@ class Record:
     kind: str  # of the process
     engine: EngineId  # which engine it is, if it is one
     began: float  # seconds, on a clock that goes on when the run does not
-    met: dict[Key, int]  # tokens that had come, of members of which nothing more is known
+    met: dict[Key, int]  # [group, member]: tokens that had come, of members of which nothing more is known
     lasts: bool = True  # it goes on, or nobody has heard of it yet
     step: int = 0  # trained steps
 
