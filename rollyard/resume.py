@@ -17,7 +17,7 @@ from rollyard.config import Config
 from rollyard.durable import write_file
 from rollyard.errors import ConfigError
 from rollyard.journal.folder import RunFolder, refuse_foreign
-from rollyard.journal.reader import JournalReader
+from rollyard.journal.reader import JournalReader, has_lives
 from rollyard.journal.recover import Past, read_past
 from rollyard.layers import options, resolve, value
 from rollyard.lives import GroupsRecovered
@@ -74,6 +74,8 @@ def left_by(folder: RunFolder, steps: int) -> Past:
 
     Raises JournalError when their journal cannot be read; ConfigError when the run came further than `steps`.
     """
+    if not has_lives(folder.journal):
+        return NOTHING
     whole = Whole(folder.path)
     past = read_past(folder.journal, whole)
     whole.tell(past.version)
@@ -85,6 +87,8 @@ def left_by(folder: RunFolder, steps: int) -> Past:
 
 def finished(folder: RunFolder, past: Past, steps: int) -> str:
     """Why there is nothing left to do; empty when there is."""
+    if not past.lives:
+        return ""
     with JournalReader(folder.journal) as journal:
         life = journal.incarnation
     if life.ended_at is None or life.failed or life.cause is None or past.recovered.batches:

@@ -31,7 +31,7 @@ from rollyard.events import (
     Train,
 )
 from rollyard.lives import Reuse
-from rollyard.types import Begun, DropReason, FinishReason
+from rollyard.types import Begun, Completion, DropReason, FinishReason, Partial
 
 Key = tuple[int, int]  # group, member
 CUT = (None, FinishReason.ABORT, FinishReason.ERROR)  # a completion that goes on
@@ -229,5 +229,5 @@ class Survival:
 def _reused(entry: Reuse | Keep) -> Iterator[tuple[Key, int]]:
     """Tokens that an earlier life left, and this one uses."""
     begun = Begun(entry.group.id, entry.group.rollouts) if isinstance(entry, Keep) else entry.begun
-    for each in (*(rollout.completion for rollout in begun.rollouts), *begun.completions, *begun.partials):
-        yield (begun.group, each.member), len(each.token_ids)
+    written: list[Completion | Partial] = [*(rollout.completion for rollout in begun.rollouts), *begun.completions]
+    yield from (((begun.group, each.member), len(each.token_ids)) for each in [*written, *begun.partials])
