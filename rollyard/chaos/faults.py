@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from rollyard import events, lives, turns
+from rollyard import events, fitness, lives, turns
 from rollyard.config import Count, Natural, Positive, Section
 from rollyard.errors import ConfigError
 
@@ -18,7 +18,7 @@ How = Literal["short", "vocabulary", "version"]
 KINDS = ("engine", "trainer", "reward", "environment", "actor", "run")  # of processes
 ALL_EVENTS = frozenset(
     name
-    for module in (events, turns, lives)
+    for module in (events, turns, lives, fitness)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, events.Event | events.Instruction)
 ) - {"Event", "Instruction"}
@@ -102,9 +102,7 @@ def _misfits(fault: Fault) -> Iterator[tuple[str, str, str]]:
         yield "times", "a step is trained once", 'leave it out, or give event = "BatchTrained"'
     if fault.which == "run" and fault.what != "kill":
         yield "what", "a run can only kill itself", "use kill, or name another process"
-    lasting, needs = fault.what != "kill", _NEEDS[fault.what]
-    if lasting and fault.for_s is None:
-        yield "for_s", "how long it lasts is missing", "give seconds"
+    needs = _NEEDS[fault.what]
     for name in ("for_s", "factor", "how"):
         given = getattr(fault, name) is not None
         if given and name not in needs:
