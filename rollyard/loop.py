@@ -11,6 +11,8 @@ from typing import Any, Self
 
 from rollyard import events as ev
 from rollyard import worker
+from rollyard.chaos.faults import read_faults
+from rollyard.chaos.injector import Injector
 from rollyard.checkpoints import At, clear
 from rollyard.checks import check
 from rollyard.config import Config
@@ -114,6 +116,7 @@ class Run:
         self._reward, self._environment, self._given, self._at = reward, environment, stations, at
         self._again = False  # it had lives before
         self._open_journal = journal
+        self.injector = Injector(read_faults(Path(config.run.inject))) if config.run.inject else None
         self._make_view = view or (lambda header: QuietView())
         self._inbox: Inbox = asyncio.Queue()
         self._stop_cause = ""
@@ -184,7 +187,7 @@ class Run:
                 return
             with timeline.phase(Phase.SETUP):
                 recorder = self._recorder(folder, timeline)
-                ring = Ring(self.config, folder, timeline, recorder, self._inbox, past, self._at)
+                ring = Ring(self.config, folder, timeline, recorder, self._inbox, past, self._at, self.injector)
             try:
                 with timeline.phase(Phase.SETUP):
                     await self._unless_stopped(ring, past)

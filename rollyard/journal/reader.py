@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -72,12 +73,18 @@ class EngineEvent:
 
 
 def has_lives(path: Path) -> bool:
-    """Has any life of a run begun in it? Raises JournalError when it cannot be read."""
-    if not path.is_file() or not path.stat().st_size:
+    """Has a life of the run begun? Not where it was killed before it had made its journal, or before it said so there.
+
+    Raises JournalError when the file cannot be read.
+    """
+    if not path.is_file():
         return False
-    with guarded(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as journal:
-        made = journal.execute("SELECT name FROM sqlite_master WHERE name = 'incarnations'").fetchone()
-        return made is not None and journal.execute("SELECT count(*) FROM incarnations").fetchone() != (0,)
+    with guarded(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        if connection.execute("PRAGMA schema_version").fetchone() == (0,):
+            return False
+        check_format(connection, path)
+        (lives,) = connection.execute("SELECT count(*) FROM incarnations").fetchone()
+        return bool(lives)
 
 
 class JournalReader:

@@ -165,6 +165,7 @@ class Rows:
             self._verdict(keep.group.id, rollout.completion.member, rollout.reward, now)
 
     def _on_reuse(self, told: Reuse, now: float) -> None:
+        """Completions without a verdict are told again in the same step, as they go to be judged."""
         begun = told.begun
         for rollout in begun.rollouts:
             self._completion(rollout.completion, now)
