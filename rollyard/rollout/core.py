@@ -115,10 +115,9 @@ class RolloutCore:
 
     def step(self, message: Message, now: float) -> list[Output]:
         """Take one event or signal; return what follows from it."""
-        handler = self._handlers.get(type(message))
-        if handler is None:
+        if type(message) not in self._handlers:
             return []
-        out = list(handler(message))
+        out = self.note(message, now)
         if self._open:
             self._batches.take(out, last=self._exhausted and not self._asked)
         out.extend(self._batches.surplus())
@@ -129,6 +128,11 @@ class RolloutCore:
         if self._leaving:
             out.extend(self._emptied())
         return out
+
+    def note(self, message: Message, now: float) -> list[Output]:
+        """Take one event or signal that others follow at once: only what it is for its own member, group or engine."""
+        handler = self._handlers.get(type(message))
+        return [] if handler is None else list(handler(message))
 
     def _emptied(self) -> Iterable[Output]:
         for engine in [engine for engine in sorted(self._leaving) if not self._dispatch.held_by(engine)]:

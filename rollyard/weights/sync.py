@@ -192,12 +192,12 @@ class Sync:
     # ------------------------------------------------------------------------------------------ the parts
 
     async def _offer(self, version: WeightVersion, engines: Sequence[ev.EngineId] = ()) -> tuple[ev.EngineId, ...]:
-        """Returns to whom: those of them that live."""
+        """Returns to whom: those of them that live, and did all the while."""
         offered = sorted(self._living.intersection(engines) if engines else self._living)
         found = await self._offers.offer(version, offered, again=bool(engines))
         self._unseen.update(found.afresh)
         self._recorder.copied(found.bytes_copied)
-        return tuple(offered)
+        return tuple(engine for engine in offered if self._offers.has(engine))  # one may have been lost, and be back by now
 
     async def _roll(self, version: WeightVersion) -> None:
         """Bring the parameters as they are now to all engines, which are idle; to those that are left when one is lost.
