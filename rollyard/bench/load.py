@@ -52,7 +52,7 @@ class Case:
 
 
 RUNS: Final = tuple(Case(size, 512 // size, 40, journal=journal) for size in (8, 1) for journal in (False, True))
-FLIGHT: Final = Case(8, 640, 8, engines=64, slots=160, staleness=7, hold=True)  # 10,240 slots
+FLIGHT: Final = Case(8, 640, 8, engines=64, slots=168, staleness=7, hold=True)  # 10,752 slots
 CORE: Final = (
     prepared.Play(live=100, size=8, steps=40),
     *(prepared.Play(live=live, size=1, steps=20_000 // live) for live in (100, 1_000, 10_000)),
@@ -218,9 +218,8 @@ def table(result: Loads) -> RenderableType:
     for core in result.core:
         found.add_row(f"events of the core, K {core.size}, {core.live:,} live groups", *_spread(core.per_s), f"{core.us:.1f}")
     title = Text(f"bench load: stations that answer at once, median of {result.rounds} rounds", style="bold")
-    about = (
-        f"load average {result.load.before:.2f} to {result.load.after:.2f}; {result.machine.cpu}, {result.machine.cores} cores"
-    )
+    load, where = result.load, result.machine
+    about = f"load average {load.before:.2f} to {load.after:.2f}; {where.cpu}, {where.cores} cores"
     return Group(title, found, Text(about, style="dim"))
 
 

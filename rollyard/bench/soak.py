@@ -101,10 +101,8 @@ async def bench(tell: Tell, rollouts: int = ROLLOUTS, *, traced: bool = True) ->
         run = Run(config, stations=lambda: stations)
         async for step in run:
             if step.step % every == 0:
-                marks.append(_mark(step.step * SIZE * GROUPS))
-                tell(
-                    f"{marks[-1].rollouts:,} rollouts: {marks[-1].resident / 2**20:.1f} MiB, {marks[-1].traced / 2**20:.1f} traced"
-                )
+                marks.append(mark := _mark(step.step * SIZE * GROUPS))
+                tell(f"{mark.rollouts:,} rollouts: {mark.resident / 2**20:.1f} MiB, {mark.traced / 2**20:.1f} traced")
         assert run.report is not None
         rows = counted(run.folder.journal)
         check(run.report, rows)

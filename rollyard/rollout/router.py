@@ -94,10 +94,7 @@ class Router:
 
     def serves(self, oldest: int, newest: int | None) -> bool:
         """Is there an engine that takes requests, of an allowed version?"""
-        for version in self._open:
-            if version >= oldest and (newest is None or version <= newest):
-                return True
-        return False
+        return any(version >= oldest and (newest is None or version <= newest) for version in self._open)
 
     def choose(
         self, oldest: int, newest: int | None, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None
