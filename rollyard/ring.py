@@ -23,11 +23,9 @@ them and decides nothing. An exception in any of them ends the run, with the rep
 from __future__ import annotations
 
 import asyncio
-import gc
 import warnings
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from rollyard.chaos.injector import Injector
 from rollyard.checkpoints import At, Checkpoints
 from rollyard.conductor import Conductor
 from rollyard.config import Config
+from rollyard.driver import Inbox, collecting_seldom
 from rollyard.environment import cache_folder
 from rollyard.episode.shell import Episodes
 from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded
@@ -74,13 +73,6 @@ from rollyard.weights.remote import hand_over
 
 REFRESH_S = 0.2  # seconds between two pictures of the run
 
-NEWS = (ev.SegmentArrived, ev.Scored)  # that come by the thousand, and are taken together
-TOGETHER = 256  # at most
-
-COLLECTING = (10_000, 20, 50)  # records made, and looks at younger ones, between two looks (Python's own: 700, 10, 10)
-
-Inbox = asyncio.Queue[ev.Event | BaseException]
-
 
 class Stopped(Exception):
     """The run was stopped before its first step."""
@@ -106,7 +98,6 @@ class Ring:
         self._recorder = recorder
         self._inbox = inbox
         self._injector = injector
-        self._next: deque[ev.Event | BaseException] = deque()  # was taken from it and has yet to happen
         self._device = DeviceThread()
         self._checkpoints = Checkpoints(folder, recorder, config.checkpoint.keep, past.lives, at)
         self._activity = "starting"
@@ -115,7 +106,7 @@ class Ring:
         self._built = AsyncExitStack()  # closes what was built so far, the last first
         self._built.push_async_callback(self._leave)  # when nothing is at work any more
         self._built.callback(self._device.close)
-        self._built.enter_context(_collecting_seldom())
+        self._built.enter_context(collecting_seldom())
         self.conductor: Conductor | None = None
         self.nodes: Nodes = dict
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
@@ -297,11 +288,9 @@ class Ring:
         for engine in self._stations.engines.values():
             self._happen(ev.EngineUp(engine.id, engine.slots, engine.version))
         while not self._finished:
-            event = self._next.popleft() if self._next else await self._inbox.get()
-            if isinstance(event, BaseException):
-                raise event
-            if type(event) in NEWS:
-                self._happen(*self._with_others(event))
+            event, *more = await self._inbox.take()
+            if more:
+                self._happen(event, *more)
             elif isinstance(event, ev.PromptsOffered):  # handing out requests is part of generating
                 with self._timeline.phase(Phase.GENERATE), self._timeline.spans.doing(Activity.PROMPTS):
                     self._happen(event)
@@ -315,17 +304,6 @@ class Ring:
                 self._picture()
                 yield step
             await asyncio.sleep(0)  # engines and judges have their turn, however much has happened: one may have been lost
-
-    def _with_others(self, event: ev.Event) -> list[ev.Event]:
-        """This news, and what other news of rollouts came right after it."""
-        events = [event]
-        while len(events) < TOGETHER and not self._inbox.empty():
-            follower = self._inbox.get_nowait()
-            if isinstance(follower, BaseException) or type(follower) not in NEWS:
-                self._next.append(follower)
-                break
-            events.append(follower)
-        return events
 
     def _happen(self, *events: ev.Event) -> None:
         """What happened at once, as one step."""
@@ -511,17 +489,6 @@ class Ring:
             self._recorder.accounts.write_trace(self._folder.trace)
         self._recorder.close_journal()
         return report
-
-
-@contextmanager
-def _collecting_seldom() -> Iterator[None]:
-    """The collector of cycles looks less often, meanwhile: a quarter of the driver's time, for records that make no cycles."""
-    before = gc.get_threshold()
-    gc.set_threshold(*COLLECTING)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _warn_about(error: BaseException) -> None:

@@ -98,7 +98,7 @@ async def bench(tell: Tell, rollouts: int = ROLLOUTS, *, traced: bool = True) ->
     with tempfile.TemporaryDirectory(prefix="rollyard-soak-") as scratch:
         stations = instant_stations(case.engines, case.slots, Flight(), fate=lambda request: fate(request, failures))
         config = config_of(case, Path(scratch), {"place.restarts": 1_000_000, "rollout.retries": 3})
-        run = Run(config, stations=lambda: stations)
+        run = Run(config, stations=lambda past: stations)
         async for step in run:
             if step.step % every == 0:
                 marks.append(mark := _mark(step.step * SIZE * GROUPS))

@@ -138,12 +138,7 @@ class Controller:
             self._start(self._judge())
             asyncio.get_running_loop().call_soon(self._spread)
         if requests:
-            self._timeline.open(Phase.GENERATE)
-            try:
-                for engine, batch in requests.items():
-                    self._generate(engine, batch)
-            finally:
-                self._timeline.close(Phase.GENERATE)
+            self._hand_out(requests)
 
     async def complete(self, requests: Sequence[Request], engines: Sequence[EngineId] = ()) -> list[Completion]:
         """Completions outside the core, in the order asked. Their ids are the caller's own.
@@ -195,6 +190,14 @@ class Controller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # ------------------------------------------------------------------------------------------ generation
+
+    def _hand_out(self, requests: Mapping[EngineId, list[Request]]) -> None:
+        self._timeline.open(Phase.GENERATE)
+        try:
+            for engine, batch in requests.items():
+                self._generate(engine, batch)
+        finally:
+            self._timeline.close(Phase.GENERATE)
 
     def _generate(self, engine: EngineId, requests: list[Request]) -> None:
         """Requests go together; when an engine refuses them, one by one, so that each gets the answer that is its own."""
