@@ -10,14 +10,13 @@ from contextlib import closing
 from pathlib import Path
 
 from rollyard.bench import virtual
-from rollyard.checkpoints import Whole
 from rollyard.durable import check_whole
 from rollyard.exchange.agreed import AGREED, agree
 from rollyard.exchange.files import read_whole
 from rollyard.exchange.folder import WRITES, Folder, Job
-from rollyard.journal.folder import age
+from rollyard.journal.folder import RunFolder, age
 from rollyard.journal.journal import Journal, RunRecord
-from rollyard.journal.recover import read_past
+from rollyard.resume import left_by
 from tests.durability.recorded import GROUPS, SIZE, STEPS, ballast, go, resumed, rows
 
 Learnt = Sequence[Sequence[int]]  # prompts of each batch
@@ -79,9 +78,7 @@ def check_metrics(path: Path, least: int) -> None:
 
 def check_past(run: Path, least: int, learnt: Learnt) -> None:
     """What the next life is given."""
-    whole = Whole(run)
-    past = read_past(run / "journal.sqlite", whole)
-    assert not whole.damaged
+    past = left_by(RunFolder(run), STEPS)
     assert past.version.step >= least
     if past.checkpoint:
         check_checkpoint(run / past.checkpoint, past.version.step, learnt)
