@@ -113,13 +113,15 @@ class Journal:
     def _begin(self, run: RunRecord) -> int:
         connection = self._connection
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")  # nothing that a life leaves in its folder is there before its row
         if connection.execute("PRAGMA schema_version").fetchone() == (0,):
             connection.execute("PRAGMA journal_mode = WAL")
             self._create()
         check_format(connection, self._path)
-        connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-        return self._begin_life(run)
+        incarnation = self._begin_life(run)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return incarnation
 
     def _create(self) -> None:
         with self._transaction("create"):
