@@ -118,6 +118,7 @@ class RolloutCore:
         handler = self._handlers.get(type(message))
         if handler is None:
             return []
+        self._dispatch.now = now
         out = list(handler(message))
         if self._open:
             self._batches.take(out, last=self._exhausted and not self._asked)
@@ -134,6 +135,11 @@ class RolloutCore:
         for engine in [engine for engine in sorted(self._leaving) if not self._dispatch.held_by(engine)]:
             self._leaving.discard(engine)
             yield EngineEmptied(engine)
+
+    @property
+    def slow(self) -> dict[EngineId, int]:
+        """Engines that are several times slower than the median, and how many."""
+        return self._router.slow
 
     @property
     def live(self) -> int:
@@ -297,6 +303,7 @@ class RolloutCore:
             yield from self._failed(event.segment.request, event.engine, event.segment.problem)
             return
         member.stop(event.engine, self._health.epoch(event.engine))
+        self._dispatch.measure(event.engine, group, member)
         if finish is not FinishReason.ABORT:
             self._health.right(event.engine)
         if finish is FinishReason.ABORT and group.left(member) > 0:
