@@ -95,6 +95,11 @@ class Conductor:
         return self._mode.lost
 
     @property
+    def slow(self) -> dict[EngineId, int]:
+        """Engines that write several times slower than the median, and how many."""
+        return self._core.slow
+
+    @property
     def live(self) -> int:
         """Groups admitted and not yet taken or dropped."""
         return self._core.live

@@ -40,7 +40,7 @@ from rollyard.config import Config
 from rollyard.driver import Inbox, collecting_seldom
 from rollyard.environment import cache_folder
 from rollyard.episode.shell import Episodes
-from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded
+from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, TimeLimitExceeded
 from rollyard.evaluate import Evaluator
 from rollyard.exchange.agreed import agreed
 from rollyard.exchange.generation import Generation
@@ -301,6 +301,7 @@ class Ring:
                 groups, stats = self._trained
                 step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
                 self._tell_of_flat_groups()
+                self.fleet.look()
                 self._picture()
                 yield step
             await asyncio.sleep(0)  # engines and judges have their turn, however much has happened: one may have been lost
@@ -389,7 +390,7 @@ class Ring:
         try:
             with self._timeline.spans.doing(Activity.RESTART, name):
                 await self._stations.restart(name, self._past.append)
-        except (EngineError, TimeLimitExceeded) as error:
+        except (ConfigError, EngineError, TimeLimitExceeded) as error:  # a server may have come back as another one
             self._inbox.put_nowait(ev.EngineDown(name, str(error)))
             return
         self._controller.join(name)
@@ -475,7 +476,7 @@ class Ring:
                 await self._built.aclose()
         except Exception as error:  # noqa: BLE001 (the report comes all the same)
             _warn_about(error)
-        self._recorder.placed(self.nodes())
+        self._recorder.placed(self.nodes(), {} if self.conductor is None else self.fleet.slow)
         counts, live = self._counts, 0 if self.conductor is None else self.conductor.live_tokens
         report = self._recorder.close(
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),
