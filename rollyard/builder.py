@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rollyard import worker
+from rollyard.chaos.injector import Injector
 from rollyard.config import Config
+from rollyard.engine.remote import Bend
 from rollyard.environment import only_devices
 from rollyard.episode.open import open_player
 from rollyard.errors import ConfigError
@@ -73,6 +75,7 @@ class Builder:
         built: closes what was built, the last first; also what was built before something failed.
         job: which part of the stations, where two jobs share them.
         begin: what trainers begin with.
+        injector: lets the processes be hit, where faults are to happen.
     """
 
     def __init__(
@@ -84,9 +87,10 @@ class Builder:
         built: AsyncExitStack,
         job: Job | None = None,
         begin: worker.Beginning = worker.FROM_THE_START,
+        injector: Injector | None = None,
     ) -> None:
         self._config, self._folder, self._scratch, self._begin = config, folder, scratch, begin
-        self._device, self._built, self._job = device, built, job
+        self._device, self._built, self._job, self._injector = device, built, job, injector
         self._cluster: Cluster | None = None
         self._places: dict[str, int] = {}  # bundles of the cluster, by host
         self._left: dict[str, tuple[str, ...]] = {}  # where hosts were that left it
@@ -116,12 +120,13 @@ class Builder:
         source, held_out = await worker.build_prompts(config, tokenizer, done)
         workers = Children(at_once=True)
         self._built.push_async_callback(workers.close)
-        player = open_player(config, environment, tokenizer, self._folder, workers.launch, self._scratch, self._built)
-        functions = open_functions(config, reward, workers.launch, self._scratch, optional=player is not None)
+        playing, judging = (self._hit(workers.launch, kind) for kind in ("environment", "reward"))
+        player = open_player(config, environment, tokenizer, self._folder, playing, self._scratch, self._built)
+        functions = open_functions(config, reward, judging, self._scratch, optional=player is not None)
         for part in functions:
             self._built.push_async_callback(part.scorer.close)
         await self._host_all()
-        scorer = joined(config, functions, await self._judges(workers))
+        scorer = joined(config, functions, await self._judges(judging))
         self._built.push_async_callback(scorer.close)
         if exchange is not None:
             self._record(exchange)
@@ -163,7 +168,7 @@ class Builder:
             given = _devices(hosts, first=worker.trains_here(config, self._job))
             self._numbers = dict(zip((host.name for host in hosts), given, strict=True))
             self._launch = children.launch
-            return {host.name: self._on_own(host.name) for host in away}
+            return {host.name: self._hit_host(host, self._on_own(host.name)) for host in away}
         from rollyard.place.ray import Cluster
 
         place, nodes, start_s = config.place, worker.nodes_of(config), config.engine.start_s
@@ -172,7 +177,18 @@ class Builder:
         self._built.push_async_callback(cluster.close)
         await cluster.start()
         self._cluster, self._places = cluster, {host.name: number for number, host in enumerate(away)}
-        return {host.name: partial(cluster.launch, bundle=number) for number, host in enumerate(away)}
+        return {host.name: self._hit_host(host, partial(cluster.launch, bundle=number)) for number, host in enumerate(away)}
+
+    def _hit(self, launch: Launch, kind: str) -> Launch:
+        """Starts processes that faults can hit, where there are any."""
+        return launch if self._injector is None else self._injector.launching(launch, (kind,))
+
+    def _hit_host(self, host: Host, launch: Launch) -> Launch:
+        return (
+            launch
+            if self._injector is None
+            else self._injector.launching(launch, kinds_of(host, self._config), host.name, host.engine or "")
+        )
 
     def _nodes(self) -> dict[str, tuple[str, ...]]:
         """Where each host was on a cluster, the last one last."""
@@ -198,9 +214,9 @@ class Builder:
             build = partial(worker.build_engine, config, host.engine, policy, device, receiver)
             found.engines[host.engine] = await device.run(build)  # there, since it may compile
 
-    async def _judges(self, workers: Children) -> dict[str, Scorer]:
+    async def _judges(self, workers: Launch) -> dict[str, Scorer]:
         """Models that judge, by their names in reports."""
-        judges = await build_judges(self._config, self._device, self._launches.get(REWARD_MODEL), workers.launch, self._scratch)
+        judges = await build_judges(self._config, self._device, self._launches.get(REWARD_MODEL), workers, self._scratch)
         if judges.remote is not None:
             self._found.starts.append(judges.remote.start)
             self._found.spans.append((REWARD_MODEL, SCORER, judges.remote.spans))
@@ -244,15 +260,19 @@ class Builder:
             return attach_engine(config, name, self._urls[name], self._folder)
         if name not in self._launches:
             self._launches[name] = await self._one_more(name)
-        return await launch_engine(config, name, self._folder, self._launches[name])
+        return await launch_engine(config, name, self._folder, self._launches[name], self._bending(name))
+
+    def _bending(self, name: EngineId) -> Bend | None:
+        return None if self._injector is None else self._injector.bending(name)
 
     async def _one_more(self, name: str) -> Launch:
         """What starts an engine that was not there at the start. Raises ConfigError where there is no room."""
         config = self._config
+        host = Host(name, config.engine.tensor_parallel_size, engine=name)
         if self._cluster is not None:
-            (bundle,) = worker.bundles_of(config, [Host(name, config.engine.tensor_parallel_size, engine=name)])
+            (bundle,) = worker.bundles_of(config, [host])
             number = self._places[name] = await self._cluster.more(bundle)
-            return partial(self._cluster.launch, bundle=number)
+            return self._hit_host(host, partial(self._cluster.launch, bundle=number))
         there, size = worker.devices_there(config), config.engine.tensor_parallel_size
         if there is not None:
             used = {number for numbers in self._numbers.values() for number in numbers}
@@ -262,7 +282,7 @@ class Builder:
                 problem = f"an engine needs {size} devices, and {there - len(used)} of {there} are free"
                 raise ConfigError(problem, where="place.generate", remedy="remove another engine first")
             self._numbers[name] = found
-        return self._on_own(name)
+        return self._hit_host(host, self._on_own(name))
 
     def _on_own(self, name: str) -> Launch:
         """Starts a child that sees its own GPUs alone."""
@@ -296,7 +316,8 @@ class Builder:
             found.spans.append((host.name, TRAINER, trainer.spans))
             channel.ready()
         else:
-            found.engines[host.engine] = remote_engine(config, host.engine, channel, alone=False)
+            bend = self._bending(host.engine)
+            found.engines[host.engine] = remote_engine(config, host.engine, channel, alone=False, bend=bend)
             found.spans.append((host.name, TRAINER, found.engines[host.engine].spans))
             found.handoffs[host.engine] = RemoteHandoff(channel, limit)
 
@@ -382,6 +403,14 @@ async def _together(calls: Sequence[Coroutine[Any, Any, S]]) -> list[S]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def kinds_of(host: Host, config: Config) -> tuple[str, ...]:
+    """What faults call its process, besides its name."""
+    found = ["reward"] if host.name == REWARD_MODEL else []
+    found += ["trainer"] if host.rank is not None else []
+    found += ["engine", host.engine] if host.engine is not None else []
+    return (*found, *(["actor"] if config.place.runtime == "ray" else []))
 
 
 def _devices(hosts: Sequence[Host], *, first: bool) -> list[range]:

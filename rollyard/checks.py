@@ -7,20 +7,22 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rollyard import hosts, worker
+from rollyard.chaos.faults import KINDS, check_faults, read_faults
 from rollyard.config import Config, EngineConfig, TrainConfig
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
 from rollyard.engine.vllm import arguments as vllm
+from rollyard.episode.load import SHIPPED
 from rollyard.episode.open import environment_of
 from rollyard.errors import ConfigError
 from rollyard.exchange.folder import Job, check_place
 from rollyard.model.architecture import Architecture
-from rollyard.place.layout import layout
+from rollyard.place.layout import REWARD_MODEL, layout
 from rollyard.prompts.open import check_prompts
 from rollyard.protocols.rollouts import Environment
 from rollyard.reward.classifier import check_folder as check_classifier
 from rollyard.reward.judge import check_parse, check_template
-from rollyard.reward.open import Given, check_rewards
+from rollyard.reward.open import Given, check_rewards, judges_of
 from rollyard.train.external import load_adapter
 from rollyard.weights.shares import check_divides
 
@@ -48,6 +50,8 @@ def check(
     _check_models(config, columns)
     check_window(config, architecture)
     _check_limit(config, worker.job_of(config))
+    if config.run.inject:
+        _check_faults(config, reward)
     if config.train.adapter:
         load_adapter(config.train.adapter)
     if config.place.apart and not config.engine.url:
@@ -74,6 +78,30 @@ def _check_models(config: Config, columns: Set[str]) -> None:
     if judge.url:
         check_template(judge.template, columns)
         check_parse(judge.parse)
+
+
+def _check_faults(config: Config, reward: Given | None) -> None:
+    """Each is of a process that the run has, apart from its own."""
+    job, own = worker.job_of(config), "the {} is in the run's own process: name the run"
+    hosts = layout(worker.roles_of(config, job), worker.devices_there(config))
+    here = worker.trains_here(config, job)
+    away = [host for host in hosts if not (here and host.rank == 0) and not (host.engine and config.engine.url)]
+    there = dict.fromkeys(KINDS, "")
+    if not any(host.engine for host in away):
+        there["engine"] = "engines are running servers, not the run's" if config.engine.url else own.format("engine")
+    if all(host.rank is None for host in away):
+        there["trainer"] = own.format("trainer") if here else "another job trains"
+    if config.place.runtime != "ray":
+        there["actor"] = "the run has no actors without place.runtime ray"
+    if config.environment.name in ("", *SHIPPED) or not config.environment.workers:
+        there["environment"] = "no environment plays in a process of its own"
+    judges = judges_of(config, reward, optional=True)
+    if all(host.name != REWARD_MODEL for host in away) and all(judge.direct for judge, _ in judges):
+        there["reward"] = "no reward is judged in a process of its own"
+    there |= {name: "" for host in away for name in (host.name, host.engine) if name}
+    engines = {"engine", *(name for host in away if host.engine for name in (host.name, host.engine))}
+    path = Path(config.run.inject)
+    check_faults(read_faults(path), there, engines, path)
 
 
 def check_training(config: Config, architecture: Architecture) -> None:

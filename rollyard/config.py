@@ -45,6 +45,7 @@ class RunConfig(Section):
     overwrite: bool = Field(False, description="replace the folder of an earlier run")
     steps: Count = Field(100, description="batches to train on; each makes a new version of the policy")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of everything random in the run")
+    inject: str = Field("", description="TOML file of faults that are to happen to the run's processes (empty: none)")
 
 
 class ModelConfig(Section):

@@ -16,7 +16,7 @@ from rollyard import worker
 from rollyard.config import Config, EngineConfig
 from rollyard.engine.capabilities import CAPABILITIES
 from rollyard.engine.host import serve
-from rollyard.engine.remote import RemoteEngine
+from rollyard.engine.remote import Bend, RemoteEngine
 from rollyard.engine.vllm import arguments as vllm
 from rollyard.environment import engine_keys, process_environment
 from rollyard.errors import ConfigError
@@ -145,8 +145,14 @@ def interpreter(engine: EngineConfig) -> Path | None:
     return python
 
 
-async def launch_engine(config: Config, id_: EngineId, folder: Path, launch: Launch = child.launch) -> RemoteEngine:
-    """Start an engine in a process of its own. Raises EngineLost when that cannot be started."""
+async def launch_engine(
+    config: Config, id_: EngineId, folder: Path, launch: Launch = child.launch, bend: Bend | None = None
+) -> RemoteEngine:
+    """Start an engine in a process of its own. Raises EngineLost when that cannot be started.
+
+    Args:
+        bend: see `RemoteEngine`.
+    """
     order = TypeAdapter(EngineOrder).dump_json(EngineOrder(config, id_, folder))
     environment = process_environment()
     if config.engine.kind == "vllm":
@@ -155,13 +161,16 @@ async def launch_engine(config: Config, id_: EngineId, folder: Path, launch: Lau
         environment = vllm.defaults(config.engine) | environment
     target, python = "rollyard.hosts:serve_engine", interpreter(config.engine)
     channel = await launch(target, order, name=f"engine {id_}", python=python, environment=environment)
-    return remote_engine(config, id_, channel)
+    return remote_engine(config, id_, channel, bend=bend)
 
 
-def remote_engine(config: Config, id_: EngineId, channel: Process, *, alone: bool = True) -> RemoteEngine:
+def remote_engine(
+    config: Config, id_: EngineId, channel: Process, *, alone: bool = True, bend: Bend | None = None
+) -> RemoteEngine:
     """The engine at the other end of a line; `alone`: no trainer is there."""
     able, start_s, limit = CAPABILITIES[config.engine.kind], config.engine.start_s, config.weights.limit_s
-    return RemoteEngine(id_, channel, able, start_s=start_s, sync_s=limit, drain_s=worker.DRAIN_S, alone=alone)
+    limits = {"start_s": start_s, "sync_s": limit, "drain_s": worker.DRAIN_S}
+    return RemoteEngine(id_, channel, able, **limits, alone=alone, bend=bend)
 
 
 def attach_engine(config: Config, id_: EngineId, url: str, folder: Path) -> Engine:

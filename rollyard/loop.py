@@ -11,6 +11,8 @@ from typing import Any, Self
 
 from rollyard import events as ev
 from rollyard import worker
+from rollyard.chaos.faults import read_faults
+from rollyard.chaos.injector import Injector
 from rollyard.checkpoints import At, clear
 from rollyard.checks import check
 from rollyard.config import Config
@@ -24,7 +26,7 @@ from rollyard.journal.recover import Past
 from rollyard.model.architecture import Architecture
 from rollyard.objective import told
 from rollyard.protocols.rollouts import Environment
-from rollyard.resume import NOTHING, config_of, finished, left_by, lives
+from rollyard.resume import NOTHING, check_given, config_of, finished, given_directly, left_by, lives
 from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Inbox, Ring, Stopped
 from rollyard.stations import Stations
@@ -114,6 +116,7 @@ class Run:
         self._reward, self._environment, self._given, self._at = reward, environment, stations, at
         self._again = False  # it had lives before
         self._open_journal = journal
+        self.injector = Injector(read_faults(Path(config.run.inject))) if config.run.inject else None
         self._make_view = view or (lambda header: QuietView())
         self._inbox: Inbox = asyncio.Queue()
         self._stop_cause = ""
@@ -184,11 +187,11 @@ class Run:
                 return
             with timeline.phase(Phase.SETUP):
                 recorder = self._recorder(folder, timeline)
-                ring = Ring(self.config, folder, timeline, recorder, self._inbox, past, self._at)
+                ring = Ring(self.config, folder, timeline, recorder, self._inbox, past, self._at, self.injector)
             try:
                 with timeline.phase(Phase.SETUP):
                     await self._unless_stopped(ring, past)
-                    if past.lives:
+                    if self._again:
                         self._go_on(folder, recorder, past)
                 recorder.begin()
                 self._ring = ring
@@ -221,6 +224,8 @@ class Run:
         past = left_by(folder, self.config.run.steps)
         folder.clear()
         self.finished = finished(folder, past, self.config.run.steps)
+        if not self.finished and self._given is None:
+            check_given(folder, given_directly(self._reward, self._environment))
         return folder, past
 
     def _go_on(self, folder: RunFolder, recorder: Recorder, past: Past) -> None:

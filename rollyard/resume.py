@@ -6,18 +6,20 @@ Nothing here changes the run's folder.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from rollyard.checkpoints import Whole
 from rollyard.config import Config
 from rollyard.durable import write_file
 from rollyard.errors import ConfigError
 from rollyard.journal.folder import RunFolder, refuse_foreign
-from rollyard.journal.reader import JournalReader
+from rollyard.journal.reader import JournalReader, has_lives
 from rollyard.journal.recover import Past, read_past
 from rollyard.layers import options, resolve, value
 from rollyard.lives import GroupsRecovered
@@ -28,7 +30,7 @@ from rollyard.worker import FIRST
 # What may be another option in a later life: how long it goes on, what is shown and kept of it, and what it runs on. Not what
 # is asked, what is written and how it is judged, and what is learnt from it.
 OPEN: Final = (
-    "run.steps", "run.name", "run.out", "run.overwrite", "checkpoint.*", "watch.*", "eval.*", "exchange.limit_s",
+    "run.steps", "run.name", "run.out", "run.overwrite", "run.inject", "checkpoint.*", "watch.*", "eval.*", "exchange.limit_s",
     "place.placement", "place.generate", "place.train", "place.restarts", "place.runtime", "place.ray_address", "place.nodes",
     "place.silent_s", "place.threads",
     "engine.slots", "engine.page_tokens", "engine.pages", "engine.step_tokens", "engine.prefill_tokens", "engine.batching",
@@ -49,6 +51,7 @@ NOTHING: Final = Past(FIRST, "", frozenset(), GroupsRecovered(()), {}, 0)  # wha
 WHOLLY: Final = 2**24  # bytes of a file that are all looked at, in a fingerprint; of a larger one only some
 LOOKS: Final = 64  # places in it, evenly spread
 LOOK: Final = 2**16  # bytes at each
+PROMPTS: Final = "prompts"
 OF_MODEL: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
 
 
@@ -74,6 +77,8 @@ def left_by(folder: RunFolder, steps: int) -> Past:
 
     Raises JournalError when their journal cannot be read; ConfigError when the run came further than `steps`.
     """
+    if not (folder.checkpoints() or folder.metrics.exists() or has_lives(folder.journal)):
+        return NOTHING  # it was killed before anything was done
     whole = Whole(folder.path)
     past = read_past(folder.journal, whole)
     whole.tell(past.version)
@@ -85,6 +90,8 @@ def left_by(folder: RunFolder, steps: int) -> Past:
 
 def finished(folder: RunFolder, past: Past, steps: int) -> str:
     """Why there is nothing left to do; empty when there is."""
+    if not past.lives:
+        return ""
     with JournalReader(folder.journal) as journal:
         life = journal.incarnation
     if life.ended_at is None or life.failed or life.cause is None or past.recovered.batches:
@@ -125,36 +132,75 @@ DROPS: Final = """
     WHERE reason != 'stopped'"""
 
 
-# -------------------------------------------------------------------------------------------------- the model
+# ------------------------------------------------------------------------------------- what the config does not say
 
 
-def remember_model(folder: RunFolder, model: Path) -> None:
-    """So that a later life can tell whether it is still the same."""
-    write_file(folder.model, json.dumps(fingerprint(model), indent=1).encode())
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What a run began with, as far as its config does not say it. It is kept in the run's folder.
+
+    Args:
+        files: a digest of each: the model's by their names, and the prompts.
+        given: what it was given directly, in Python: reward, environment.
+    """
+
+    files: Mapping[str, str]
+    given: tuple[str, ...]
 
 
-def check_model(folder: RunFolder, model: Path) -> None:
-    """Raises ConfigError when the model is not the one that the run began with."""
-    try:
-        before = json.loads(folder.model.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        problem = f"it does not say what model the run began with: {error}"
-        raise ConfigError(problem, where=str(folder.model), remedy="restore the file, or begin a new run") from None
-    now = fingerprint(model)
+BEGAN: Final = TypeAdapter(Began)
+
+
+def given_directly(reward: object, environment: object) -> tuple[str, ...]:
+    """Their names."""
+    return tuple(name for name, each in (("environment", environment), ("reward", reward)) if each is not None)
+
+
+def remember(folder: RunFolder, config: Config, model: Path, given: tuple[str, ...]) -> None:
+    """So that a later life can tell whether it is still the same run."""
+    write_file(folder.began, BEGAN.dump_json(Began(_digests(config, model), given), indent=1))
+
+
+def check_given(folder: RunFolder, given: tuple[str, ...]) -> None:
+    """Raises ConfigError when the run was given something else directly."""
+    if not folder.began.exists():
+        return  # it was killed before it had begun
+    for name in sorted({*_began(folder).given} ^ {*given}):
+        if name in given:
+            raise ConfigError(f"the run was not given its {name} directly", where=name, remedy="leave it out")
+        problem, remedy = f"the run was given its {name} in Python", f"resume it there: rollyard.Run.resume(folder, {name}=...)"
+        raise ConfigError(problem, where=name, remedy=remedy)
+
+
+def check_files(folder: RunFolder, config: Config, model: Path) -> None:
+    """Raises ConfigError when the model, or the file of prompts, is not the one that the run began with."""
+    before, now = _began(folder).files, _digests(config, model)
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if PROMPTS in changed:
+        problem = f"{config.prompts.path} is not the file that the run began with"
+        raise ConfigError(problem, where="prompts.path", remedy="restore it, or begin a new run")
     if changed:
-        problem = f"{model} is not what the run began with: {', '.join(changed[:3])} changed since"
+        problem = f"{model} is not the model that the run began with: of {', '.join(changed[:3])} something is another now"
         remedy = "restore it; or begin a new run, from a checkpoint of this one: --model.path RUN/checkpoints/STEP"
         raise ConfigError(problem, where="model.path", remedy=remedy)
 
 
-def fingerprint(model: Path) -> dict[str, str]:
-    """Of each file: its size, and a digest of its content, of a large one in many places."""
+def _began(folder: RunFolder) -> Began:
+    try:
+        return BEGAN.validate_json(folder.began.read_bytes())
+    except (OSError, ValidationError) as error:
+        problem = f"it does not say what the run began with: {' '.join(str(error).split())}"
+        raise ConfigError(problem, where=str(folder.began), remedy="restore the file, or begin a new run") from None
+
+
+def _digests(config: Config, model: Path) -> dict[str, str]:
     files = {path for pattern in OF_MODEL for path in model.glob(pattern) if path.is_file()}
-    return {path.name: _digest(path) for path in sorted(files)}
+    found = {path.name: _digest(path) for path in sorted(files)}
+    return found | ({PROMPTS: _digest(Path(config.prompts.path))} if config.prompts.path else {})
 
 
 def _digest(path: Path) -> str:
+    """Of its size and content, of a large one in many places."""
     size, found = path.stat().st_size, hashlib.blake2b(digest_size=12)
     with path.open("rb") as file:
         if size <= WHOLLY:

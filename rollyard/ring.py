@@ -33,6 +33,7 @@ from typing import Any
 from rollyard import events as ev
 from rollyard import worker
 from rollyard.builder import Builder
+from rollyard.chaos.injector import Injector
 from rollyard.checkpoints import At, Checkpoints
 from rollyard.conductor import Conductor
 from rollyard.config import Config
@@ -52,7 +53,7 @@ from rollyard.place.inline import DeviceThread
 from rollyard.place.mode import Schedule
 from rollyard.protocols.rollouts import Engine, Environment
 from rollyard.protocols.training import Learner
-from rollyard.resume import NOTHING, check_model, left, remember_model
+from rollyard.resume import NOTHING, check_files, given_directly, left, remember
 from rollyard.reward.open import Given
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.policy import RolloutPolicy
@@ -82,13 +83,22 @@ class Ring:
     """The stations of one run, and the conductor in their midst."""
 
     def __init__(
-        self, config: Config, folder: RunFolder, timeline: Timeline, recorder: Recorder, inbox: Inbox, past: Past, at: At | None
+        self,
+        config: Config,
+        folder: RunFolder,
+        timeline: Timeline,
+        recorder: Recorder,
+        inbox: Inbox,
+        past: Past,
+        at: At | None = None,
+        injector: Injector | None = None,
     ) -> None:
         self._config, self._earlier = config, past
         self._folder = folder
         self._timeline = timeline
         self._recorder = recorder
         self._inbox = inbox
+        self._injector = injector
         self._device = DeviceThread()
         self._checkpoints = Checkpoints(folder, recorder, config.checkpoint.keep, past.lives, at)
         self._activity = "starting"
@@ -126,7 +136,11 @@ class Ring:
         folder = Path(config.model.path) if config.model.path else await self._base_policy(stopping)
         self._activity = "loading the model"
         shape, done, job = Architecture.from_folder(folder), self._earlier.done, worker.job_of(config)
-        await device.run(check_model if self._earlier.lives else remember_model, self._folder, folder)
+        if self._folder.began.exists():
+            await device.run(check_files, self._folder, config, folder)
+        else:
+            given = given_directly(reward, environment)
+            await device.run(remember, self._folder, config, folder, given)
         if job is not None:
             self._exchange = Generation(Path(config.exchange.folder), config.exchange.limit_s)
             done = self._exchange.open(agreed(config, shape, job))
@@ -134,7 +148,7 @@ class Ring:
         self._recorder.works(shape, *await device.run(worker.measure_machine, config), worker.adapter_of(config, shape))
         checkpoint = self._folder.path / self._earlier.checkpoint if self._earlier.checkpoint else None
         begin = worker.Beginning(self._earlier.version, checkpoint, self._earlier.lives)
-        builder = Builder(config, folder, self._folder.path, device, self._built, job, begin)
+        builder = Builder(config, folder, self._folder.path, device, self._built, job, begin, self._injector)
         self._stations = await builder.build(reward, environment, self._exchange, done)
         await self._join()
 
@@ -142,10 +156,9 @@ class Ring:
         """Use stations that somebody else made. They are closed as if they had been built here."""
         self._stations, self._exchange = stations, stations.exchange
         self._built.push_async_callback(stations.scorer.close)
-        closings = [station.close for station in stations.engines.values()]
-        closings += [trainer.close for trainer in stations.trainers.values()]
-        for closing in closings:
-            self._built.push_async_callback(closing)
+        for trainer in stations.trainers.values():
+            self._built.push_async_callback(trainer.close)
+        self._built.push_async_callback(stations.close_engines)
         await self._join()
 
     async def _join(self) -> None:
@@ -203,6 +216,8 @@ class Ring:
             self._recorder.accounts.watch(name, role, spans)
         self._activity = "starting the stations"
         await stations.start()
+        if self._injector is not None:
+            self._injector.begin(self._folder.path, self._earlier.lives, version.step)
         self._activity = ""
 
     async def _base_policy(self, stopping: Callable[[], str]) -> Path:
@@ -295,6 +310,8 @@ class Ring:
             self._exchange.stop(event.cause)
         instructions = self.conductor.step(event, asyncio.get_running_loop().time())
         self._recorder.record((event, *instructions))
+        if self._injector is not None:
+            self._injector.heard((event, *instructions))
         self._controller.carry_out(instructions)
         if self._episodes is not None:
             self._episodes.carry_out(instructions)
@@ -445,6 +462,9 @@ class Ring:
         Raises JournalError when the journal's last rows cannot be written.
         """
         self._closing = True
+        if self._injector is not None:
+            await self._injector.close()  # nobody stands still who is to end
+            self._recorder.survived(self._injector.survival)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

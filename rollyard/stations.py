@@ -89,6 +89,12 @@ class Stations:
         del self.engines[engine], self.publishers[engine]
         await self._release(engine)
 
+    async def close_engines(self) -> None:
+        """All that there are by now. Raises what the first of those that failed raised."""
+        for met in await asyncio.gather(*(engine.close() for engine in self.engines.values()), return_exceptions=True):
+            if isinstance(met, BaseException):
+                raise met
+
     async def _release(self, engine: EngineId) -> None:
         if self.release is not None:
             await self.release(engine)

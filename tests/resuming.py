@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from rollyard.bench import doubles, virtual
 from rollyard.bench.placements import config_of
 from rollyard.bench.theory import Work
 from rollyard.durable import write_folder
-from rollyard.engine.fake import FakeEngine
+from rollyard.engine.fake import FakeEngine, Script
 from rollyard.events import EngineId, Rollover
 from rollyard.journal.recover import Past
 from rollyard.prompts.source import Without
@@ -26,6 +26,8 @@ from rollyard.stations import Stations
 from rollyard.types import Prompt, Request, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.report import Report
 from rollyard.watch.step import Step
+
+Length = Callable[[int, int], int]
 
 
 class Killed(Exception):
@@ -136,8 +138,11 @@ def work(**changes: Any) -> Work:
     return Work(1.0, **{"steps": 5, "groups": 2, "size": 2, "staleness": 0, "generate": 1, "slots": 4, "median": 6} | changes)
 
 
-def stations(past: Past, life: Life, path: Path, of: Work, prompts: int) -> Stations:
-    engine = Asked("engine-0", slots=of.slots, script=doubles.scripts(of), token_s=0.05, clock=doubles.now)
+def stations(past: Past, life: Life, path: Path, of: Work, prompts: int, length: Length) -> Stations:
+    def script(request: Request) -> Script:
+        return Script((1,) * length(*request.id[:2]))
+
+    engine = Asked("engine-0", slots=of.slots, script=script, token_s=0.05, clock=doubles.now)
     engine.asked, life.past, life.trainer = life.asked, past, Digest(past, path)
     trainers: Mapping[EngineId | None, Trainer] = {None: life.trainer}
     return Stations(
@@ -163,6 +168,7 @@ def live(
     *,
     placement: str = "separate",
     prompts: int = 1000,
+    length: Length | None = None,
     death: Death | None = None,
     until_s: float | None = None,
     stop_after: int | None = None,
@@ -171,6 +177,7 @@ def live(
     """One life of the run in `path / "run"`: its first, or its next.
 
     Args:
+        length: tokens of a completion, by group and member.
         death: ends it.
         until_s: virtual seconds after which it is killed.
         stop_after: steps after which it is asked to stop.
@@ -180,12 +187,12 @@ def live(
     dotted = {name.replace("__", "."): value for name, value in options.items()}
 
     def made(past: Past) -> Stations:
-        return stations(past, life, folder, of, prompts)
+        return stations(past, life, folder, of, prompts, length or of.length)
 
     if folder.exists():
         run = rollyard.Run.resume(folder, dotted, stations=made, at=death)
     else:
-        config = config_of(placement, Rollover.DRAIN, of, path)
+        config = config_of(placement, Rollover.KEEP if placement == "async" else Rollover.DRAIN, of, path)
         checkpoint = config.checkpoint.model_copy(update={"every": 2})
         run = rollyard.Run(config.model_copy(update={"checkpoint": checkpoint}), stations=made, at=death)
 

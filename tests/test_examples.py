@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import rollyard
 from rollyard import worker
+from rollyard.chaos.faults import read_faults
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
 from rollyard.episode.load import load_environment
 from rollyard.episode.stage import Stage
+from rollyard.errors import ConfigError
 from rollyard.layers import resolve
 from rollyard.place.bundles import Bundle, fitting
 from rollyard.place.layout import layout
@@ -66,6 +69,16 @@ def test_a_reward_of_ones_own_in_ten_lines(tmp_path, monkeypatch, capsys):
     assert [(step, groups) for step, _, groups in steps] == [("1", "8"), ("2", "8"), ("3", "8"), ("4", "8")]
     assert all(0 <= float(reward) <= 1 for _, reward, _ in steps)
     assert (tmp_path / "runs" / "tiny" / "report.json").is_file()
+
+
+def test_the_file_of_faults_fits_a_run_with_engines_of_its_own(tmp_path):
+    path = EXAMPLES / "faults.toml"
+    options = {"place.placement": "async", "place.generate": 2, "run.inject": str(path), "run.out": str(tmp_path / "run")}
+    config = resolve(preset="sort", environment={}, overrides=options).config
+    assert {fault.what for fault in read_faults(path)} == {"kill", "stall", "slow", "corrupt"}
+    with pytest.raises(ConfigError, match="no reward is judged in a process of its own"):  # the task's own is quick
+        rollyard.Run(config)
+    assert rollyard.Run(config, reward=lambda prompt, completion: 0.0).injector is not None
 
 
 NODE = Bundle(cpus=96, gpus=8)

@@ -1,4 +1,4 @@
-"""Runs that are killed, or stopped, go on. Real runs around doubles; tests/test_killed.py has real ones."""
+"""Runs that are killed, or stopped, go on. Whole runs around doubles; tests/test_killed.py has real processes."""
 
 from __future__ import annotations
 
@@ -7,50 +7,202 @@ from pathlib import Path
 
 import pytest
 
+import rollyard
+from rollyard import cli
+from rollyard.bench import virtual
+from rollyard.config import Config
+from rollyard.errors import ConfigError, JournalError
+from rollyard.journal.folder import RunFolder, take_folder
+from rollyard.resume import check_files, check_given, config_of, remember
 from tests.resuming import Death, Life, live, work
 
 pytestmark = pytest.mark.filterwarnings("ignore:closing the run. Killed")
 
-POINTS = [
-    f"{when} {what}"
-    for what in ("life", "flush", "checkpoint folder", "checkpoint", "checkpoint pruned")
-    for when in ("before", "after")
-]
+WRITES = ("life", "flush", "checkpoint folder", "checkpoint", "checkpoint pruned")
 
 
-def steps_of(path: Path) -> list[tuple[int, int]]:
+def rows_of(path: Path) -> list[tuple[int, int]]:
     """Steps in the metrics, and the life that each was done in."""
     rows = [json.loads(line) for line in (path / "run" / "metrics.jsonl").read_text().splitlines()]
     return [(row["step"], row["incarnation"]) for row in rows]
 
 
-def uninterrupted(path: Path, **named) -> Life:
-    (path / "whole").mkdir()
-    return live(path / "whole", work(), **named)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Life:
+    """The run that nothing happens to."""
+    return live(tmp_path_factory.mktemp("whole"), work())
 
 
-@pytest.mark.parametrize("placement", ["separate", "async"])
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_between_any_two_writes_it_ends_as_if_it_never_was(tmp_path, point, placement):
-    whole = uninterrupted(tmp_path, placement=placement)
-    lives = [live(tmp_path, work(), placement=placement, death=Death(point, 1 if point.endswith("life") else 2))]
-    while not lives[-1].finished and len(lives) < 9:
-        death = Death(point, 1) if len(lives) < 3 else None
-        lives.append(live(tmp_path, work(), death=death))
-    last = lives[-2]
-    assert lives[-1].finished and last.report is not None
+@pytest.fixture
+def stopped(tmp_path) -> Path:
+    """The folder of a run that was asked to stop after three of five steps."""
+    life = live(tmp_path, work(), stop_after=3)
+    assert life.report is not None and life.report.finished.cause == "enough"
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("write", WRITES)
+def test_killed_between_any_two_writes_it_ends_as_if_it_never_was(tmp_path, whole, write, when):
+    death = Death(f"{when} {write}", 0 if write == "life" else 2)
+    lives = [live(tmp_path, work(), placement="async" if when == "after" else "separate", death=death)]
+    while lives[-1].report is None or lives[-1].report.finished.cause != "all steps are done":
+        lives.append(live(tmp_path, work(), death=Death(f"{when} {write}", 1) if len(lives) < 3 else None))
+        assert len(lives) < 6
+    last, report, plain = lives[-1], lives[-1].report, whole.report
     assert last.weights == whole.weights and last.known == whole.known
-    assert [step for step, _ in steps_of(tmp_path)] == [1, 2, 3, 4, 5]
-    report, plain = last.report, whole.report
-    assert plain is not None and report.steps == plain.steps == 5 and report.reward == plain.reward
-    assert report.prompts == plain.prompts and report.staleness == plain.staleness
-    assert report.tokens.trained == plain.tokens.trained
-    assert report.lives.begun == tuple(each.past.version.step for each in lives[:-1] if each.asked or each.steps or each is last)
+    assert [step for step, _ in rows_of(tmp_path)] == [1, 2, 3, 4, 5]
+    assert report is not None and plain is not None and report.steps == plain.steps
+    assert (report.reward, report.staleness) == (plain.reward, plain.staleness)
+    assert (report.prompts, report.members, report.tokens.trained) == (plain.prompts, plain.members, plain.tokens.trained)
+    assert report.lives.count == len(report.lives.begun) <= len(lives) and report.lives.begun[-1] == last.past.version.step
 
 
-def test_twenty_prompts_of_which_eight_are_trained_three_wait_and_four_are_under_way(tmp_path):
-    """The other twelve once each: of those that were finished or begun, with what they had written."""
-    of = work(steps=10, groups=2, size=2, staleness=3, slots=4, median=30, cap=60)
-    live(tmp_path, of, placement="async", prompts=20, until_s=7.0, checkpoint__every=2)
-    second = live(tmp_path, of, prompts=20)
+def test_twenty_prompts_eight_trained_three_waiting_four_under_way(tmp_path):
+    """The other twelve once each, from what they had; nobody is asked for what is there."""
+    of = work(steps=10, groups=4, staleness=3, slots=8, cap=200)
+    lengths = {group: 200 if 11 <= group < 15 else 4 for group in range(20)}  # tokens
+
+    def once(**named) -> Life:
+        return live(tmp_path, of, prompts=20, length=lambda group, member: lengths[group], **named)
+
+    first = once(placement="async", until_s=5.0)
+    done = {id_ for batch in first.known for id_ in batch}
+    second = once()
+    left = second.past.recovered
+    assert len(done) == 8 and len(left.groups) == 3 and len(left.begun) == 4, (done, len(left.groups), len(left.begun))
+    assert second.past.done == done and not left.batches
     assert sorted(id_ for batch in second.known for id_ in batch) == list(range(20))
+    asked = {request.id[:2]: request for request in second.asked}
+    assert len(asked) == len(second.asked), "nobody is asked for the same twice"
+    assert not {group.id for group in left.groups} & {group for group, _ in asked}
+    for begun in left.begun:
+        for part in begun.partials:
+            assert asked[begun.group, part.member].written_ids == part.token_ids
+        assert not {(begun.group, each.completion.member) for each in begun.rollouts} & asked.keys()
+    report = second.report
+    assert report is not None and (report.prompts.admitted, report.prompts.trained) == (20, 20)
+    assert (report.lives.groups, report.lives.repeated, report.lives.lost) == (3, 0, 0)
+    assert report.tokens.trained == report.tokens.generated == 2 * sum(lengths.values())
+
+
+def test_what_was_stopped_goes_on_and_what_is_finished_says_so(stopped, whole, capsys):
+    life = live(stopped.parent, work(), watch__view="quiet")
+    assert life.past.version.step == 3 and life.weights == whole.weights
+    assert rows_of(stopped.parent) == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1)]
+    again = live(stopped.parent, work())
+    assert again.finished == f"{stopped} has all its 5 steps; --run.steps with a larger number makes it go on"
+    assert not again.steps and again.trainer is None
+    assert cli.main(["resume", str(stopped), "--view", "plain"]) == 0
+    assert capsys.readouterr().out.split() == again.finished.split()
+    more = live(stopped.parent, work(), run__steps=6)
+    assert [step.step for step in more.steps] == [6] and more.report is not None and more.report.steps == 6
+    assert live(stopped.parent, work()).finished, "it has six by now"
+    with pytest.raises(ConfigError, match="the run has version 6 already"):
+        live(stopped.parent, work(), run__steps=5)
+
+
+def test_prompts_that_are_used_up_end_a_run_for_good(tmp_path):
+    assert live(tmp_path, work(), prompts=5).known == [[0, 1], [2, 3], [4]]
+    assert live(tmp_path, work(), prompts=5).finished == f"{tmp_path / 'run'} has used up its prompts, in 3 steps"
+
+
+def test_a_life_that_ends_in_its_start_leaves_all_as_it_was(stopped, tmp_path):
+    def content() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in stopped.rglob("*") if path.is_file() and "journal" not in path.name}
+
+    before = content()
+    (stopped / "checkpoints" / ".step-000004.draft").mkdir()
+
+    def broken(past):
+        raise RuntimeError("no engine today")
+
+    run = rollyard.Run.resume(stopped, {"checkpoint.keep": 7}, stations=broken)
+    with pytest.raises(RuntimeError, match="no engine today"):
+        virtual.run(anext(run.steps()))
+    assert content() == before
+    life = live(tmp_path, work())
+    assert life.report is not None and life.report.lives.begun == (0, 3)
+
+
+def test_the_newest_whole_checkpoint_is_gone_on_from(tmp_path, whole):
+    live(tmp_path, work(), stop_after=3)
+    newest = tmp_path / "run" / "checkpoints" / "step-000003"
+    (newest / "digest.json").write_text("{")
+    with pytest.warns(RuntimeWarning, match=r"step-000003 is damaged: .*; the run goes on from version 2 instead"):
+        life = live(tmp_path, work())
+    assert life.past.version.step == 2 and life.weights == whole.weights
+    assert [len(batch) for batch in life.past.recovered.batches] == [2], "its batch was there"
+    assert sorted(path.name for path in newest.parent.iterdir()) == ["step-000004-life-1", "step-000005-life-1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"train.lr": "0.5"}, r"train\.lr: the run in .* has 1e-06: with 0\.5 it would be another run"),
+        ({"run.seed": "1"}, r"run\.seed"),
+        ({"rollout.max_staleness": "1", "place.placement": "async"}, r"rollout\.max_staleness"),
+        ({"model.path": ""}, r"model\.path"),
+        ({"run.stepz": "1"}, "there is no option"),
+        ({"checkpoint.keep": "0"}, r"checkpoint\.keep \(command line\)"),
+        ({"weights.what": "lora"}, r"weights\.what"),
+    ],
+)
+def test_options_that_would_make_another_run_are_refused(stopped, options, told):
+    before = (stopped / "config.toml").read_bytes()
+    with pytest.raises(ConfigError, match=told):
+        config_of(stopped, options)
+    assert (stopped / "config.toml").read_bytes() == before
+
+
+def test_options_of_a_later_life_stay_the_runs_and_the_environment_is_not_asked(stopped, monkeypatch):
+    monkeypatch.setenv("ROLLYARD_TRAIN__LR", "0.5")
+    live(stopped.parent, work(), checkpoint__keep=1, engine__slots=7, train__lr=1e-6)
+    config = config_of(stopped)
+    assert (config.checkpoint.keep, config.engine.slots, config.train.lr) == (1, 7, 1e-6)
+    assert len(list((stopped / "checkpoints").iterdir())) == 1
+
+
+def test_a_folder_that_cannot_be_gone_on_with_is_told_in_one_error(stopped, tmp_path, capsys):
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        rollyard.Run.resume(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"it is no run's folder \(no config\.toml in it\)"):
+        rollyard.Run.resume(tmp_path)
+    held = take_folder(stopped)
+    with pytest.raises(ConfigError, match="a run is going on in"):
+        live(tmp_path, work())
+    held.release()
+    (stopped / "journal.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(JournalError, match=r"journal\.sqlite"):
+        live(tmp_path, work())
+    take_folder(stopped).release()
+    assert cli.main(["resume", str(tmp_path / "nothing")]) == 2
+    assert "there is no such folder" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_model_or_prompts_that_changed_are_found(tmp_path):
+    folder, model, prompts = RunFolder(tmp_path), tmp_path / "model", tmp_path / "prompts.jsonl"
+    config = Config.model_validate({"prompts": {"path": str(prompts)}})
+    model.mkdir()
+    prompts.write_text('{"prompt": "a"}\n')
+    (model / "config.json").write_text("{}")
+    with (model / "model.safetensors").open("wb") as file:
+        file.truncate(2**25)
+    remember(folder, config, model, ("reward",))
+    check_files(folder, config, model)
+    with (model / "model.safetensors").open("r+b") as file:
+        file.seek(2**25 - 5)
+        file.write(b"x")
+    with pytest.raises(ConfigError, match=r"not the model that the run began with: of model\.safetensors something"):
+        check_files(folder, config, model)
+    prompts.write_text('{"prompt": "b"}\n')
+    with pytest.raises(ConfigError, match=r"prompts\.path: .* is not the file that the run began with"):
+        check_files(folder, config, model)
+    check_given(folder, ("reward",))
+    with pytest.raises(ConfigError, match=r"the run was given its reward in Python \(resume it there"):
+        check_given(folder, ())
+    with pytest.raises(ConfigError, match="the run was not given its environment directly"):
+        check_given(folder, ("environment", "reward"))
+    folder.began.write_text("{")
+    with pytest.raises(ConfigError, match="does not say what the run began with"):
+        check_given(folder, ())

@@ -17,7 +17,7 @@ from rollyard.durable import clear_drafts, remove_folder, write_file, write_fold
 from rollyard.errors import ConfigError
 
 CONFIG, METRICS, JOURNAL, CHECKPOINTS = "config.toml", "metrics.jsonl", "journal.sqlite", "checkpoints"
-REPORT, TRACE, MODEL = "report.json", "trace.json", "model.json"
+REPORT, TRACE, BEGAN = "report.json", "trace.json", "began.json"
 SCRATCH = ("weights", "canary")  # what travels to engines by the disk; it is of no use to the next life
 NAMED = re.compile(r"step-(\d+)(?:-life-(\d+))?")
 
@@ -43,9 +43,9 @@ class RunFolder:
         return self.path / JOURNAL
 
     @property
-    def model(self) -> Path:
-        """What the model was that the run began with."""
-        return self.path / MODEL
+    def began(self) -> Path:
+        """What the run began with, as far as its config does not say it."""
+        return self.path / BEGAN
 
     @property
     def report(self) -> Path:
@@ -166,7 +166,7 @@ def take_folder(path: Path) -> RunFolder:
     """
     refuse_foreign(path)
     try:
-        return RunFolder(path, _lock(path), fresh=False)
+        return RunFolder(path, _lock(path, "wait for its end, or end it"), fresh=False)
     except OSError as error:
         remedy = "give a folder that can be read and written"
         raise ConfigError(f"it cannot be used: {error.strerror or error}", where=str(path), remedy=remedy) from None
@@ -201,14 +201,13 @@ def _make(path: Path, content: bytes) -> int:
     return locks[0]
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, remedy: str = "wait for it, or give another --out or --name") -> int:
     """Raises ConfigError when another run holds the folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        remedy = "wait for it, or give another --out or --name"
         raise ConfigError(f"a run is going on in {path}", where="run.out", remedy=remedy) from None
     return handle
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -69,6 +70,21 @@ class EngineEvent:
     version: WeightVersion | None
     text: str
     happened_at: float  # unix seconds
+
+
+def has_lives(path: Path) -> bool:
+    """Has a life of the run begun? Not where it was killed before it had made its journal, or before it said so there.
+
+    Raises JournalError when the file cannot be read.
+    """
+    if not path.is_file():
+        return False
+    with guarded(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        if connection.execute("PRAGMA schema_version").fetchone() == (0,):
+            return False
+        check_format(connection, path)
+        (lives,) = connection.execute("SELECT count(*) FROM incarnations").fetchone()
+        return bool(lives)
 
 
 class JournalReader:

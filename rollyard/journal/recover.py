@@ -6,8 +6,9 @@ its step. The next life begins at the newest checkpoint that is whole. From ther
 
 - a batch that was taken is taken again as it was, whatever became of the weights that were trained on it;
 - a prompt that was dropped for good, or that the checkpoint's weights were trained on, is not asked again;
-- of every other prompt the complete group is used again, or what there is of it. A member that was dropped from a group that
-  was not complete is tried again from its beginning, and so is what was dropped only because the run was stopped.
+- of every other prompt the complete group is used again, or what there is of it, but nothing that was not believed. A member
+  that was dropped from a group that was not complete is tried again from its beginning, and so is what was dropped only because
+  the run was stopped.
 """
 
 from __future__ import annotations
@@ -148,6 +149,8 @@ class _Past:
         for row in self._query(MEMBERS, life, id_):
             with self._unless_damaged():
                 done = completion_of(*row[:10])
+                if drops.get(done.member) == DropReason.DISTRUSTED:
+                    continue
                 if row[10] is None:
                     unjudged[done.member] = done
                 else:

@@ -26,6 +26,7 @@ from rollyard.events import (
     Scored,
     Train,
 )
+from rollyard.fitness import Unwrite
 from rollyard.journal.codec import checksum, pack_floats, pack_ids, pack_json, pack_list, pack_spans, pack_turns
 from rollyard.journal.partials import Unfinisheds
 from rollyard.journal.schema import WRITES
@@ -84,6 +85,7 @@ class Rows:
             Admit: self._on_admit,
             Wrote: self._on_wrote,
             Generate: self._on_generate,
+            Unwrite: lambda told, now: self.unfinished.goes_on((told.group, told.member), told.tokens),
             Score: lambda told, now: self._completion(told.completion, now),
             Scored: lambda event, now: self._verdict(event.group, event.member, event.reward, now),
             Keep: self._on_keep,
@@ -163,6 +165,7 @@ class Rows:
             self._verdict(keep.group.id, rollout.completion.member, rollout.reward, now)
 
     def _on_reuse(self, told: Reuse, now: float) -> None:
+        """Completions without a verdict are told again in the same step, as they go to be judged."""
         begun = told.begun
         for rollout in begun.rollouts:
             self._completion(rollout.completion, now)

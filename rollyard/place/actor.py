@@ -34,8 +34,32 @@ class Hold:
     fetch: Callable[[], Awaitable[bytes]]
     pulse: Callable[[], Awaitable[None]]
     kill: Callable[[], None]
+    hurt: Callable[[float, float], Awaitable[None]]
     failures: tuple[type[Exception], ...]
     reason: Callable[[Exception], str]
+
+
+class OnItsNode:
+    """An actor's process as faults on purpose see it (chaos.victims.Victim): it hurts itself, wherever it is.
+
+    Args:
+        hold: how it is reached.
+    """
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+        self._killing: asyncio.Task[None] | None = None
+
+    def kill(self) -> None:
+        self._killing = asyncio.create_task(self._hurt(0.0, 1.0))
+
+    async def hold(self, seconds: float, share: float) -> None:
+        await self._hurt(seconds, share)
+        await asyncio.sleep(seconds)
+
+    async def _hurt(self, seconds: float, share: float) -> None:
+        with suppress(*self._hold.failures):  # it is gone, as it was to be
+            await self._hold.hurt(seconds, share)
 
 
 class Actor:
@@ -52,6 +76,7 @@ class Actor:
         self.name = name
         self.pid: int = facts["pid"]  # on its node
         self._hold, self._logs, self._silent_s = hold, facts["logs"], silent_s
+        self.victim = OnItsNode(hold)
         self._line = Mailed(name, self.said)
         self._closed = False
         self._carrying = asyncio.create_task(self._carry(), name=f"actor {name}")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from rollyard.chaos.victims import Local
 from rollyard.environment import adopt, process_environment
 from rollyard.errors import EngineLost
 from rollyard.place.child import Child, find, last_lines, launch, outlive_not
@@ -72,6 +73,14 @@ class Body:
 
     async def pulse(self) -> None:
         """A sign of life."""
+
+    async def hurt(self, seconds: float, share: float) -> None:
+        """A fault on purpose: this process is killed, or begins to stand still for this share of so many seconds."""
+        own = Local(os.getpid())
+        if seconds:
+            self._holding = asyncio.create_task(own.hold(seconds, share))
+        else:
+            own.kill()
 
     async def _host(self, target: str, order: bytes) -> None:
         serving = asyncio.create_task(_found(self._line, target, order))

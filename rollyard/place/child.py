@@ -24,6 +24,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
+from rollyard.chaos.victims import Local, Victim
 from rollyard.environment import cache_folder
 from rollyard.errors import EngineLost
 from rollyard.place.line import Host, serve
@@ -68,6 +69,11 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def victim(self) -> Victim:
+        """It, as faults on purpose see it."""
+        return Local(self.pid)
 
     @property
     def closed(self) -> bool:

@@ -371,7 +371,8 @@ def _created(group: Any, number: int, given: Bundle, arguments: tuple[object, ..
 
 
 def _held(body: Any) -> Hold:
-    return Hold(body.take.remote, body.fetch.remote, body.pulse.remote, partial(_kill, body), failures(), reason)
+    calls = (body.take.remote, body.fetch.remote, body.pulse.remote)
+    return Hold(*calls, partial(_kill, body), body.hurt.remote, failures(), reason)
 
 
 def _kill(body: Any) -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rollyard.watch.report import Counts, EvalRewards, Filtering, Lengths, Report, RewardCurve, WeightTraffic
 from rollyard.watch.snapshot import Header, Snapshot
+from rollyard.watch.survived import survival
 from rollyard.watch.timeline import PhaseSeconds
 from rollyard.watch.usage import lags, ledger, tables
 
@@ -194,7 +195,8 @@ def table(report: Report) -> RenderableType:
         ("ended", Text(report.finished.cause, "bold red" if report.finished.failed else "")),
     ]
     title = Text(f"rollyard · {report.name}", "bold")
-    return Panel(Group(_grid(rows), Text(), _phases(report.phases), *tables(report.usage)), title=title, title_align="left")
+    parts = (_grid(rows), Text(), _phases(report.phases), *survival(report.survival), *tables(report.usage))
+    return Panel(Group(*parts), title=title, title_align="left")
 
 
 def _scoring(phases: PhaseSeconds) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rollyard.chaos.survival import Survived
 from rollyard.errors import JournalError
 from rollyard.events import Event, Finish, Instruction, Score, Scored, Train
 from rollyard.journal.journal import Journal
@@ -154,6 +155,10 @@ class Recorder:
     def handed(self, found: Handed, size: int) -> None:
         """One half took over the training state of the other. `size`: bytes of one copy of the weights."""
         self._builder.add_handoff(found, size)
+
+    def survived(self, faults: Sequence[Survived]) -> None:
+        """What came of faults on purpose."""
+        self._builder.add_survival(faults)
 
     def placed(self, nodes: Mapping[str, Sequence[str]]) -> None:
         """Addresses of the nodes where each host was, by its name."""

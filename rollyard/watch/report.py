@@ -11,6 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
+from rollyard.chaos.survival import Survived
 from rollyard.durable import write_file
 from rollyard.errors import JournalError
 from rollyard.events import Drop, EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
@@ -24,6 +27,7 @@ from rollyard.watch.timeline import BESIDE, PhaseSeconds
 
 SOFTWARE: Final = ("rollyard", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 ONE_LIFE: Final = Lives()
+SURVIVAL: Final = TypeAdapter(tuple[Survived, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,7 @@ class Report:
     objective: str = ""  # what was learnt from a batch: loss, correction, reference policy; empty: another job trains
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a cluster: where each host was, the last one last
     lives: Lives = ONE_LIFE
+    survival: tuple[Survived, ...] = ()  # what came of faults on purpose, over all lives
 
     def to_json(self) -> str:
         """A JSON object, one line a field. The counts of prompts stand at the top: admitted, trained, dropped."""
@@ -243,6 +248,7 @@ def read_report(path: Path) -> Report:
             ),
             nodes={host: tuple(nodes) for host, nodes in record.pop("nodes").items()},
             lives=Lives(**(lives := record.pop("lives")) | {"begun": tuple(lives["begun"])}),
+            survival=SURVIVAL.validate_python(record.pop("survival")),
             **record,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -293,6 +299,7 @@ class ReportBuilder:
         self._staleness: Counter[int] = Counter()
         self._masked: set[tuple[int, int]] = set()  # group and member: in a batch that is trained, and not trained on
         self._lives = ONE_LIFE
+        self._survival: tuple[Survived, ...] = ()
         self.generation_tokens = 0
 
     def totals(self) -> dict[str, Any]:
@@ -389,6 +396,10 @@ class ReportBuilder:
         """Where hosts were."""
         self._nodes = nodes
 
+    def add_survival(self, faults: Sequence[Survived]) -> None:
+        """What came of faults on purpose."""
+        self._survival = tuple(faults)
+
     def add_probe(self, verdict: str) -> None:
         self._probes[str(verdict)] = self._probes.get(verdict, 0) + 1
 
@@ -453,6 +464,7 @@ class ReportBuilder:
             usage=usage,
             nodes={host: tuple(nodes) for host, nodes in self._nodes.items()},
             lives=self._lives,
+            survival=self._survival,
         )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from rollyard.errors import JournalError
 from rollyard.events import Admit, BatchTrained, Drop, Event, Finish, Generate, Instruction, Keep, Score, Scored, Train
+from rollyard.fitness import Unwrite
 from rollyard.journal.journal import Journal
 from rollyard.journal.reader import JournalReader
 from rollyard.journal.recover import Past, read_past
@@ -348,3 +349,25 @@ def test_views_over_all_lives_show_each_prompt_once_and_what_the_weights_were_tr
         assert list(reader.query("SELECT step, incarnation FROM lineage_batches ORDER BY 1")) == [(0, 0), (1, 1)]
         sql = "SELECT group_id, member, reward, trained_step FROM lineage_rollouts WHERE group_id < 2 ORDER BY 1, 2"
         assert list(reader.query(sql)) == [(0, 0, 1.0, 0), (0, 1, 0.0, 0), (1, 0, 1.0, 1), (1, 1, 0.0, 1)]
+
+
+def test_what_was_not_believed_is_not_used_again(tmp_path: Path) -> None:
+    """A completion whose verdict had come, of a group that is complete without it and of one that is not; and some tokens."""
+    life = Life(tmp_path / "journal.sqlite")
+    for id_ in (0, 1):
+        first, second = group_of(id_).rollouts
+        life.step(Admit(prompt(id_)), Score(prompt(id_), first.completion), Scored(id_, 0, first.reward))
+        life.step(Drop(id_, 0, DropReason.DISTRUSTED, "engine a is not believed"))
+        if id_ == 0:
+            life.step(Score(prompt(id_), second.completion), Scored(id_, 1, second.reward))
+    life.step(wrote(1, 1, (7, 8, 9)))
+    life.kill()
+    assert read_past(life.path, lambda folder: True).recovered == GroupsRecovered(
+        (replace(group_of(0), rollouts=group_of(0).rollouts[1:]),), begun=(Begun(1, partials=(partial(1, (7, 8, 9), (V0, 3)),)),)
+    )
+    again = Life(tmp_path / "other.sqlite")
+    again.step(Admit(prompt(1)), wrote(1, 1, (7, 8, 9)))
+    again.journal.flush()
+    again.step(Unwrite(1, 1, 1))
+    again.kill()
+    assert read_past(again.path, lambda folder: True).recovered.begun == (Begun(1, partials=(partial(1, (7,), (V0, 1)),)),)

@@ -44,13 +44,16 @@ class Node:
     async def take(self, batch: bytes) -> None:
         await self.pulse()
 
+    async def hurt(self, seconds: float, share: float) -> None:
+        await self.pulse()
+
     def kill(self) -> None:
         self.killed += 1
         self.gone = True
 
     def actor(self) -> Actor:
         failures = (ConnectionError,)
-        hold = Hold(self.take, self.fetch, self.pulse, self.kill, failures, lambda error: type(error).__name__)
+        hold = Hold(self.take, self.fetch, self.pulse, self.kill, self.hurt, failures, lambda error: type(error).__name__)
         return Actor("the station", hold, {"pid": 1, "logs": []}, SILENT_S)
 
 

@@ -43,6 +43,8 @@ from tests.rollout.world import Odds
     engines=st.integers(1, 3),
     prompts=st.integers(1, 30),
     overtaking=st.sampled_from(["allow", "never"]),
+    on_stale=st.sampled_from(["wait", "drop"]),
+    moves=st.integers(0, 1),
     spare=st.sampled_from([0, 0, 2]),
     rollover=st.sampled_from(list(ev.Rollover)),
     odds=st.sampled_from([Odds(), Odds(0.05, 0.02, 0.1, 0.05), Odds(0.05, 0.02, 0.1, 0.05, coarse=True)]),
@@ -54,11 +56,26 @@ from tests.rollout.world import Odds
     seed=st.integers(0, 2**32),
 )
 def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_taken_twice(
-    staleness, batch, engines, prompts, overtaking, spare, rollover, odds, refills, mask, killed_after, every, tighter, seed
+    staleness,
+    batch,
+    engines,
+    prompts,
+    overtaking,
+    on_stale,
+    moves,
+    spare,
+    rollover,
+    odds,
+    refills,
+    mask,
+    killed_after,
+    every,
+    tighter,
+    seed,
 ):
     filtering = dict(filter="flat" if refills else "none", refills=refills, mask_truncated=mask)
     rules = policy(groups_per_batch=batch, max_staleness=staleness, overtaking=overtaking, batches=8, **filtering)
-    rules = replace(rules, oversample=spare if staleness else 0)
+    rules = replace(rules, oversample=spare if staleness else 0, on_stale=on_stale, moves=moves)
     world = FirstLife(rules, prompts, engines, 4, seed, odds, rollover, every=every)
     for number, actions in enumerate(killed_after):
         world.live_for(actions)

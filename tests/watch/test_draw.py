@@ -4,8 +4,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
+from rollyard.chaos.survival import Survived, Tally
 from rollyard.types import Canary, Handed
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.draw import LivePanel, bar, cells, duration, places, shares, sparkline, stacked, table
@@ -23,6 +24,7 @@ from rollyard.watch.report import (
 )
 from rollyard.watch.roofline import Operation
 from rollyard.watch.snapshot import Header, Snapshot
+from rollyard.watch.survived import survival
 from rollyard.watch.timeline import PhaseSeconds
 
 HEADER = Header(run="sort", model="llama 0.43M", placement="colocated", engine="embedded", steps=100)
@@ -239,3 +241,16 @@ def test_a_report_of_nothing_can_be_drawn() -> None:
 def test_nodes_are_shown_with_who_is_there_at_last() -> None:
     nodes = {"engine-0": ("10.0.0.2", "10.0.0.1"), "engine-1": ("10.0.0.3",), "trainer-0": ("10.0.0.1",)}
     assert places(nodes) == "10.0.0.1 engine-0, trainer-0; 10.0.0.3 engine-1"
+
+
+def test_what_came_of_faults_has_a_line_each_and_a_sum() -> None:
+    stalled = Survived(1, "stall", "engine-0", 0, 1.25, recovered=Tally(2, 30), delay_s=2.5, outcome="it went on")
+    killed = Survived(2, "kill", "run", 1, 3.0, lost=Tally(1, 4), repeated=Tally(3, 1000))
+    shown = lines(Group(*survival([stalled, killed])), 110)
+    assert [" ".join(line.split()) for line in shown if line.strip()] == [
+        "fault at lost repeated recovered delay what came of it",
+        "stall engine-0 1.2 s of life 1 - - 2 (30) 2.50 s it went on",
+        "kill run 3.0 s of life 2 1 (4) 3 (1,000) - - not over",
+        "2 faults 1 (4) 3 (1,000) 2 (30) 2.50 s members (tokens) that were on their way there",
+    ]
+    assert survival([]) == []

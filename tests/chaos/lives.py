@@ -1,0 +1,261 @@
+"""Lives of a run in a chaos world, and what must hold after each, whatever happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rollyard.bench import virtual
+from rollyard.chaos.faults import Fault
+from rollyard.chaos.injector import Injector
+from rollyard.chaos.survival import Survived
+from rollyard.errors import RunFailed
+from rollyard.events import Event, Instruction
+from rollyard.journal.reader import JournalReader
+from rollyard.journal.recover import Past
+from rollyard.loop import Run
+from rollyard.stations import Stations
+from rollyard.types import Group
+from rollyard.watch.report import Report
+from rollyard.watch.step import Step
+from tests.chaos.doubles import STATE
+from tests.chaos.world import Shape, World
+
+END_S = 3600.0  # virtual seconds after which a run counts as hanging
+LATE_S = 50.0  # real seconds after which a life in another process does
+KILLED, BROKEN = 137, 3  # exit codes: it was killed at a point of writing; something did not hold
+At = Callable[[str], None]
+
+
+def nowhere(point: str) -> None:
+    """It is killed at no point of writing."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """A point of writing, and at which of the times that it comes there."""
+
+    point: str
+    time: int = 1
+
+    def kill(self) -> At:
+        """What kills the process there."""
+        seen: Counter[str] = Counter()
+
+        def at(point: str) -> None:
+            seen[point] += 1
+            if point == self.point and seen[point] == self.time:
+                os._exit(KILLED)
+
+        return at
+
+
+class Listening(Injector):
+    """Also counts what it hears."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__(faults)
+        self.entries: Counter[str] = Counter()
+
+    def heard(self, entries: Iterable[Event | Instruction]) -> None:
+        told = list(entries)
+        self.entries.update(type(entry).__name__ for entry in told)
+        super().heard(told)
+
+
+Meddle = Callable[[Run, Step], None]
+
+
+@dataclass
+class Life:
+    """One life of a run: how it is to go, and what became of it."""
+
+    shape: Shape
+    folder: Path
+    faults: Sequence[Fault] = ()
+    again: bool = False  # it had lives before
+    at: At = nowhere
+    meddle: Meddle = lambda run, step: None
+    options: dict[str, object] = field(default_factory=dict)
+
+    failed: str = ""  # why, where it did not end as planned
+    finished: str = ""  # why there was nothing to do any more
+    report: Report | None = None
+    steps: list[Step] = field(default_factory=list)
+    weights: str = ""  # of the trainer, at its end
+    entries: Counter[str] = field(default_factory=Counter)
+    points: Counter[str] = field(default_factory=Counter)  # of writing
+    survival: tuple[Survived, ...] = ()
+    seconds: float = 0.0  # virtual
+
+    @property
+    def struck(self) -> list[str]:
+        """Processes that were hit."""
+        return [each.process for each in self.survival if each.outcome != "there was no such process just then"]
+
+    @property
+    def batches(self) -> dict[int, tuple[Group, ...]]:
+        """What each step was trained on."""
+        return {step.step - 1: step.groups for step in self.steps}
+
+    def live(self) -> Life:
+        """It, and what holds after any."""
+        with leaving_nothing():
+            virtual.run(self._live())
+        check(self)
+        return self
+
+    def killed(self) -> bool:
+        """It, in a process of its own. Whether that was killed."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child starts none of theirs
+            child = os.fork()
+        if not child:
+            code = BROKEN
+            try:
+                self.live()
+                code = 0
+            except BaseException:  # noqa: BLE001 (it is printed, and the parent fails)
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        code = _ended(child)
+        assert code in (0, KILLED, -signal.SIGKILL), "a life did not hold what it should: see above"
+        return code != 0
+
+    async def _live(self) -> None:
+        injector = Listening(self.faults)
+        world = World(self.shape, self.folder, injector=injector)
+        run = self._run(world)
+        run.injector = injector
+        try:
+            async with asyncio.timeout(END_S):
+                async for step in run:
+                    self.steps.append(step)
+                    self.meddle(run, step)
+        except RunFailed as error:
+            self.failed = str(error)
+        except TimeoutError:
+            raise AssertionError(f"no end in sight: {injector.entries}") from None
+        except Exception as error:  # noqa: BLE001 (what ended the run stands in its report)
+            self.failed = f"{type(error).__name__}: {error}"
+        self.report, self.entries, self.survival = run.report, injector.entries, injector.survival
+        self.seconds = asyncio.get_running_loop().time()
+        self.finished, self.weights = run.finished, world.weights
+        if run.finished:
+            newest = max((self.folder / "run" / "checkpoints").iterdir(), key=lambda each: each.name)
+            self.weights = json.loads((newest / STATE).read_text())["weights"]
+        await asyncio.sleep(0)
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, f"tasks are left: {left}; {self.failed}"
+        assert not any(process.alive for process in world.processes), "processes are left"
+
+    def _run(self, world: World) -> Run:
+        def at(point: str) -> None:
+            self.points[point] += 1
+            self.at(point)
+
+        config = self.shape.config(self.folder, **self.options)
+
+        def stations(past: Past) -> Stations:
+            return world.stations(config, past)
+
+        if self.again:
+            return Run.resume(world.run_folder, stations=stations, at=at)
+        return Run(config, stations=stations, at=at)
+
+
+def _ended(child: int) -> int:
+    """Its exit code; it is killed when it takes too long."""
+    late = threading.Timer(LATE_S, os.kill, (child, signal.SIGABRT))
+    late.start()
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        late.cancel()
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """No thread, open file or shared memory is left."""
+
+    def there() -> tuple[set[str], int, int]:
+        found = set()
+        for descriptor in os.listdir("/proc/self/fd"):
+            try:
+                found.add(f"{descriptor} {os.readlink(f'/proc/self/fd/{descriptor}')}")
+            except FileNotFoundError:  # that of the listing itself
+                continue
+        return found, threading.active_count(), Path("/proc/self/maps").read_text().count("memfd:rollyard")
+
+    before = there()
+    yield
+    files, threads, memory = there()
+    assert not files - before[0], f"files are left open: {files - before[0]}"
+    assert threads <= before[1], f"threads are left: {threading.enumerate()}"
+    assert memory <= before[2], "shared memory is left"
+
+
+def check(life: Life) -> None:
+    """Whatever happened: nothing lost without a reason, nothing too old, nothing twice."""
+    check_journal(life)
+    if life.finished:
+        return
+    report = life.report
+    assert report is not None, life.failed
+    for counts in (report.prompts, report.members):
+        assert counts.admitted == counts.trained + sum(counts.dropped.values()), counts
+    ledger = report.tokens
+    assert ledger.generated == ledger.trained + sum(ledger.dropped.values()) + ledger.live, ledger
+    limit = {"colocated": 0, "separate": 0}.get(life.shape.placement, life.shape.staleness)
+    seen: set[int] = set()
+    for version, groups in life.batches.items():
+        for group in groups:
+            assert group.id not in seen, f"prompt {group.id} is trained twice"
+            seen.add(group.id)
+            for rollout in group.rollouts:
+                done = rollout.completion
+                assert sum(span.tokens for span in done.spans) == len(done.token_ids) == len(done.logprobs)
+                assert all(version - span.version.step <= limit for span in done.spans), (version, done.spans)
+    if not life.failed:
+        assert report.steps == life.shape.steps, report.finished
+
+
+def check_journal(life: Life) -> None:
+    """The file is whole, and of all lives together each prompt was trained once."""
+    with JournalReader(life.folder / "run" / "journal.sqlite") as reader:
+        assert list(reader.query("PRAGMA integrity_check")) == [("ok",)]
+        assert list(reader.query("PRAGMA foreign_key_check")) == []
+        taken: dict[int, list[int]] = {}
+        for step, group in reader.query(TAKEN):
+            taken.setdefault(step, []).append(group)
+    trained = [group for groups in taken.values() for group in groups]
+    assert len(trained) == len(set(trained)), f"a prompt is in two batches: {taken}"
+    if not life.failed:
+        assert sorted(taken) == list(range(life.shape.steps))
+
+
+TAKEN = """
+    SELECT step, group_id FROM batch_groups b
+    WHERE incarnation = (SELECT max(incarnation) FROM batches WHERE step = b.step)"""
+
+
+@cache
+def uninterrupted(shape: Shape) -> Life:
+    """The same run when nothing happens to it."""
+    with TemporaryDirectory() as folder:
+        life = Life(shape, Path(folder)).live()
+    assert not life.failed
+    return life
