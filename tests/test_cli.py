@@ -28,6 +28,12 @@ def test_a_preset_runs_and_both_spellings_of_an_option_work(here, capsys):
     report = json.loads((here / "runs" / "tiny" / "report.json").read_text())
     assert report["steps"] == 2 and report["members"]["admitted"] == 2 * 8 * 2
     assert "step 2/2" in capsys.readouterr().out
+    assert cli.main(["inspect", "runs/tiny", "--check"]) == 0
+    assert all(line.startswith("sound") for line in capsys.readouterr().out.splitlines())
+    assert cli.main(["inspect", "runs/tiny", "rollout", "0", "1"]) == 0
+    assert "for want of a tokenizer" not in capsys.readouterr().out
+    assert cli.main(["inspect", "runs/tiny", "export", "out.jsonl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rollouts"] == 2 * 8 * 2
 
 
 def test_explain_shows_values_and_where_they_come_from(here, capsys):

@@ -69,12 +69,14 @@ def export(source: Source, path: Path, *, overwrite: bool) -> int:
     """Write all finished rollouts of the lives that are meant, in the order they finished; returns how many.
 
     Raises:
-        ConfigError: the file's name says no format, it is there already, or PyArrow is not installed.
+        ConfigError: the file's name says no format, it is there already or among the run's, or PyArrow is not installed.
         JournalError: the journal cannot be read to its end; OSError: the file cannot be written. There is no file then.
     """
     write = _writer(path)
     if path.is_dir() or (path.exists() and not overwrite):
         raise ConfigError(f"{path} exists already", where="export", remedy="give another name, or --overwrite")
+    if source.folder.path.resolve() in path.resolve().parents:
+        raise ConfigError(f"{path} would be in the run's own folder", where="export", remedy="give a name elsewhere")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent}", where="export", remedy="make it, or give another name")
     count = 0

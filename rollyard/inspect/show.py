@@ -58,7 +58,7 @@ def overview(seen: Overview) -> RenderableType:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, text in _lines(seen):
-        grid.add_row(name, Text(text, "bold red" if name in ("unsound", "failed") else ""))
+        grid.add_row(name, Text(visible(text), "bold red" if name in ("unsound", "failed") else ""))
     return grid
 
 
@@ -218,7 +218,9 @@ def findings(found: Iterable[Finding]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
     for each in found:
         style = "green" if each.sound else "bold red"
-        table.add_row(Text("sound" if each.sound else "broken", style), Text(each.what), Text(each.text, overflow="fold"))
+        table.add_row(
+            Text("sound" if each.sound else "broken", style), line(each.what), Text(visible(each.text), overflow="fold")
+        )
     return table
 
 

@@ -47,18 +47,18 @@ def _head(shown: Detail) -> Iterator[Text]:
     fate = f"trained in step {row.step}" if row.trained else f"taken for step {row.step}" if row.step else "under way"
     if row.dropped is not None:
         fate = f"dropped, {row.dropped}: {row.cause}"
-    yield Text(f"group {row.group}, member {row.member}, life {row.life}, row {shown.prompt.row}: {fate}", "bold")
+    yield _shown(f"group {row.group}, member {row.member}, life {row.life}, row {shown.prompt.row}: {fate}", "bold")
     value = "no verdict" if row.reward is None else f"{row.reward:g}"
     parts = ", ".join(f"{name} {part:g}" for name, part in shown.verdict.parts.items())
     problem = f": {shown.verdict.problem}" if shown.verdict.problem else ""
-    yield Text(f"reward {value}" + (f" ({parts})" if parts else "") + problem)
+    yield _shown(f"reward {value}" + (f" ({parts})" if parts else "") + problem)
     if shown.logprobs:
         total = math.fsum(shown.logprobs)
         mean = total / len(shown.logprobs)
         ended = "not finished" if shown.finished_at is None else f"finished {when(shown.finished_at)}"
         yield Text(f"{ended}; logprob {total:.2f} nats, {mean:.3f} a token")
     if shown.prompt.columns:
-        yield Text(f"columns {json.dumps(shown.prompt.columns, ensure_ascii=False)}", "dim")
+        yield _shown(f"columns {json.dumps(shown.prompt.columns, ensure_ascii=False)}", "dim")
 
 
 def _shown(text: str, style: str = "") -> Text:

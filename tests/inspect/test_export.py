@@ -115,6 +115,14 @@ def test_a_file_that_is_there_is_replaced_only_if_that_was_said(run: RunFolder, 
     assert exported(run, path, overwrite=True) == 8 and len(lines(path)) == 8
 
 
+def test_nothing_in_the_run_s_folder_is_replaced(run: RunFolder) -> None:
+    before = run.metrics.read_bytes()
+    for path in (run.metrics, run.path / "checkpoints" / "out.jsonl"):
+        with pytest.raises(ConfigError, match="the run's own folder"):
+            exported(run, path, overwrite=True)
+    assert run.metrics.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [("out.csv", "no format"), ("out", "no format"), ("nowhere/out.jsonl", "no folder"), ("folder.jsonl", "exists already")],
