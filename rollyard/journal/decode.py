@@ -24,7 +24,7 @@ class Damaged(JournalError):
 
 def prompt_of(life: int, group: int, row: int, ids: bytes, text: str, columns: str, messages: str, check: int) -> Prompt:
     """Raises Damaged."""
-    if check != checksum(ids, b"", life, group, row, text, columns, messages):
+    if check != checksum(ids, b"", f"{life} {group} {row} {columns} {messages} {text}"):
         raise Damaged(f"prompt {group} of life {life} is damaged")
     return Prompt(group, row, unpack_ids(ids), text, json.loads(columns), tuple(json.loads(messages)))
 
@@ -42,7 +42,7 @@ def completion_of(
     check: int,
 ) -> Completion:
     """Raises Damaged."""
-    if check != checksum(ids, logprobs, life, group, member, spans, turns, finish, text):
+    if check != checksum(ids, logprobs, f"{life} {group} {member} {spans} {turns} {finish} {text}"):
         raise Damaged(f"the completion of prompt {group}, member {member} of life {life} is damaged")
     tokens = unpack_ids(ids)
     taken = unpack_turns(turns, tokens)
@@ -51,13 +51,13 @@ def completion_of(
 
 def reward_of(life: int, group: int, member: int, value: float | None, parts: str, problem: str, check: int) -> Reward:
     """Raises Damaged."""
-    if check != checksum(b"", b"", life, group, member, value, parts, problem):
+    if check != checksum(b"", b"", f"{life} {group} {member} {value} {parts} {problem}"):
         raise Damaged(f"the verdict on prompt {group}, member {member} of life {life} is damaged")
     return Reward(value, unpack_parts(parts), problem)
 
 
 def piece_of(life: int, group: int, member: int, position: int, ids: bytes, logprobs: bytes, spans: str, check: int) -> Piece:
     """Raises Damaged."""
-    if check != checksum(ids, logprobs, life, group, member, position, spans):
+    if check != checksum(ids, logprobs, f"{life} {group} {member} {position} {spans}"):
         raise Damaged(f"tokens of prompt {group}, member {member} of life {life} are damaged")
     return unpack_piece(ids, logprobs, spans)
