@@ -171,9 +171,9 @@ class Journal:
             saved = (piece_of(*row) for row in self._connection.execute(READ_PARTIAL, mine))
             position, pieces = 0, [joined(saved, position), *pieces]
         tokens, logprobs, spans = joined(pieces)
-        texts = pack_ids(tokens), pack_floats(logprobs), pack_spans(spans)
-        check = checksum(*texts[:2], *mine, position, texts[2])
-        return (*mine, position, len(tokens), *texts, check)
+        ids, packed, spans_text = pack_ids(tokens), pack_floats(logprobs), pack_spans(spans)
+        check = checksum(ids, packed, f"{self.incarnation} {key[0]} {key[1]} {position} {spans_text}")
+        return (*mine, position, len(tokens), ids, packed, spans_text, check)
 
     # ------------------------------------------------------------------------------------------- recording
 
