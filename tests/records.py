@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from rollyard import events as ev
+from rollyard.fitness import Unwrite
 from rollyard.lives import GroupsRecovered, Reuse, Wrote
 from rollyard.types import Begun, Completion, Group, Partial, Prompt, Reward, Rollout, VersionSpan, WeightVersion
 
@@ -43,13 +44,16 @@ class Story:
         self.rewards[rollout.completion.member] = rollout.reward
 
     def rollouts(self) -> tuple[Rollout, ...]:
-        return tuple(Rollout(self.completions[k], self.rewards[k]) for k in sorted(self.rewards))
+        """Judged, and believed."""
+        believed = (k for k in sorted(self.rewards) if self.dropped.get(k) != "distrusted")
+        return tuple(Rollout(self.completions[k], self.rewards[k]) for k in believed)
 
     def begun(self) -> Begun:
         """Members that were dropped alone are tried again."""
         judged = tuple(each for each in self.rollouts() if each.completion.member not in self.dropped)
         ended = tuple(done for k, done in sorted(self.completions.items()) if k not in self.rewards and k not in self.dropped)
-        under_way = (k for k in sorted(self.written) if k not in self.completions and k not in self.dropped)
+        left = self.completions.keys() | self.dropped.keys()
+        under_way = (k for k, written in sorted(self.written.items()) if written and k not in left)
         return Begun(self.prompt.id, judged, ended, tuple(partial(k, self.written[k]) for k in under_way))
 
 
@@ -76,7 +80,7 @@ class Records:
         self.checkpoints: list[tuple[WeightVersion, dict[str, Any], int]] = []  # and how many steps are on the disk
 
     def step(self, message: object, said: Iterable[object]) -> None:
-        kinds = (ev.Admit, ev.Score, ev.Scored, ev.Keep, ev.Drop, ev.Train, Wrote, Reuse)
+        kinds = (ev.Admit, ev.Score, ev.Scored, ev.Keep, ev.Drop, ev.Train, Wrote, Unwrite, Reuse)
         entries = tuple(each for each in (message, *said) if isinstance(each, kinds))
         if entries:
             self._steps.append((self.life, entries))
@@ -122,6 +126,8 @@ class Records:
                 span = VersionSpan(segment.version, segment.oldest_kv, count)
                 written = found[segment.request.group].written.setdefault(segment.request.member, [])
                 written += apart(segment.token_ids, segment.logprobs, (span,))
+            case Unwrite(group, member, tokens):
+                del found[group].written[member][tokens:]
             case ev.Score(prompt, completion):
                 assert completion.member not in found[prompt.id].completions, "an answer is recorded once in a life"
                 found[prompt.id].completions[completion.member] = completion

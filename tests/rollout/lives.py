@@ -13,6 +13,7 @@ from rollyard.rollout.state import Counts
 from rollyard.types import Begun, Completion, Group, Partial, Prompt, WeightVersion
 from tests.records import Records
 from tests.rollout.playground import Playground
+from tests.rollout.ward import Ward
 from tests.rollout.world import World
 
 
@@ -80,7 +81,7 @@ class NextLife(FirstLife):
         self.next_batch = self.version + len(self.stored)
         self.complete = {group.id: group for group in past.recovered.groups}
         self.begun = {begun.group: begun for begun in past.recovered.begun}
-        self.expected: dict[int, Begun | Group] = {}  # what must be used again of a prompt that was just admitted
+        self.awaited: dict[int, Begun | Group] = {}  # what must be used again of a prompt that was just admitted
         assert self.before.trained == sum(map(len, past.trained)) and self.before.dropped == past.dropped
         assert self.before.members_admitted == self.policy.group_size * self.before.admitted
 
@@ -97,26 +98,26 @@ class NextLife(FirstLife):
 
     def check(self) -> None:
         super().check()
-        assert not self.expected, "not used again"
+        assert not self.awaited, "not used again"
 
     def take(self, output: ev.Instruction | ev.Signal) -> None:
         match output:
             case ev.Admit(prompt) if prompt.id in (stored := {group.id: group for batch in self.stored for group in batch}):
                 assert prompt.id not in self.admitted
                 self.admitted.add(prompt.id)
-                self.expected[prompt.id] = stored[prompt.id]
+                self.awaited[prompt.id] = stored[prompt.id]
             case ev.Admit(prompt):
                 super().take(output)
                 self.expect(prompt)
             case ev.Keep(group, recovered=True):
-                assert group == self.expected.pop(group.id)
+                assert group == self.awaited.pop(group.id)
                 for rollout in group.rollouts:
                     self.know(rollout.completion)
                     self.done[group.id, rollout.completion.member] = rollout.completion
                     self.rewards[group.id, rollout.completion.member] = rollout.reward
                 self.kept[group.id] = group
             case Reuse(begun):
-                assert begun == self.expected.pop(begun.group)
+                assert begun == self.awaited.pop(begun.group)
                 for rollout in begun.rollouts:
                     self.know(rollout.completion)
                     self.done[begun.group, rollout.completion.member] = rollout.completion
@@ -142,7 +143,7 @@ class NextLife(FirstLife):
 
         complete = self.complete.pop(prompt.id, None)
         if complete is not None and all(fresh(rollout.completion) for rollout in complete.rollouts):
-            self.expected[prompt.id] = complete
+            self.awaited[prompt.id] = complete
             return
         begun = self.begun.pop(prompt.id, None) if complete is None else Begun(prompt.id, complete.rollouts)
         if begun is None:
@@ -157,7 +158,7 @@ class NextLife(FirstLife):
         self.generated -= sum(len(each.completion.token_ids) for each in rollouts)
         self.generated -= sum(len(each.token_ids) for each in (*completions, *partials))
         if used != Begun(prompt.id):
-            self.expected[prompt.id] = used
+            self.awaited[prompt.id] = used
 
     def know(self, written: Completion | Partial, group: int | None = None) -> None:
         """The referee's books of what was written before."""
@@ -173,3 +174,16 @@ class FirstPlayed(FirstLife, Playground):
 
 class NextPlayed(NextLife, Playground):
     """With environments: what they had begun, they begin anew."""
+
+
+class FirstWard(FirstLife, Ward):
+    """With engines that are not fit."""
+
+
+class NextWard(NextLife, Ward):
+    """With engines that are not fit. What an earlier life wrote is believed."""
+
+    def know(self, written: Completion | Partial, group: int | None = None) -> None:
+        super().know(written, group)
+        key = (written.group if isinstance(written, Completion) else group, written.member)
+        self.wrong[key] = [""] * len(written.token_ids)

@@ -31,12 +31,13 @@ from rollyard.types import (
     VersionSpan,
     WeightVersion,
 )
-from tests.rollout.lives import FirstLife, FirstPlayed, NextLife, NextPlayed
+from tests.rollout.lives import FirstLife, FirstPlayed, FirstWard, NextLife, NextPlayed, NextWard
 from tests.rollout.test_core import policy
+from tests.rollout.ward import Sick
 from tests.rollout.world import Odds
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     staleness=st.integers(0, 2),
     batch=st.integers(1, 4),
@@ -84,7 +85,7 @@ def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_taken_twice(
     in_the_end(world)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     staleness=st.integers(0, 2),
     batch=st.integers(1, 3),
@@ -101,6 +102,27 @@ def test_episodes_of_a_run_that_was_killed(staleness, batch, prompts, rollover, 
     for number, actions in enumerate(killed_after):
         world.live_for(actions)
         world = NextPlayed(world, seed + number, staleness)
+    world.run()
+    in_the_end(world)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    staleness=st.integers(0, 2),
+    batch=st.integers(1, 3),
+    prompts=st.integers(1, 20),
+    rollover=st.sampled_from(list(ev.Rollover)),
+    killed_after=st.lists(st.integers(0, 150), min_size=1, max_size=2),
+    every=st.sampled_from([0, 2]),
+    seed=st.integers(0, 2**32),
+)
+def test_what_was_not_believed_is_not_used_by_a_later_life(staleness, batch, prompts, rollover, killed_after, every, seed):
+    rules = policy(groups_per_batch=batch, max_staleness=staleness, vocabulary=50, faults=3, failures=4, retries=4)
+    odds = Sick(0.05, 0.01, 0.05, 0.1, lie=0.1, forget=0.2, stall=0.05)
+    world: FirstLife = FirstWard(rules, prompts, 2, 3, seed, odds, rollover, every=every)
+    for number, actions in enumerate(killed_after):
+        world.live_for(actions)
+        world = NextWard(world, seed + number, staleness)
     world.run()
     in_the_end(world)
 
