@@ -67,6 +67,7 @@ class World:
         self.abort_wanted: set[RequestId] = set()
         self.moving: set[RequestId] = set()
         self.moves: Counter[tuple[int, int]] = Counter()
+        self.endings = 0  # of requests: how fast engines are is known from these
         self.generated = self.trained_tokens = 0
         self.filtered = self.owed = self.refills = self.unfiltered = 0
         self.now = 0.0
@@ -171,7 +172,9 @@ class World:
         """Its tokens go on, so it is no attempt that was given up."""
         member = request[:2]
         assert request in self.engines[source].running and request not in self.moving | self.abort_wanted and to != source
-        assert len(self.engines[source].running) >= 2 and not list(self.waiting()), "there is work for the other engine"
+        assert not list(self.waiting()), "there is work for the other engine"
+        busy = {name: len(self.engines[name].running) for name in (source, to)}
+        assert busy[source] >= 2 or self.endings >= 16, "with so little known no engine is slow"
         version = self.engines[to].version
         assert version is not None and version >= self.due(request.group) - self.policy.max_staleness
         self.moves[member] += 1
@@ -383,6 +386,7 @@ class World:
         tokens = min(tokens, self.left(request)) if request.id not in self.abort_wanted else tokens
         ids = tuple(self.random.randrange(50) for _ in range(tokens))
         if finish is not None:
+            self.endings += 1
             del engine.running[request.id]
             self.moving.discard(request.id)
         if request.id in self.abort_wanted:
