@@ -141,14 +141,14 @@ async def test_a_pause_that_is_refused_changes_nothing() -> None:
 
 
 async def test_a_load_that_comes_too_late_is_known_all_the_same() -> None:
-    async with linked(FakeEngine(load_s=0.3), sync_s=0.1) as engine:
+    async with linked(FakeEngine(load_s=1.0), sync_s=0.4) as engine:
         await engine.prepare(Manifest(V0, (), 0))
-        with pytest.raises(TimeLimitExceeded, match=r"the engine did not answer load within 0\.1 s"):
+        with pytest.raises(TimeLimitExceeded, match=r"the engine did not answer load within 0\.4 s"):
             await engine.load(V0)
         assert engine.version is None
         with pytest.raises(EngineError, match="acknowledged no weights"):
             engine.generate([ask(0)])
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.0)
         assert engine.version == V0  # and tokens would say so
 
 
@@ -252,3 +252,26 @@ async def test_a_mistake_that_only_the_engine_can_find_is_told_as_one(tmp_path: 
     finally:
         await engine.close()
     assert mistake.value.where == "engine.window" and "at most 256" in mistake.value.remedy
+
+
+async def test_one_that_is_condemned_is_killed_unless_a_trainer_is_beside_it() -> None:
+    for alone in (True, False):
+        near, far = await joined("the engine", "the run")
+        killed: list[str] = []
+        near.kill = lambda killed=killed: killed.append("killed")  # type: ignore[attr-defined]
+        serving = asyncio.create_task(serve(FakeEngine(script=endless, token_s=0.001), far))
+        engine = RemoteEngine("linked", near, CAPABILITIES["embedded"], start_s=20, sync_s=20, drain_s=20, alone=alone)  # type: ignore[arg-type]
+        await engine.start()
+        await change(engine, V0)
+        engine.generate([ask(0)])
+        if alone:
+            engine.condemn("it stood still")
+            with pytest.raises(EngineLost, match="engine linked is lost: it stood still"):
+                await heard(engine, 1)
+        else:
+            with pytest.raises(EngineError, match="shares its process with a trainer and cannot be taken out: it stood still"):
+                engine.condemn("it stood still")
+        assert killed == ["killed"] * alone
+        await engine.close()
+        await far.close()
+        await asyncio.gather(serving, return_exceptions=True)

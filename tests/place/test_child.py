@@ -128,14 +128,18 @@ async def test_a_child_that_hangs() -> None:
     async with running() as child:
         await child.call("about", limit_s=START_S)
         started = int(await child.call("start", limit_s=5))
-        with pytest.raises(TimeLimitExceeded, match=r"(?s)did not answer hang within 0\.5 s.*going to think"):
-            await child.call("hang", limit_s=0.5)
+        with pytest.raises(TimeLimitExceeded, match=r"did not answer hang within 0\.1 s"):
+            await child.call("hang", limit_s=0.1)
+        await eventually(lambda: "going to think" in child.said(), 20)  # a busy machine may take its time
+        with pytest.raises(TimeLimitExceeded, match=r"(?s)did not answer hang within 0\.1 s.*going to think"):
+            await child.call("hang", limit_s=0.1)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(children, "QUIT_S", 0.3)
             began = time.monotonic()
             await child.close()
-        assert time.monotonic() - began < 3
-        assert not alive(child.pid) and not alive(started)
+        assert time.monotonic() - began < children.QUIT_S
+        assert not alive(child.pid)
+        await eventually(lambda: not alive(started), 5)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from rollyard.errors import EngineLost
-from rollyard.events import Abort
+from rollyard.engine.fake import FakeEngine, Lie, Script
+from rollyard.errors import EngineError, EngineLost
+from rollyard.events import Abort, EngineDown, Event, Pause, Resume, Rollover, RunBroken
+from rollyard.fitness import Condemn, EngineUnfit
 from rollyard.rollout.controller import Controller
-from rollyard.types import Request, RequestId, Sampling
+from rollyard.types import Manifest, Request, RequestId, Sampling, WeightVersion
 from rollyard.watch.timeline import Timeline
 
 
@@ -41,3 +44,75 @@ async def test_an_engine_that_is_gone_is_a_lost_one_to_whoever_asks_it():
     del engines["a"]
     with pytest.raises(EngineLost, match="no engine is left"):
         await controller.complete([Request(RequestId(-1, 0), (1,), Sampling(1), seed=0)], ("a",))
+
+
+class Inseparable:
+    """An engine in the run's own process."""
+
+    def condemn(self, cause: str) -> None:
+        raise EngineError(f"it cannot be taken out: {cause}")
+
+
+async def test_an_engine_that_cannot_be_taken_out_takes_the_run_with_it():
+    heard: list[Event] = []
+    controller = Controller({"a": Inseparable()}, None, None, lambda *_: "", heard.append, heard.append, Timeline())
+    controller.carry_out([Condemn("a", "it lies")])
+    assert heard == [RunBroken("it cannot be taken out: it lies", failed=True)]
+    await controller.close()
+
+
+async def watched(silent_s: float, **options) -> tuple[Controller, FakeEngine, list[Event], asyncio.Task]:
+    """A controller, and an engine that was asked for something outside the core."""
+    heard: list[Event] = []
+    engine = FakeEngine("a", token_s=0.01, script=lambda _: Script((5,) * 400))
+    await engine.start()
+    await engine.prepare(Manifest(WeightVersion(0), (), 0))
+    await engine.load(WeightVersion(0))
+    controller = Controller({"a": engine}, None, None, lambda *_: "", heard.append, heard.append, Timeline(), silent_s, **options)
+    controller.listen()
+    asking = asyncio.create_task(controller.complete([Request(RequestId(-1, 0), (1,), Sampling(400), seed=0)]))
+    await asyncio.sleep(0.02)
+    return controller, engine, heard, asking
+
+
+async def test_an_engine_that_stands_still_is_reported_and_not_one_that_was_told_to():
+    controller, engine, heard, asking = await watched(0.2)
+    engine.stall()
+    controller.carry_out([Pause("a", Rollover.KEEP)])
+    await asyncio.sleep(0.5)
+    assert not heard
+    controller.carry_out([Resume("a")])
+    async with asyncio.timeout(10):
+        while not heard:  # noqa: ASYNC110 (it is told nowhere else)
+            await asyncio.sleep(0.01)
+    assert isinstance(heard[0], EngineUnfit) and heard[0].engine == "a" and "it wrote nothing for 0." in heard[0].cause
+    controller.carry_out([Condemn("a", heard[0].cause)])
+    with pytest.raises(EngineLost, match="wrote nothing"):
+        await asking
+    await asyncio.sleep(0.01)
+    assert any(isinstance(event, EngineDown) for event in heard)
+    await controller.close()
+    await engine.close()
+
+
+async def test_nobody_is_silent_while_this_process_stands_still_itself():
+    controller, engine, heard, asking = await watched(0.8)
+    engine.stall()
+    time.sleep(1.5)  # noqa: ASYNC251 (that is the point)
+    await asyncio.sleep(0.3)
+    assert not heard
+    asking.cancel()
+    await controller.close()
+    await engine.close()
+
+
+async def test_a_wrong_answer_outside_the_core_is_reported():
+    controller, engine, heard, asking = await watched(60.0, vocabulary=97)
+    engine.lie = Lie.TOKENS
+    async with asyncio.timeout(10):
+        while not heard:  # noqa: ASYNC110 (it is told nowhere else)
+            await asyncio.sleep(0.01)
+    assert heard[0] == EngineUnfit("a", "it gave a wrong answer: a token that is not in the vocabulary")
+    asking.cancel()
+    await controller.close()
+    await engine.close()

@@ -166,6 +166,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "usage": USAGE,
         "objective": "",
         "nodes": {"engine-0": ["10.0.0.2", "10.0.0.4"], "trainer-0": ["10.0.0.3"]},
+        "slow": {"engine-1": 7},
         "lives": {"count": 1, "begun": [0], "repeated": 0, "groups": 0, "members": 0, "tokens": 0, "lost": 0},
         "survival": [],
     }
