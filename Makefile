@@ -21,7 +21,7 @@ AREAL := areal==1.0.4
 # What its executor imports. By itself it asks for servers, agents and trackers of several GB, and an older PyTorch.
 AREAL_NEEDS := aiofiles==25.1.0 blinker==1.9.0 colorlog==6.12.0 einops==0.8.2 flask==3.1.3 hydra-core==1.4.0.dev1 \
   itsdangerous==2.2.0 jiter==0.19.0 lark==1.3.1 llvmlite==0.50.0 numba==0.68.1 omegaconf==2.4.0.dev2 openai==3.57.0 \
-  orjson==3.13.0 sniffio==1.3.1 tenacity==9.2.1 torchdata==0.11.0 uvloop==0.23.0 werkzeug==3.1.9
+  orjson==3.13.0 pillow==13.0.0 sniffio==1.3.1 tenacity==9.2.1 torchdata==0.11.0 uvloop==0.23.0 werkzeug==3.1.9
 ROUNDS ?= 5
 WORKERS ?= 2
 RESULTS ?= benchmarks/results/$(shell date +%F).jsonl
@@ -133,6 +133,6 @@ $(PEERS)/areal/.installed:
 	rm -rf $(@D)
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-	  $$(grep -E '^(torch|transformers|accelerate|ray)==' constraints.txt)
+	  $$(grep -E '^(torch|transformers|accelerate|ray|httpx)==' constraints.txt) aiohttp==3.14.5
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(AREAL) $(AREAL_NEEDS)
 	@touch $@

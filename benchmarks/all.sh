@@ -37,4 +37,8 @@ echo "== rollyard bench placements" >&2 # runs each placement once
 .venv/bin/rollyard bench placements --json >>"$file" || failed=1
 echo "== rollyard bench tails" >&2 # on a virtual clock
 .venv/bin/rollyard bench tails --json >>"$file" || failed=1
+for workload in speed journal areal soak; do
+  echo "== rollyard bench load --workload $workload" >&2
+  .venv/bin/rollyard bench load --workload "$workload" --rounds "$rounds" --json >>"$file" || failed=1
+done
 exit "$failed"

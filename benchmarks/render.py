@@ -90,7 +90,7 @@ def newest(files: Iterable[Path]) -> list[Row]:
 def key(row: Row) -> tuple[str, ...]:
     """What was measured."""
     if row["bench"] in WHOLE:
-        return (row["bench"],)
+        return (row["bench"], row.get("workload", ""))
     return (row["bench"], row["workload"], row["sides"][1]["name"], row["dtype"])
 
 
@@ -366,7 +366,57 @@ def insert(page: str, results: str) -> str:
     return f"{before}{begin}\n\n{results}\n\n{end}{after}"
 
 
-WHOLE = {"placements": placements, "tails": tails}  # benchmarks with sections of their own
+def load(row: Row) -> list[str]:
+    """What orchestration costs: one of its workloads."""
+    title, lines = LOADS[row["workload"]](row)
+    about = f"{row['machine']['cpu']}, {row['machine']['cores']} cores, Python {row['versions']['python']}."
+    return [f"### {title}", "\n".join(lines), about]
+
+
+def load_speed(row: Row) -> tuple[str, list[str]]:
+    lines = ["| | a second (least to most) | us each | us of CPU | in flight |", "| --- | --- | --- | --- | --- |"]
+    for one in (*row["runs"], *row["flight"]):
+        name = f"completions, K {one['size']}, {'with' if one['journal'] else 'no'} journal"
+        held = f"{one['in_flight']:,.0f}" if one["in_flight"] else ""
+        lines.append(f"| {name} | {_ends(one['per_s'])} | {one['us']:.1f} | {one['cpu_us']:.1f} | {held} |")
+    for one in row["core"]:
+        name = f"events of the core, K {one['size']}, {one['live']:,} live groups"
+        lines.append(f"| {name} | {_ends(one['per_s'])} | {one['us']:.1f} | | |")
+    return "Orchestration", lines
+
+
+def load_journal(row: Row) -> tuple[str, list[str]]:
+    lines = ["| members/s | us of CPU each | longest step | read back |", "| --- | --- | --- | --- |"]
+    for one in row["rounds"]:
+        read = f"{one['read']:,} in {one['read_s']:.1f} s"
+        lines.append(f"| {one['per_s']:,.0f} | {one['cpu_us']:.1f} | {one['longest_s'] * 1e3:.1f} ms | {read} |")
+    return "The journal, members coming at a steady rate", lines
+
+
+def load_areal(row: Row) -> tuple[str, list[str]]:
+    lines = ["| | us a completion (least to most) | us of CPU | Rollyard against AReaL |", "| --- | --- | --- | --- |"]
+    for pair in row["pairs"]:
+        for at, side in enumerate(pair["sides"]):
+            ratio = "" if at else f"{pair['ratio']['median']:.2f} ({pair['ratio']['least']:.2f} to {pair['ratio']['most']:.2f})"
+            spread, cpu = side["spread"], side["figures"][0]["value"]
+            ends = f"{spread['median']:.1f} ({spread['least']:.1f} to {spread['most']:.1f})"
+            lines.append(f"| K {pair['size']}, {side['name']} | {ends} | {cpu:.1f} | {ratio} |")
+    return "Orchestration beside AReaL's executor", lines
+
+
+def load_soak(row: Row) -> tuple[str, list[str]]:
+    lines = ["| rollouts | resident | Python holds |", "| --- | --- | --- |"]
+    for mark in row["marks"]:
+        lines.append(f"| {mark['rollouts']:,} | {mark['resident'] / 2**20:.1f} MiB | {mark['traced'] / 2**20:.1f} MiB |")
+    return f"Soak: nothing lost of {row['rollouts']:,} rollouts", lines
+
+
+def _ends(spread: Row) -> str:
+    return f"{spread['median']:,.0f} ({spread['least']:,.0f} to {spread['most']:,.0f})"
+
+
+LOADS = {"speed": load_speed, "journal": load_journal, "areal": load_areal, "soak": load_soak}
+WHOLE = {"placements": placements, "tails": tails, "load": load}  # benchmarks with sections of their own
 
 
 def main() -> None:

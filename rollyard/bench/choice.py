@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,10 @@ BENCHES = {
 }
 
 TAILS = "what is done about long answers, with engines that only take time: the wait for the last tenth of each batch"
-LOADS = ("speed", "areal", "soak")
+LOADS = ("speed", "journal", "areal", "soak")
 LOAD = (
-    "what orchestration costs, with stations that answer at once: completions and events a second (speed), beside AReaL's "
-    "executor (areal), and 100,000 rollouts of which some fail (soak)"
+    "what orchestration costs, with stations that answer at once: completions and events a second (speed), 10,000 members a "
+    "second in the journal (journal), beside AReaL's executor (areal), and 100,000 rollouts of which some fail (soak)"
 )
 PLACEMENTS = "one workload under all placements: with stations that only take time, beside theory, and with the tiny model"
 
@@ -60,6 +61,9 @@ async def load(workload: str, rounds: int, tell: Tell) -> tuple[Any, RenderableT
     if workload == "areal":
         found = await beside.bench(rounds, tell)
         return found, beside.table(found)
+    if workload == "journal":
+        kept = await asyncio.to_thread(speed.kept, rounds, tell)
+        return kept, speed.kept_table(kept)
     measured = await speed.bench(rounds, tell)
     return measured, speed.table(measured)
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from rollyard.bench import prepared
 from rollyard.bench.instant import Flight, Unkept, instant_stations
+from rollyard.bench.journal import Written, measure
 from rollyard.bench.placements import SHAPE
 from rollyard.bench.result import Load, Machine, Spread, machine, versions
 from rollyard.bench.turns import Tell
@@ -89,6 +90,7 @@ class Loads:
     """The whole benchmark."""
 
     bench: str
+    workload: str
     runs: tuple[Rate, ...]
     flight: tuple[Rate, ...]
     core: tuple[CoreRate, ...]
@@ -106,6 +108,28 @@ class Ran:
     seconds: float
     cpu_s: float
     flight: Flight
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the journal took of members that came at a steady rate, and how fast it is read back."""
+
+    bench: str
+    workload: str
+    rounds: tuple[Written, ...]
+    load: Load
+    machine: Machine
+    versions: Mapping[str, str]
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+def kept(rounds: int, tell: Tell) -> Kept:
+    """Members come as fast as 10,000 a second for some seconds, so many times."""
+    before, found = os.getloadavg()[0], list[Written]()
+    for number in range(1, rounds + 1):
+        found.append(measure())
+        tell(f"round {number}/{rounds}: {found[-1].per_s:,.0f} members/s, {found[-1].cpu_us:.1f} us of CPU each")
+    return Kept("load", "journal", tuple(found), Load(before, os.getloadavg()[0]), machine(), versions())
 
 
 async def bench(rounds: int, tell: Tell) -> Loads:
@@ -126,6 +150,7 @@ async def bench(rounds: int, tell: Tell) -> Loads:
             tell(f"round {number}/{rounds}, core, K {play.size}, {play.live:,} live groups: {per_s:,.0f} events/s")
     return Loads(
         bench="load",
+        workload="speed",
         runs=tuple(_rate(case, found[case]) for case in RUNS),
         flight=(_rate(FLIGHT, found[FLIGHT]),),
         core=tuple(_core_rate(play, len(events[play]), seconds) for play, seconds in core.items()),
@@ -225,3 +250,16 @@ def table(result: Loads) -> RenderableType:
 
 def _spread(found: Spread) -> tuple[str, str, str]:
     return f"{found.median:,.0f}", f"{found.least:,.0f}", f"{found.most:,.0f}"
+
+
+def kept_table(result: Kept) -> RenderableType:
+    """A line for each round."""
+    found = Table(box=None, pad_edge=False)
+    for column in ("members/s", "us of CPU each", "longest step", "bytes each", "read back"):
+        found.add_column(column, justify="right")
+    for one in result.rounds:
+        read = f"{one.read:,} in {one.read_s:.1f} s"
+        longest = f"{one.longest_s * 1e3:.1f} ms"
+        found.add_row(f"{one.per_s:,.0f}", f"{one.cpu_us:.1f}", longest, f"{one.size / one.members:,.0f}", read)
+    title = Text(f"bench load: members in the journal, of {result.rounds[0].tokens} tokens", style="bold")
+    return Group(title, found)

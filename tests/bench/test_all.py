@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 READY = (
     *(".venv/.installed", "models/smollm2-135m/config.json"),
-    *(f"benchmarks/.venvs/{name}" for name in ("vllm/.installed", "vllm/.ready", "trl/.installed")),
+    *(f"benchmarks/.venvs/{name}" for name in ("vllm/.installed", "vllm/.ready", "trl/.installed", "areal/.installed")),
 )
 PROGRAMS = {
     "rollyard": 'case "$*" in *$FAILING*) exit 1;; esac; echo "{}"',

@@ -100,7 +100,7 @@ def test_the_tables() -> None:
     rate = load.Rate(8, True, 512, Spread(10_000.0, 9_000.0, 11_000.0), 100.0, 99.0, 0.0, 0)
     core = load.CoreRate(8, 100, 5000, Spread(60_000.0, 1.0, 2.0), 16.7)
     about = {"load": load.Load(0.1, 0.2), "machine": load.machine(), "versions": {}}
-    console.print(load.table(load.Loads("load", (rate,), (replace(rate, in_flight=9_876.0),), (core,), 5, **about)))
+    console.print(load.table(load.Loads("load", "speed", (rate,), (replace(rate, in_flight=9_876.0),), (core,), 5, **about)))
     shown = console.file.getvalue()
     assert "completions, K 8, journal" in shown and "9,876" in shown and "60,000" in shown
     assert {play.live for play in CORE} == {100, 1_000, 10_000}
