@@ -186,8 +186,8 @@ def _ended(child: int) -> int:
 
 
 @contextmanager
-def leaving_nothing() -> Iterator[None]:
-    """No thread, open file or shared memory is left."""
+def leaving_nothing(*, collected: bool = False) -> Iterator[None]:
+    """No thread, open file or shared memory is left. `collected`: but for what only waits to be collected."""
 
     def there() -> tuple[set[str], int, int]:
         found = set()
@@ -200,7 +200,8 @@ def leaving_nothing() -> Iterator[None]:
 
     before = there()
     yield
-    gc.collect()  # what only waits to be collected is no leak
+    if collected:
+        gc.collect()
     files, threads, memory = there()
     assert not files - before[0], f"files are left open: {files - before[0]}"
     assert threads <= before[1], f"threads are left: {threading.enumerate()}"

@@ -84,7 +84,7 @@ def test_several_faults(seed: int, tmp_path: Path, mark: str) -> None:
     run = rollyard.Run(
         config(tmp_path / "run", **options, rollout__max_staleness=1, run__steps=6, run__inject=str(faults)), reward=share_of_a
     )
-    with leaving_nothing():
+    with leaving_nothing(collected=True):
         steps = [step.step for step in run]
     assert steps == [1, 2, 3, 4, 5, 6] and run.report is not None
     sound(run.report, tmp_path / "run")
