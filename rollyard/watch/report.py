@@ -7,6 +7,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -483,7 +484,8 @@ def slots_busy(engines: Iterable[EngineStats]) -> float:
     return sum(engine.busy_slot_s for engine in stats) / whole if whole else 0.0
 
 
-def software() -> dict[str, str]:
+@cache
+def software() -> Mapping[str, str]:
     """Versions of what the results depend on, without importing any of it."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in SOFTWARE:

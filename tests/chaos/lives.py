@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -23,6 +24,8 @@ from rollyard.chaos.injector import Injector
 from rollyard.chaos.survival import Survived
 from rollyard.errors import RunFailed
 from rollyard.events import Event, Instruction
+from rollyard.inspect.check import check as check_folder
+from rollyard.journal.folder import RunFolder
 from rollyard.journal.journal import Journal
 from rollyard.journal.reader import JournalReader
 from rollyard.journal.recover import Past
@@ -183,8 +186,8 @@ def _ended(child: int) -> int:
 
 
 @contextmanager
-def leaving_nothing() -> Iterator[None]:
-    """No thread, open file or shared memory is left."""
+def leaving_nothing(*, collected: bool = False) -> Iterator[None]:
+    """No thread, open file or shared memory is left. `collected`: but for what only waits to be collected."""
 
     def there() -> tuple[set[str], int, int]:
         found = set()
@@ -197,6 +200,8 @@ def leaving_nothing() -> Iterator[None]:
 
     before = there()
     yield
+    if collected:
+        gc.collect()
     files, threads, memory = there()
     assert not files - before[0], f"files are left open: {files - before[0]}"
     assert threads <= before[1], f"threads are left: {threading.enumerate()}"
@@ -232,9 +237,9 @@ def check(life: Life) -> None:
 
 def check_journal(life: Life) -> None:
     """The file is whole, and of all lives together each prompt was trained once."""
-    with JournalReader(life.folder / "run" / "journal.sqlite") as reader:
-        assert list(reader.query("PRAGMA integrity_check")) == [("ok",)]
-        assert list(reader.query("PRAGMA foreign_key_check")) == []
+    folder = RunFolder(life.folder / "run")
+    assert not [found for found in check_folder(folder) if not found.sound]
+    with JournalReader(folder.journal) as reader:
         taken: dict[int, list[int]] = {}
         for step, group in reader.query(TAKEN):
             taken.setdefault(step, []).append(group)

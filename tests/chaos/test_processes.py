@@ -7,65 +7,110 @@ from random import Random
 
 import pytest
 
-from rollyard.chaos.faults import Fault
+from rollyard.chaos.faults import ALL_EVENTS, Fault
 from rollyard.types import DropReason
+from tests.chaos import test_resumed
 from tests.chaos.lives import Life, uninterrupted
 from tests.chaos.world import Shape
 
 pytestmark = pytest.mark.filterwarnings("ignore:version .* is not saved")  # what only a trainer that is gone had
 
+PROBED = (("weights.probe", True),)
 SHAPES = {
     "separate": Shape("separate", bound=True, held_out=2),
-    "async": Shape("async", overtaking="never"),
-    "keep": Shape("async", rollover="keep", overtaking="never", staleness=2, actors=True),
+    "async": Shape("async", overtaking="never", options=PROBED),
+    "keep": Shape("async", rollover="keep", overtaking="never", staleness=2, actors=True, held_out=2, options=PROBED),
     "swap": Shape("swap", overtaking="never"),
 }
-VICTIMS = {
-    "separate": ("engine", "trainer", "reward"),
-    "async": ("engine", "trainer", "reward"),
-    "keep": ("actor", "trainer", "reward"),
-    "swap": ("engine", "reward"),
-}
-CASES = [(name, victim, what) for name, victims in VICTIMS.items() for victim in victims for what in ("kill", "stall", "slow")]
+KILLED = (("separate", "engine"), ("separate", "reward"), ("async", "engine"), ("keep", "actor"), ("swap", "engine"))
+HELD = (("separate", "trainer"), ("keep", "actor"), ("swap", "engine"), ("swap", "reward"))
 SHORT_S = 3.0  # of a stall or a slow time; no limit is as short
 
+# Events of runs to which more happens than a fault, and of worlds that these are not.
+OF_FAULTS = {"EngineDown", "Restart", "Forget", "Drop"}  # see `test_at_what_follows_from_a_fault`
+OF_LATER_LIVES = {"GroupsRecovered", "Reuse"}  # see test_resumed.py
+ELSEWHERE = {
+    "people who stop a run or let engines go": {"StopRequested", "EngineLeaving", "Retire"},
+    "episodes": {"Play", "Tell", "Asked", "EpisodeEnded"},
+    "a model whose tensors are moved": {"Prove", "Proved"},
+    "completions that move": {"Move"},
+    "what is given up": {"Abort", "RequestFailed", "SyncFailed", "EvaluationCut", "RunBroken"},
+    "engines that lie": {"Condemn", "EngineUnfit", "Unwrite"},  # see test_conditions.py
+}
 
-def at_every_event(shape: Shape, victim: str, what: str) -> dict[str, Fault]:
+
+def at_every_event(shape: Shape, victim: str, *, kill: bool) -> dict[str, Fault]:
     """A fault at some occurrence of each kind of event."""
     found = {}
     for kind, times in sorted(uninterrupted(shape).entries.items()):
-        random = Random(f"{shape} {victim} {what} {kind}")
-        lasting = {} if what == "kill" else {"for_s": random.uniform(0.1, SHORT_S)}
-        slower = {"factor": 10.0} if what == "slow" else {}
-        found[kind] = Fault(what=what, which=victim, event=kind, count=random.randint(1, times), **lasting, **slower)
+        random = Random(f"{shape} {victim} {kill} {kind}")
+        count = random.randint(1, times)
+        if kill:
+            found[kind] = Fault(what="kill", which=victim, event=kind, count=count)
+        elif random.randrange(2):
+            found[kind] = Fault(what="stall", which=victim, event=kind, count=count, for_s=random.uniform(0.1, SHORT_S))
+        else:
+            found[kind] = Fault(what="slow", which=victim, event=kind, count=count, for_s=random.uniform(1, SHORT_S), factor=10)
     return found
 
 
-@pytest.mark.parametrize(("name", "victim", "what"), CASES)
-def test_at_every_kind_of_event(name: str, victim: str, what: str, tmp_path: Path) -> None:
-    shape = SHAPES[name]
-    for kind, fault in at_every_event(shape, victim, what).items():
-        folder = tmp_path / kind
-        folder.mkdir()
-        life = Life(shape, folder, [fault]).live()
-        assert len(life.struck) == 1, f"nobody was hit at {kind}"
-        try:
-            survived(life, victim, what)
-        except AssertionError as error:
-            raise AssertionError(f"{fault.told()} at {fault.event} {fault.count}: {error}") from error
+@pytest.mark.parametrize(("name", "victim"), KILLED)
+def test_killed_at_every_kind_of_event(name: str, victim: str, tmp_path: Path) -> None:
+    for kind, fault in at_every_event(SHAPES[name], victim, kill=True).items():
+        survived(SHAPES[name], [fault], tmp_path / kind)
 
 
-def survived(life: Life, victim: str, what: str) -> None:
-    """What is to come of one fault."""
-    assert life.report is not None
-    ends = what == "kill" and (victim == "trainer" or (life.shape.placement == "swap" and victim == "engine"))
-    if ends:
-        assert not life.failed or life.struck[0].rpartition(" ")[2] in life.failed, life.failed
+@pytest.mark.parametrize(("name", "victim"), HELD)
+def test_stalled_or_slow_at_every_kind_of_event(name: str, victim: str, tmp_path: Path) -> None:
+    for kind, fault in at_every_event(SHAPES[name], victim, kill=False).items():
+        survived(SHAPES[name], [fault], tmp_path / kind)
+
+
+@pytest.mark.parametrize("kind", sorted(OF_FAULTS - {"Drop"}))
+@pytest.mark.parametrize("victim", ["engine", "trainer", "reward", "actor"])
+def test_at_what_follows_from_a_fault(kind: str, victim: str, tmp_path: Path) -> None:
+    """An engine is killed, and something else, or its successor, while it is replaced."""
+    shape = Shape("async", overtaking="never", restarts=2, actors=victim == "actor")
+    for number, what in enumerate(({"what": "kill"}, {"what": "stall", "for_s": 2.0})):
+        first = Fault(what="kill", which="engine", event="Generate", count=5 + number)
+        survived(shape, [first, Fault(which=victim, event=kind, **what)], tmp_path / str(number))  # type: ignore[arg-type]
+
+
+def test_every_kind_of_process_was_hit_at_every_kind_of_event() -> None:
+    """The table of what is tried above and in test_resumed.py, each of which asserts that it hit what it meant to hit."""
+    table: dict[str, set[str]] = {}
+    for name, victim in (*KILLED, *HELD):
+        table.setdefault(victim, set()).update(uninterrupted(SHAPES[name]).entries)
+    for name, victim in test_resumed.TRIED:
+        table.setdefault(victim, set()).update(uninterrupted(test_resumed.SHAPES[name]).entries)
+    for victim in ("engine", "actor", "trainer", "reward"):
+        table[victim] |= OF_FAULTS - {"Drop"}
+    table["run"] |= OF_LATER_LIVES
+    tried = set[str]().union(*table.values())
+    assert tried == ALL_EVENTS - {"Drop"} - set[str]().union(*ELSEWHERE.values())
+    apart = {"HandOver", "HandedOver", "Sleep", "Wake", "EngineSlept", "EngineWoke"}  # where trainer and engine share a device
+    evaluated = {"Evaluate", "Evaluated"}
+    probed = {"Probe", "EngineProbed"}
+    usual = tried - apart - evaluated - probed - OF_FAULTS - OF_LATER_LIVES
+    assert usual <= set.intersection(*table.values()) and set(table) == {"engine", "actor", "trainer", "reward", "run"}
+    assert apart | evaluated | probed <= table["engine"] and evaluated | probed <= table["actor"]
+    assert apart <= table["reward"] and apart <= table["run"] and evaluated <= table["trainer"]
+
+
+def survived(shape: Shape, faults: list[Fault], folder: Path) -> None:
+    """What is to come of faults."""
+    folder.mkdir()
+    life = Life(shape, folder, faults).live()
+    told = [f"{fault.what} {fault.which} at {fault.event} {fault.count}" for fault in faults]
+    assert len(life.struck) == len(faults), (told, life.survival)
+    kills = {each.process for each in life.survival if each.what == "kill"}
+    if any(name.startswith(("trainer", "half")) for name in kills):  # the run ends with it, unless it had ended by then
+        assert not life.failed or any(name.rpartition(" ")[2] in life.failed for name in kills), (told, life.failed)
         return
-    assert not life.failed, life.failed
+    assert not life.failed and life.report is not None, (told, life.failed)
     dropped = life.report.members.dropped
-    unjudged = dropped.get(DropReason.NO_VERDICT, 0)  # what it was judging just then
-    assert unjudged <= (victim == "reward" and what == "kill"), dropped
-    assert sum(dropped.values()) <= unjudged * life.shape.size, dropped  # a group is kept with two that are judged
-    if not dropped and all(len(group.rollouts) == life.shape.size for groups in life.batches.values() for group in groups):
-        assert life.weights == uninterrupted(life.shape).weights
+    unjudged = dropped.get(DropReason.NO_VERDICT, 0)  # what a reward worker was judging just then
+    assert unjudged <= sum(name.startswith("reward") for name in kills), (told, dropped)
+    assert sum(dropped.values()) <= unjudged * shape.size, (told, dropped)  # a group is kept with two that are judged
+    if not dropped:
+        assert life.weights == uninterrupted(shape).weights, told

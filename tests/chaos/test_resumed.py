@@ -19,6 +19,9 @@ SHAPES = {
 }
 
 
+TRIED = (("async", "run"), ("swap", "run"), ("async", "trainer"))  # each at every kind of event
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_between_any_two_writes(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
@@ -29,7 +32,7 @@ def test_between_any_two_writes(name: str, tmp_path: Path) -> None:
         as_if_nothing_had_happened(Life(shape, folder, again=True).live(), str(where))
 
 
-@pytest.mark.parametrize("name", ["colocated", "async", "swap"])
+@pytest.mark.parametrize("name", [name for name, victim in TRIED if victim == "run"])
 def test_at_every_kind_of_event(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     for kind, times in uninterrupted(shape).entries.items():
@@ -54,7 +57,19 @@ def test_a_trainer_at_every_kind_of_event(tmp_path: Path) -> None:
             assert first.weights == uninterrupted(shape).weights  # it was not needed any more
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("kind", ["GroupsRecovered", "Reuse"])
+def test_in_its_second_life(kind: str, tmp_path: Path) -> None:
+    """As it takes over what the first one left."""
+    shape = SHAPES["async"]
+    first, second = (Fault(what="kill", which="run", event=event, count=times) for event, times in (("Scored", 7), (kind, 1)))
+    for faults, again in (([first], False), ([first, second], True)):
+        assert Life(shape, tmp_path, faults, again).killed()
+    life = Life(shape, tmp_path, [first, second], again=True).live()
+    as_if_nothing_had_happened(life, kind)
+    assert [(each.life, each.outcome[:7]) for each in life.survival] == [(0, "resumed"), (1, "resumed")]
+
+
+@pytest.mark.parametrize("seed", range(12))
 def test_life_after_life(seed: int, tmp_path: Path) -> None:
     """Killed at random points, with engines and reward workers that are killed and stalled meanwhile."""
     random = Random(seed)
