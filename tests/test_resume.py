@@ -143,6 +143,7 @@ def test_the_newest_whole_checkpoint_is_gone_on_from(tmp_path, whole):
     [
         ({"train.lr": "0.5"}, r"train\.lr: the run in .* has 1e-06: with 0\.5 it would be another run"),
         ({"run.seed": "1"}, r"run\.seed"),
+        ({"run.out": "elsewhere"}, r"run\.out"),
         ({"rollout.max_staleness": "1", "place.placement": "async"}, r"rollout\.max_staleness"),
         ({"model.path": ""}, r"model\.path"),
         ({"run.stepz": "1"}, "there is no option"),

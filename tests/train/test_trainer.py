@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -378,6 +379,11 @@ async def test_a_state_that_does_not_fit_is_refused(tmp_path):
         await ours.load_state(tmp_path / "saved")
     with pytest.raises(TrainError, match="holds no state"):
         await ours.load_state(tmp_path / "nothing")
+    await ours.save(tmp_path / "gpu")
+    tensors = load_file(tmp_path / "gpu" / "trainer.safetensors")
+    save_file(tensors | {"random/cuda": tensors["random/cpu"].clone()}, tmp_path / "gpu" / "trainer.safetensors")
+    with pytest.raises(TrainError, match="was written on another kind of device"):
+        await ours.load_state(tmp_path / "gpu")
     (tmp_path / "saved" / "trainer.safetensors").write_bytes(b"")
     with pytest.raises(TrainError, match=r"holds no state of a trainer: .*/trainer\.safetensors cannot be read: [^()]*$"):
         await ours.load_state(tmp_path / "saved")
