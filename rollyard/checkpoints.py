@@ -10,6 +10,7 @@ Whatever ends a run in between, the last one that was named is whole. What is no
 from __future__ import annotations
 
 import asyncio
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -80,6 +81,8 @@ def _commit(draft: Path, target: Path, metrics: Path) -> None:
             sync(metrics.parent)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # gone already when all went well; else it is in the way of the next
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ class Run:
         self._prepare(config, reward, view, environment, stations, at, journal)
 
     @classmethod
-    def resume(cls, folder: Path, overrides: Mapping[str, Any] | None = None, **given: Any) -> Self:
+    def resume(cls, folder: Path | str, overrides: Mapping[str, Any] | None = None, **given: Any) -> Self:
         """The next life of a run that was killed, or stopped: it goes on from its newest whole checkpoint.
 
         Of a run that has nothing left to do, `finished` says so once it is iterated over: there are no steps then.
@@ -91,7 +91,7 @@ class Run:
                 before anything has changed: another process has the folder, or the model is another one now.
             JournalError: while iterating: what the run left cannot be read.
         """
-        run, config = cls.__new__(cls), config_of(folder, overrides)
+        run, config = cls.__new__(cls), config_of(Path(folder), overrides)
         run._prepare(config, **given)
         run._again = not config.exchange.folder  # two jobs have their state elsewhere: there, each start goes on by itself
         return run

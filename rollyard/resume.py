@@ -30,15 +30,15 @@ from rollyard.worker import FIRST
 # What may be another option in a later life: how long it goes on, what is shown and kept of it, and what it runs on. Not what
 # is asked, what is written and how it is judged, and what is learnt from it.
 OPEN: Final = (
-    "run.steps", "run.name", "run.out", "run.overwrite", "run.inject", "checkpoint.*", "watch.*", "eval.*", "exchange.limit_s",
+    "run.steps", "run.name", "run.inject", "checkpoint.*", "watch.*", "eval.*", "*limit_s",
     "place.placement", "place.generate", "place.train", "place.restarts", "place.runtime", "place.ray_address", "place.nodes",
     "place.silent_s", "place.threads",
     "engine.slots", "engine.page_tokens", "engine.pages", "engine.step_tokens", "engine.prefill_tokens", "engine.batching",
     "engine.share_prompts", "engine.python", "engine.start_s", "engine.tensor_parallel_size", "engine.gpu_memory_utilization",
-    "engine.server", "engine.url",
-    "weights.transport", "weights.rollover", "weights.limit_s", "weights.retries", "weights.delta", "weights.address",
-    "weights.canary", "weights.probe",
-    "batch.token_budget", "train.limit_s", "train.shard",
+    "engine.server", "engine.url", "engine.silent_s", "engine.faults", "engine.failures",
+    "weights.transport", "weights.rollover", "weights.retries", "weights.delta", "weights.address",
+    "weights.canary", "weights.probe", "weights.probe_every",
+    "batch.token_budget", "train.shard",
     "rollout.max_live_groups", "rollout.moves", "rollout.retries", "rollout.give_up_after",
     "environment.workers",
     "reward.workers", "reward.start_s", "reward.concurrency", "reward.batch", "reward.give_up_after",

@@ -35,6 +35,7 @@ from rollyard import worker
 from rollyard.builder import Builder
 from rollyard.chaos.injector import Injector
 from rollyard.checkpoints import At, Checkpoints
+from rollyard.conducting import conductor_of
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.driver import Inbox, collecting_seldom
@@ -51,14 +52,11 @@ from rollyard.journal.recover import Past
 from rollyard.learner import TrainerLearner
 from rollyard.model.architecture import Architecture
 from rollyard.place.inline import DeviceThread
-from rollyard.place.mode import Schedule
 from rollyard.protocols.rollouts import Engine, Environment
 from rollyard.protocols.training import Learner
-from rollyard.resume import NOTHING, check_files, given_directly, left, remember
+from rollyard.resume import NOTHING, check_files, given_directly, remember
 from rollyard.reward.open import Given
 from rollyard.rollout.controller import Controller
-from rollyard.rollout.policy import RolloutPolicy
-from rollyard.rollout.recovery import counts_before
 from rollyard.rollout.state import Counts as CoreCounts
 from rollyard.stations import Nodes, Stations
 from rollyard.texts import visible
@@ -205,7 +203,7 @@ class Ring:
             self._activity = ""  # it says itself what it waits for
             version = await self._exchange.begin(config.run.steps)
         self._saved = version
-        self.conductor = self._conduct(version)
+        self.conductor = conductor_of(config, stations, version, self._earlier, self._folder)
         self._recorder.resume(version, self._counts.dropped)
         self.nodes = stations.nodes
         self.fleet = Fleet(
@@ -230,51 +228,6 @@ class Ring:
 
         await self._device.run(worker.set_threads, 1)
         return await self._device.run(base_policy, self._config, cache_folder(), progress)
-
-    def _conduct(self, version: WeightVersion) -> Conductor:
-        config, rollout, stations = self._config, self._config.rollout, self._stations
-        policy = RolloutPolicy(
-            group_size=rollout.group_size,
-            groups_per_batch=rollout.groups_per_step,
-            batches=config.run.steps,
-            sampling=worker.sampling_of(config),
-            window=stations.window,
-            max_staleness=rollout.max_staleness,
-            max_live_groups=rollout.max_live_groups,
-            oversample=rollout.oversample,
-            order=rollout.order,
-            moves=rollout.moves,
-            overtaking=rollout.overtaking,
-            on_stale=rollout.on_stale,
-            retries=rollout.retries,
-            vocabulary=stations.vocabulary,
-            faults=config.engine.faults,
-            failures=config.engine.failures,
-            min_scored=rollout.min_scored,
-            give_up_after=rollout.give_up_after,
-            seed=config.run.seed,
-            exact=config.place.placement == "swap",
-            turns=config.environment.turns if stations.player is not None else 0,
-            filter=rollout.filter,
-            refills=rollout.refills,
-            mask_truncated=config.advantage.overlong == "mask",
-        )
-        weights = config.weights
-        restarts = config.place.restarts if stations.launch else 0
-        steps, evaluate, every, save = config.run.steps, bool(stations.held_out), config.eval.every, config.checkpoint.every
-        probes = weights.probe_every if weights.probe and config.place.apart else 0
-        before = self._earlier.counters.get("report", {}).get("evaluated")
-        evaluated = None if before is None else WeightVersion(*before)
-        schedule = Schedule(steps, len(stations.engines), evaluate, every, save, weights.canary, restarts, probes, evaluated)
-        rollover, counts = worker.rollover_of(config), self._counted_before()
-        return Conductor(policy, schedule, rollover, version, config.place.placement, weights.retries, counts)
-
-    def _counted_before(self) -> CoreCounts:
-        """What earlier lives counted, of what has left for good."""
-        if not self._earlier.lives:
-            return CoreCounts()
-        counters = self._earlier.counters.get("rollouts") or asdict(CoreCounts())
-        return counts_before(counters, *left(self._folder, self._earlier))
 
     # ------------------------------------------------------------------------------------------- the circle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from rollyard.bench import virtual
 from rollyard.config import Config
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.folder import RunFolder, take_folder
-from rollyard.resume import check_files, check_given, config_of, remember
+from rollyard.layers import options
+from rollyard.resume import OPEN, check_files, check_given, config_of, remember
 from tests.resuming import Death, Life, live, work
 
 pytestmark = pytest.mark.filterwarnings("ignore:closing the run. Killed")
@@ -141,6 +143,7 @@ def test_the_newest_whole_checkpoint_is_gone_on_from(tmp_path, whole):
     [
         ({"train.lr": "0.5"}, r"train\.lr: the run in .* has 1e-06: with 0\.5 it would be another run"),
         ({"run.seed": "1"}, r"run\.seed"),
+        ({"run.out": "elsewhere"}, r"run\.out"),
         ({"rollout.max_staleness": "1", "place.placement": "async"}, r"rollout\.max_staleness"),
         ({"model.path": ""}, r"model\.path"),
         ({"run.stepz": "1"}, "there is no option"),
@@ -153,6 +156,11 @@ def test_options_that_would_make_another_run_are_refused(stopped, options, told)
     with pytest.raises(ConfigError, match=told):
         config_of(stopped, options)
     assert (stopped / "config.toml").read_bytes() == before
+
+
+def test_every_option_that_may_change_is_one():
+    names = [option.name for option in options()]
+    assert [each for each in OPEN if not fnmatch.filter(names, each)] == []
 
 
 def test_options_of_a_later_life_stay_the_runs_and_the_environment_is_not_asked(stopped, monkeypatch):

@@ -85,6 +85,11 @@ class State:
         own, parts = self._beside(), self._model.parts
         if lacks := [name for name in self._more if name not in found]:
             raise TrainError(f"the trainer's state in {folder} has no {' and no '.join(lacks)}: it had no value head")
+        other = found.keys() ^ own.keys()
+        if other and all(name.startswith("random/") for name in other):
+            raise TrainError(
+                f"the trainer's state in {folder} was written on another kind of device: its random state is none of this one's"
+            )
         if {name: tensor.shape for name, tensor in found.items()} != {name: tuple(tensor.shape) for name, tensor in own.items()}:
             raise TrainError(f"the trainer's state in {folder} belongs to another model")
         for name, tensor in own.items():

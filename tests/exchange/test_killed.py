@@ -17,6 +17,7 @@ from rollyard.events import Rollover
 from rollyard.exchange.agreed import agree
 from rollyard.exchange.folder import Folder, Job
 from rollyard.exchange.waiting import Waiting
+from rollyard.journal.reader import JournalReader
 from rollyard.watch.report import Finished
 from tests.exchange.lives import AGREED, Reaper, config, generate, stations, train
 
@@ -83,3 +84,10 @@ async def test_a_stop_does_not_wait_for_the_other_job(tmp_path: Path) -> None:
     await steps.aclose()
     assert run.report is not None and run.report.finished == Finished("enough", failed=False)
     assert shared.done() is None and shared.batch(0) is not None and not shared.seats[Job.GENERATION].look()[0]
+    again = rollyard.Run.resume(tmp_path / "run", stations=lambda past: stations(config_, set(), set()))
+    going = asyncio.ensure_future(anext(again.steps(), None))
+    await asyncio.sleep(0.5)  # it waits for the version that its batch will make, as when it is started again
+    again.stop("enough")
+    assert await asyncio.wait_for(going, 10) is None and again.report is not None
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        assert [life.cause for life in journal.incarnations()] == ["enough", "enough"]

@@ -19,7 +19,7 @@ from rollyard.config import TrainConfig
 from rollyard.durable import write_folder
 from rollyard.errors import CheckpointError, ConfigError, NonFinite, TrainError
 from rollyard.model.stamp import WeightStamp
-from rollyard.train.external import CANARY, AdaptedTrainer, TrainerSetup, load_adapter, make
+from rollyard.train.external import CANARY, AdaptedTrainer, TrainerSetup, go_on, load_adapter, make
 from rollyard.types import Sampling, TrainBatch, TrainStats, WeightVersion
 from tests.tiny import tiny_folder
 from tests.train.test_trainer import Here, make_samples, split, trainer
@@ -116,7 +116,10 @@ class Half:
 class Blind(Half):
     def each(self): return iter(())
     def close(self): ...
+class Again(Blind):
+    def load(self, folder): self.found = (folder / "optimizer").read_text()
 def half(setup): return Half()
+def again(setup): return Again()
 def blind(setup): return Blind()
 def nothing(setup): ...
 def fails(setup): raise OSError("no such cluster")
@@ -137,7 +140,7 @@ def adapters(tmp_path: Path) -> str:
         (
             "absent",
             ConfigError,
-            r"train.adapter: .*adapters.py has no 'absent' \(its functions: half, blind, nothing, fails, two",
+            r"train.adapter: .*adapters.py has no 'absent' \(its functions: half, again, blind, nothing, fails",
         ),
         ("two", ConfigError, r"adapters.py:two takes 0 positional arguments \(it is called with one TrainerSetup\)"),
         ("more", ConfigError, r"more: missing a required.*argument: 'ranks' \(it is called with one TrainerSetup\)"),
@@ -159,6 +162,19 @@ def test_an_adapter_that_does_not_suit(tmp_path: Path, adapters: str, function: 
 def test_one_without_evidence_will_do_for_a_run_that_wants_none(tmp_path: Path, adapters: str) -> None:
     assert make(f"{adapters}:blind", setup(tmp_path)) is not None
     assert callable(load_adapter(f"{EXAMPLE}:hugging_face"))
+
+
+def test_one_goes_on_if_it_can_load_what_it_saved(tmp_path: Path, adapters: str) -> None:
+    given, saved = setup(tmp_path), tmp_path / "step-000002"
+    saved.mkdir()
+    again = make(f"{adapters}:again", given)
+    with pytest.raises(TrainError, match=r"again cannot go on from .*step-000002: FileNotFoundError: .*optimizer"):
+        go_on(again, "adapters.py:again", saved)
+    (saved / "optimizer").write_text("moments")
+    go_on(again, "adapters.py:again", saved)
+    assert again.found == "moments"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"made a Blind, which has no load: .* --model.path .*step-000002, without that state"):
+        go_on(make(f"{adapters}:blind", given), "adapters.py:blind", saved)
 
 
 class Scripted:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -61,9 +62,9 @@ def split(samples: list[Sample], parts: int) -> tuple[tuple[Sample, ...], ...]:
     return tuple(tuple(samples[i::parts]) for i in range(parts))
 
 
-def trainer(folder, **config) -> ReferenceTrainer:
+def trainer(folder, life: int = 0, **config) -> ReferenceTrainer:
     values = {"lr": 1e-2, "max_grad_norm": 1e6, "correction": "none"} | config
-    return ReferenceTrainer(load(folder), Here(), TrainConfig(**values), 9, folder, WeightVersion(0))
+    return ReferenceTrainer(load(folder), Here(), TrainConfig(**values), 9, folder, WeightVersion(0), life=life)
 
 
 def parameters(trainer: ReferenceTrainer) -> dict[str, torch.Tensor]:
@@ -347,10 +348,15 @@ async def test_a_saved_trainer_goes_on_as_if_nothing_had_happened(tmp_path):
         if step == 2:
             await whole.save(tmp_path / "saved")
         await whole.train([TrainBatch(step, split(make_samples(seed=step), 2), Sampling(9))])
-    resumed = trainer(tmp_path / "saved")
+    resumed = trainer(tmp_path / "saved", life=3)
     await resumed.load_state(tmp_path / "saved")
     assert resumed.version == WeightVersion(2)
     await resumed.train([TrainBatch(2, split(make_samples(seed=2), 2), Sampling(9))])
+    assert resumed.version == WeightVersion(3, 3), "it says which life made it, and so does its checkpoint"
+    await resumed.save(tmp_path / "again")
+    later = trainer(tmp_path / "again")
+    await later.load_state(tmp_path / "again")
+    assert later.version == WeightVersion(3, 3)
     assert all(torch.equal(value, parameters(whole)[name]) for name, value in parameters(resumed).items())
     AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
 
@@ -373,10 +379,15 @@ async def test_a_state_that_does_not_fit_is_refused(tmp_path):
         await ours.load_state(tmp_path / "saved")
     with pytest.raises(TrainError, match="holds no state"):
         await ours.load_state(tmp_path / "nothing")
+    await ours.save(tmp_path / "gpu")
+    tensors = load_file(tmp_path / "gpu" / "trainer.safetensors")
+    save_file(tensors | {"random/cuda": tensors["random/cpu"].clone()}, tmp_path / "gpu" / "trainer.safetensors")
+    with pytest.raises(TrainError, match="was written on another kind of device"):
+        await ours.load_state(tmp_path / "gpu")
     (tmp_path / "saved" / "trainer.safetensors").write_bytes(b"")
     with pytest.raises(TrainError, match=r"holds no state of a trainer: .*/trainer\.safetensors cannot be read: [^()]*$"):
         await ours.load_state(tmp_path / "saved")
     (tmp_path / "saved" / "trainer.json").write_text("[]")
-    with pytest.raises(TrainError, match=r"holds no state of a trainer: trainer\.json names no step$"):
+    with pytest.raises(TrainError, match=r"holds no state of a trainer: trainer\.json names no version$"):
         await ours.load_state(tmp_path / "saved")
     assert ours.version == WeightVersion(0)

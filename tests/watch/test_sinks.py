@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.watch.sinks import JsonlSink
+from rollyard.watch.sinks import JsonlSink, cut
 from tests.watch.records import STEP
 
 
@@ -38,3 +38,13 @@ def test_a_sink_that_fails_warns_once_and_stops_nothing(tmp_path: Path, record: 
         warnings.simplefilter("error")
         sink.write(record)
     sink.close()
+
+
+def test_what_will_be_done_again_is_cut_off(tmp_path: Path) -> None:
+    """Of a step that was done twice the last record counts; half a line, and what is no record, is left out."""
+    path = tmp_path / "metrics.jsonl"
+    assert cut(path, 3) == () and not path.exists()
+    path.write_text('{"step": 1}\n{"step": 2, "life": 0}\n[]\n{"step": 2, "life": 1}\n{"step": 4}\n{"step": 3}\n{"step": 1, "a')
+    assert cut(path, 3) == ({"step": 1}, {"step": 2, "life": 1}, {"step": 3})
+    assert path.read_text() == '{"step": 1}\n{"step": 2, "life": 1}\n{"step": 3}\n'
+    assert cut(path, 0) == () and path.read_text() == ""
