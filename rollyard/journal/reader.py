@@ -106,6 +106,9 @@ class JournalReader:
             self._connection.close()
             raise
         lives = {life.incarnation: life for life in self.incarnations()}
+        if not lives:
+            self.close()
+            raise JournalError(f"{path}: no life of the run has begun")
         chosen = max(lives) if incarnation is None else incarnation
         if chosen not in lives:
             self.close()
