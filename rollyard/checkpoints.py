@@ -77,6 +77,7 @@ def _commit(draft: Path, target: Path, metrics: Path) -> None:
         commit_folder(draft, target)
         if metrics.exists():
             sync(metrics)
+            sync(metrics.parent)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error}") from error
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.table import Table
 
 from rollyard.bench import report
-from rollyard.bench.choice import BENCHES, MODEL, PLACEMENTS, SECTIONS, TAILS, measure
+from rollyard.bench.choice import BENCHES, LOAD, LOADS, MODEL, PLACEMENTS, SECTIONS, TAILS, load, measure
 from rollyard.bench.setting import Setting
 from rollyard.bench.theory import Work
 from rollyard.bench.turns import Tell
@@ -148,8 +148,16 @@ def _add_bench(commands: Any) -> None:
         command.add_argument("--json", action="store_true", help="print one JSON object")
         _add_options(command, {}, SECTIONS)
     _add_placements(kinds)
+    _add_load(kinds)
     command = kinds.add_parser("tails", help=TAILS, description=TAILS[0].upper() + TAILS[1:] + ".", allow_abbrev=False)
     command.add_argument("--engines", type=_count, metavar="N", help="only the cases with so many (default: 8 and 64)")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_load(kinds: Any) -> None:
+    command = kinds.add_parser("load", help=LOAD, description=LOAD[0].upper() + LOAD[1:] + ".", allow_abbrev=False)
+    command.add_argument("--workload", choices=LOADS, default=LOADS[0], help="what is measured")
+    command.add_argument("--rounds", type=_count, default=5, metavar="N", help="times everything runs, but for soak (default: 5)")
     command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -280,6 +288,13 @@ def _bench(given: argparse.Namespace, console: Screen) -> int:
         return _placements(given, tell)
     if given.bench == "tails":
         return _tails(given, tell)
+    if given.bench == "load":
+        result, table = asyncio.run(load(given.workload, given.rounds, tell))
+        if given.json:
+            sys.stdout.write(json.dumps(asdict(result)) + "\n")
+        else:
+            Screen().print(table)
+        return 0
     if not given.model.is_dir():
         raise ConfigError(f"there is no folder {given.model}", where="--model", remedy="make model, or give a model's folder")
     peer = getattr(given, "peer", "")

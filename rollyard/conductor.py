@@ -6,6 +6,8 @@ core); only instructions leave. The same conductor serves the real run, the test
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+
 from rollyard.events import EngineId, Event, Instruction, Rollover, Signal
 from rollyard.place.mode import Schedule
 from rollyard.place.modes import MODES
@@ -14,6 +16,8 @@ from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts
 from rollyard.types import WeightVersion
 from rollyard.weights.rollover import RolloverMachine
+
+Step = Callable[[Event | Signal, float], Iterable[Instruction | Signal]]
 
 MAX_SIGNALS = 10_000  # in one step; more means that the machines chase each other
 
@@ -47,11 +51,26 @@ class Conductor:
             event: what happened.
             now: seconds on the run's clock.
         """
+        return self.steps((event,), now)
+
+    def steps(self, events: Sequence[Event], now: float) -> list[Instruction]:
+        """Take several events as one step: who gets which request is decided once, after the last of them.
+
+        Args:
+            events: at least one, in the order in which they happened.
+            now: seconds on the run's clock.
+        """
+        instructions: list[Instruction] = []
+        for event in events[:-1]:
+            instructions += self._taken(event, now, self._core.note)
+        return instructions + self._taken(events[-1], now, self._core.step)
+
+    def _taken(self, event: Event, now: float, core: Step) -> list[Instruction]:
         instructions: list[Instruction] = []
         messages: list[Event | Signal] = [event]
         for message in messages:  # which grows meanwhile
-            for machine in (self._rollover, self._mode, self._core):
-                for output in machine.step(message, now):
+            for step in (self._rollover.step, self._mode.step, core):
+                for output in step(message, now):
                     if isinstance(output, Signal):
                         messages.append(output)
                     else:
@@ -74,6 +93,11 @@ class Conductor:
     def lost(self) -> frozenset[EngineId]:
         """Engines that are lost and are not started again."""
         return self._mode.lost
+
+    @property
+    def slow(self) -> dict[EngineId, int]:
+        """Engines that write several times slower than the median, and how many."""
+        return self._core.slow
 
     @property
     def live(self) -> int:

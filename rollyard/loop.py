@@ -17,6 +17,7 @@ from rollyard.checkpoints import At, clear
 from rollyard.checks import check
 from rollyard.config import Config
 from rollyard.control import serving
+from rollyard.driver import Inbox
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError, RunFailed
 from rollyard.events import EngineId
@@ -28,7 +29,7 @@ from rollyard.objective import told
 from rollyard.protocols.rollouts import Environment
 from rollyard.resume import NOTHING, check_given, config_of, finished, given_directly, left_by, lives
 from rollyard.reward.open import Given
-from rollyard.ring import REFRESH_S, Inbox, Ring, Stopped
+from rollyard.ring import REFRESH_S, Ring, Stopped
 from rollyard.stations import Stations
 from rollyard.warmup import architecture
 from rollyard.watch.recorder import Recorder
@@ -118,7 +119,7 @@ class Run:
         self._open_journal = journal
         self.injector = Injector(read_faults(Path(config.run.inject))) if config.run.inject else None
         self._make_view = view or (lambda header: QuietView())
-        self._inbox: Inbox = asyncio.Queue()
+        self._inbox = Inbox()
         self._stop_cause = ""
         self._ring: Ring | None = None  # while it turns
 

@@ -37,9 +37,10 @@ from rollyard.chaos.injector import Injector
 from rollyard.checkpoints import At, Checkpoints
 from rollyard.conductor import Conductor
 from rollyard.config import Config
+from rollyard.driver import Inbox, collecting_seldom
 from rollyard.environment import cache_folder
 from rollyard.episode.shell import Episodes
-from rollyard.errors import EngineError, EngineLost, RollyardError, TimeLimitExceeded
+from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, TimeLimitExceeded
 from rollyard.evaluate import Evaluator
 from rollyard.exchange.agreed import agreed
 from rollyard.exchange.generation import Generation
@@ -71,8 +72,6 @@ from rollyard.watch.timeline import Phase, Timeline
 from rollyard.weights.remote import hand_over
 
 REFRESH_S = 0.2  # seconds between two pictures of the run
-
-Inbox = asyncio.Queue[ev.Event | BaseException]
 
 
 class Stopped(Exception):
@@ -107,6 +106,7 @@ class Ring:
         self._built = AsyncExitStack()  # closes what was built so far, the last first
         self._built.push_async_callback(self._leave)  # when nothing is at work any more
         self._built.callback(self._device.close)
+        self._built.enter_context(collecting_seldom())
         self.conductor: Conductor | None = None
         self.nodes: Nodes = dict
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
@@ -288,10 +288,10 @@ class Ring:
         for engine in self._stations.engines.values():
             self._happen(ev.EngineUp(engine.id, engine.slots, engine.version))
         while not self._finished:
-            event = await self._inbox.get()
-            if isinstance(event, BaseException):
-                raise event
-            if isinstance(event, ev.PromptsOffered):  # handing out requests is part of generating
+            event, *more = await self._inbox.take()
+            if more:
+                self._happen(event, *more)
+            elif isinstance(event, ev.PromptsOffered):  # handing out requests is part of generating
                 with self._timeline.phase(Phase.GENERATE), self._timeline.spans.doing(Activity.PROMPTS):
                     self._happen(event)
             else:
@@ -301,17 +301,20 @@ class Ring:
                 groups, stats = self._trained
                 step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
                 self._tell_of_flat_groups()
+                self.fleet.look()
                 self._picture()
                 yield step
+            await asyncio.sleep(0)  # engines and judges have their turn, however much has happened: one may have been lost
 
-    def _happen(self, event: ev.Event) -> None:
+    def _happen(self, *events: ev.Event) -> None:
+        """What happened at once, as one step."""
         assert self.conductor is not None
-        if isinstance(event, ev.StopRequested) and self._exchange is not None:
-            self._exchange.stop(event.cause)
-        instructions = self.conductor.step(event, asyncio.get_running_loop().time())
-        self._recorder.record((event, *instructions))
+        if isinstance(events[0], ev.StopRequested) and self._exchange is not None:
+            self._exchange.stop(events[0].cause)
+        instructions = self.conductor.steps(events, asyncio.get_running_loop().time())
+        self._recorder.record((*events, *instructions))
         if self._injector is not None:
-            self._injector.heard((event, *instructions))
+            self._injector.heard((*events, *instructions))
         self._controller.carry_out(instructions)
         if self._episodes is not None:
             self._episodes.carry_out(instructions)
@@ -387,7 +390,7 @@ class Ring:
         try:
             with self._timeline.spans.doing(Activity.RESTART, name):
                 await self._stations.restart(name, self._past.append)
-        except (EngineError, TimeLimitExceeded) as error:
+        except (ConfigError, EngineError, TimeLimitExceeded) as error:  # a server may have come back as another one
             self._inbox.put_nowait(ev.EngineDown(name, str(error)))
             return
         self._controller.join(name)
@@ -473,7 +476,7 @@ class Ring:
                 await self._built.aclose()
         except Exception as error:  # noqa: BLE001 (the report comes all the same)
             _warn_about(error)
-        self._recorder.placed(self.nodes())
+        self._recorder.placed(self.nodes(), {} if self.conductor is None else self.fleet.slow)
         counts, live = self._counts, 0 if self.conductor is None else self.conductor.live_tokens
         report = self._recorder.close(
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),

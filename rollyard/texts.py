@@ -10,7 +10,7 @@ SHOWN = SIGNS | UNKNOWN
 
 def clean(text: str) -> str:
     """Text that UTF-8 can hold: a lone surrogate becomes its escape, as in JSON."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def visible(text: str) -> str:

@@ -184,6 +184,8 @@ def load_model(config: Config, folder: Path, ranks: Ranks | None = None) -> Caus
 
 def device_of(config: Config) -> str:
     """What computes, in torch's words. Raises ConfigError when it is not there."""
+    if config.place.device == "cpu":
+        return "cpu"
     import torch
 
     if config.place.device == "auto":

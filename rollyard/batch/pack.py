@@ -68,5 +68,5 @@ def first_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
 
 def _prompt(sample: Sample) -> tuple[int, ...]:
     """The tokens before the first one that is trained on: all of them, where none is."""
-    trained = sample.mask.index(True) if any(sample.mask) else len(sample.mask)
+    trained = sample.mask.index(True) if True in sample.mask else len(sample.mask)
     return sample.token_ids[:trained]

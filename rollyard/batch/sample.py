@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rollyard.batch.balance import split
 from rollyard.batch.pack import pack
@@ -63,7 +63,7 @@ def rows(group: Group, rollout: Rollout, advantage: float) -> list[Sample]:
     first = 0
     for turn in _answers(group, done):
         seen = found[-1].token_ids if found else ()
-        if not found or turn.prompt_ids[: len(seen)] != tuple(seen):
+        if not found or turn.prompt_ids[: len(seen)] != seen:
             found.append(_Row())
         found[-1].extend(turn.prompt_ids, done, first, first + turn.tokens, advantage)
         first += turn.tokens
@@ -72,10 +72,10 @@ def rows(group: Group, rollout: Rollout, advantage: float) -> list[Sample]:
         Sample(
             group=group.id,
             member=done.member,
-            token_ids=tuple(row.token_ids),
-            mask=tuple(row.mask),
-            logprobs=tuple(row.logprobs),
-            advantages=tuple(row.advantages),
+            token_ids=row.token_ids,
+            mask=row.mask,
+            logprobs=row.logprobs,
+            advantages=row.advantages,
             spans=spans.next(row.sampled),
             part=part,
             others=every - row.sampled,
@@ -92,23 +92,21 @@ def _answers(group: Group, done: Completion) -> Sequence[Turn]:
 
 @dataclass(slots=True)
 class _Row:
-    """A row that grows: four lists, as long as each other."""
+    """A row that grows: four tuples, as long as each other."""
 
-    token_ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    advantages: list[float] = field(default_factory=list)
+    token_ids: tuple[int, ...] = ()
+    mask: tuple[bool, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    advantages: tuple[float, ...] = ()
     sampled: int = 0
 
-    def extend(self, prompt: Sequence[int], done: Completion, first: int, end: int, advantage: float) -> None:
+    def extend(self, prompt: tuple[int, ...], done: Completion, first: int, end: int, advantage: float) -> None:
         """What comes next: the rest of `prompt`, which begins with all that is here, and tokens `first` to `end` of `done`."""
         between, sampled = prompt[len(self.token_ids) :], end - first
-        self.token_ids += between
-        self.token_ids += done.token_ids[first:end]
-        self.mask += [False] * len(between) + [True] * sampled
-        self.logprobs += [0.0] * len(between)
-        self.logprobs += done.logprobs[first:end]
-        self.advantages += [0.0] * len(between) + [advantage] * sampled
+        self.token_ids += between + done.token_ids[first:end]
+        self.mask += (False,) * len(between) + (True,) * sampled
+        self.logprobs += (0.0,) * len(between) + done.logprobs[first:end]
+        self.advantages += (0.0,) * len(between) + (advantage,) * sampled
         self.sampled += sampled
 
 
@@ -122,9 +120,9 @@ class _Spans:
         found: list[VersionSpan] = []
         while tokens:
             span = self._left.pop(0)
-            taken = min(tokens, span.tokens)
-            found.append(span._replace(tokens=taken))
-            if taken < span.tokens:
-                self._left.insert(0, span._replace(tokens=span.tokens - taken))
-            tokens -= taken
+            if span.tokens > tokens:
+                self._left.insert(0, span._replace(tokens=span.tokens - tokens))
+                span = span._replace(tokens=tokens)
+            found.append(span)
+            tokens -= span.tokens
         return tuple(found)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
 
 from rollyard.bench.result import Result
 from rollyard.bench.setting import Setting
@@ -38,7 +41,27 @@ BENCHES = {
 }
 
 TAILS = "what is done about long answers, with engines that only take time: the wait for the last tenth of each batch"
+LOADS = ("speed", "areal", "soak")
+LOAD = (
+    "what orchestration costs, with stations that answer at once: completions and events a second (speed), beside AReaL's "
+    "executor (areal), and 100,000 rollouts of which some fail (soak)"
+)
 PLACEMENTS = "one workload under all placements: with stations that only take time, beside theory, and with the tiny model"
+
+
+async def load(workload: str, rounds: int, tell: Tell) -> tuple[Any, RenderableType]:
+    """What was found, and as people read it. Raises RunFailed, PeerError, LostError, ConfigError, TimeLimitExceeded."""
+    from rollyard.bench import beside, soak
+    from rollyard.bench import load as speed
+
+    if workload == "soak":
+        soaked = await soak.bench(tell)
+        return soaked, soak.table(soaked)
+    if workload == "areal":
+        found = await beside.bench(rounds, tell)
+        return found, beside.table(found)
+    measured = await speed.bench(rounds, tell)
+    return measured, speed.table(measured)
 
 
 async def measure(bench: str, setting: Setting, tell: Tell) -> Result:

@@ -57,7 +57,7 @@ class InstantEngine:
     Args:
         id: its name.
         slots: requests that it takes at once.
-        hold: it answers the oldest quarter of what it has once its slots are full, and the rest when nothing more comes.
+        hold: it answers the oldest sixteenth of what it may have once its slots are full, and the rest when nothing more comes.
         flight: counts what it holds.
         fate: "" or how a request fails: "error" (an answer that says so), "death" (of the engine), "refusal".
     """
@@ -92,7 +92,7 @@ class InstantEngine:
         if not self.hold:
             self._answer(len(self._held))
         elif len(self._held) >= self.slots:
-            self._answer(max(self.slots // 4, 1))
+            self._answer(max(self.slots // 16, 1))
         self._new = True
         if self._held and self._watch is None:
             self._watch = asyncio.get_running_loop().call_later(IDLE_S, self._look)

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollyard.bench import prepared
-from rollyard.bench.instant import Fate, Flight, Unkept, instant_stations
+from rollyard.bench.instant import Flight, Unkept, instant_stations
 from rollyard.bench.placements import SHAPE
 from rollyard.bench.result import Load, Machine, Spread, machine, versions
 from rollyard.bench.turns import Tell
@@ -52,7 +52,7 @@ class Case:
 
 
 RUNS: Final = tuple(Case(size, 512 // size, 40, journal=journal) for size in (8, 1) for journal in (False, True))
-FLIGHT: Final = Case(8, 640, 8, engines=64, slots=160, staleness=3, hold=True)  # 10,240 slots
+FLIGHT: Final = Case(8, 640, 8, engines=64, slots=168, staleness=7, hold=True)  # 10,752 slots
 CORE: Final = (
     prepared.Play(live=100, size=8, steps=40),
     *(prepared.Play(live=live, size=1, steps=20_000 // live) for live in (100, 1_000, 10_000)),
@@ -142,11 +142,11 @@ def shown(case: Case) -> str:
     return f"K {case.size}, {case.engines} engines, {journal}"
 
 
-async def ran(case: Case, fate: Fate | None = None) -> Ran:
+async def ran(case: Case) -> Ran:
     """One run. Raises RunFailed."""
     flight, marks = Flight(), list[tuple[float, float]]()
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as scratch:
-        stations = instant_stations(case.engines, case.slots, flight, hold=case.hold, fate=fate)
+        stations = instant_stations(case.engines, case.slots, flight, hold=case.hold)
         run = Run(config_of(case, Path(scratch)), stations=lambda past: stations, journal=Journal if case.journal else Unkept)
         async for step in run:
             if step.step in (WARM, WARM + case.steps):
@@ -155,8 +155,8 @@ async def ran(case: Case, fate: Fate | None = None) -> Ran:
     return Ran(ended - began, cpu_ended - cpu, flight)
 
 
-def config_of(case: Case, scratch: Path) -> Config:
-    """The run's config."""
+def config_of(case: Case, scratch: Path, more: Mapping[str, object] | None = None) -> Config:
+    """The run's config, with further options."""
     model = scratch / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
@@ -177,6 +177,7 @@ def config_of(case: Case, scratch: Path) -> Config:
         "run.steps": WARM + case.steps,
         "run.out": str(scratch / "run"),
         "watch.view": "quiet",
+        **(more or {}),
     }
     return resolve(environment={}, overrides=options).config
 
@@ -217,9 +218,8 @@ def table(result: Loads) -> RenderableType:
     for core in result.core:
         found.add_row(f"events of the core, K {core.size}, {core.live:,} live groups", *_spread(core.per_s), f"{core.us:.1f}")
     title = Text(f"bench load: stations that answer at once, median of {result.rounds} rounds", style="bold")
-    about = (
-        f"load average {result.load.before:.2f} to {result.load.after:.2f}; {result.machine.cpu}, {result.machine.cores} cores"
-    )
+    load, where = result.load, result.machine
+    about = f"load average {load.before:.2f} to {load.after:.2f}; {where.cpu}, {where.cores} cores"
     return Group(title, found, Text(about, style="dim"))
 
 

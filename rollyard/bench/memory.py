@@ -33,6 +33,11 @@ def memory(pid: int, without: int | None = None) -> tuple[Figure, ...]:
     return Figure("peak memory", peak / 1024, "MiB"), Figure("memory", now / 1024, "MiB")
 
 
+def resident(pid: int) -> int:
+    """Bytes of this process alone that are in memory now; 0 where there is no /proc."""
+    return _kib(PROC / str(pid) / "status", "VmRSS:") * 1024
+
+
 def _tree(pid: int, without: int | None = None) -> Iterator[int]:
     """The process and all below it."""
     if pid == without or not (PROC / str(pid)).is_dir():

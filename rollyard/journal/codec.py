@@ -6,6 +6,7 @@ import json
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import Final, TypeVar
 from zlib import crc32
@@ -36,9 +37,9 @@ def unpack_floats(blob: bytes) -> tuple[float, ...]:
     return tuple(_little(array("f", blob)))
 
 
-def checksum(ids: bytes, logprobs: bytes, *others: object) -> int:
-    """Of the columns of a row, which tells it from one that the disk has changed. None of `others` is a blob."""
-    return crc32("\0".join(map(str, others)).encode(), crc32(logprobs, crc32(ids)))
+def checksum(ids: bytes, logprobs: bytes, others: str) -> int:
+    """Of a row's blobs and its other columns, which tells it from one that the disk has changed."""
+    return crc32(others.encode(), crc32(logprobs, crc32(ids)))
 
 
 def _little(values: array[Number]) -> array[Number]:
@@ -49,7 +50,8 @@ def _little(values: array[Number]) -> array[Number]:
 
 
 def pack_spans(spans: Sequence[VersionSpan]) -> str:
-    return str([[*span.version, *span.oldest_kv, span.tokens] for span in spans])  # lists of numbers read the same in JSON
+    rows = [f"[{v}, {life}, {kv}, {kv_life}, {tokens}]" for (v, life), (kv, kv_life), tokens in spans]
+    return f"[{', '.join(rows)}]"
 
 
 def unpack_spans(text: str) -> tuple[VersionSpan, ...]:
@@ -103,6 +105,16 @@ def pack_json(record: Mapping[str, object]) -> str:
 def pack_list(messages: Sequence[Mapping[str, str]]) -> str:
     """A JSON list of objects, each as `pack_json` writes it."""
     return f"[{', '.join(map(pack_json, messages))}]" if messages else "[]"
+
+
+def pack_parts(parts: Mapping[str, float]) -> str:
+    """Rewards by name as a JSON object, as `pack_json` writes it. The same few come over and over."""
+    return _parts(tuple(parts.items())) if parts else "{}"
+
+
+@lru_cache(maxsize=1024)
+def _parts(items: tuple[tuple[str, float], ...]) -> str:
+    return pack_json(dict(items))
 
 
 def unpack_parts(text: str) -> dict[str, float]:

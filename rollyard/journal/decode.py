@@ -24,7 +24,7 @@ class Damaged(JournalError):
 
 def check_prompt(life: int, group: int, row: int, ids: bytes, text: str, columns: str, messages: str, check: int) -> None:
     """Raises Damaged."""
-    if check != checksum(ids, b"", life, group, row, text, columns, messages):
+    if check != checksum(ids, b"", f"{life} {group} {row} {columns} {messages} {text}"):
         raise Damaged(f"prompt {group} of life {life} is damaged")
 
 
@@ -34,10 +34,20 @@ def prompt_of(life: int, group: int, row: int, ids: bytes, text: str, columns: s
     return Prompt(group, row, unpack_ids(ids), text, json.loads(columns), tuple(json.loads(messages)))
 
 
-def check_completion(life: int, group: int, member: int, ids: bytes, logprobs: bytes, *rest: str | int) -> None:
-    """`rest` are the other columns. Raises Damaged."""
-    *texts, check = rest
-    if check != checksum(ids, logprobs, life, group, member, *texts):
+def check_completion(
+    life: int,
+    group: int,
+    member: int,
+    ids: bytes,
+    logprobs: bytes,
+    spans: str,
+    turns: str,
+    finish: str,
+    text: str,
+    check: int,
+) -> None:
+    """Raises Damaged."""
+    if check != checksum(ids, logprobs, f"{life} {group} {member} {spans} {turns} {finish} {text}"):
         raise Damaged(f"the completion of prompt {group}, member {member} of life {life} is damaged")
 
 
@@ -62,7 +72,7 @@ def completion_of(
 
 def check_verdict(life: int, group: int, member: int, value: float | None, parts: str, problem: str, check: int) -> None:
     """Raises Damaged."""
-    if check != checksum(b"", b"", life, group, member, value, parts, problem):
+    if check != checksum(b"", b"", f"{life} {group} {member} {value} {parts} {problem}"):
         raise Damaged(f"the verdict on prompt {group}, member {member} of life {life} is damaged")
 
 
@@ -74,6 +84,6 @@ def reward_of(life: int, group: int, member: int, value: float | None, parts: st
 
 def piece_of(life: int, group: int, member: int, position: int, ids: bytes, logprobs: bytes, spans: str, check: int) -> Piece:
     """Raises Damaged."""
-    if check != checksum(ids, logprobs, life, group, member, position, spans):
+    if check != checksum(ids, logprobs, f"{life} {group} {member} {position} {spans}"):
         raise Damaged(f"tokens of prompt {group}, member {member} of life {life} are damaged")
     return unpack_piece(ids, logprobs, spans)

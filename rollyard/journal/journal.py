@@ -113,13 +113,15 @@ class Journal:
     def _begin(self, run: RunRecord) -> int:
         connection = self._connection
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = FULL")  # nothing that a life leaves in its folder is there before its row
         if connection.execute("PRAGMA schema_version").fetchone() == (0,):
             connection.execute("PRAGMA journal_mode = WAL")
             self._create()
         check_format(connection, self._path)
-        connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-        return self._begin_life(run)
+        incarnation = self._begin_life(run)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return incarnation
 
     def _create(self) -> None:
         with self._transaction("create"):
@@ -169,9 +171,9 @@ class Journal:
             saved = (piece_of(*row) for row in self._connection.execute(READ_PARTIAL, mine))
             position, pieces = 0, [joined(saved, position), *pieces]
         tokens, logprobs, spans = joined(pieces)
-        texts = pack_ids(tokens), pack_floats(logprobs), pack_spans(spans)
-        check = checksum(*texts[:2], *mine, position, texts[2])
-        return (*mine, position, len(tokens), *texts, check)
+        ids, packed, spans_text = pack_ids(tokens), pack_floats(logprobs), pack_spans(spans)
+        check = checksum(ids, packed, f"{self.incarnation} {key[0]} {key[1]} {position} {spans_text}")
+        return (*mine, position, len(tokens), ids, packed, spans_text, check)
 
     # ------------------------------------------------------------------------------------------- recording
 

@@ -80,7 +80,13 @@ def has_lives(path: Path) -> bool:
     if not path.is_file():
         return False
     with guarded(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        if connection.execute("PRAGMA schema_version").fetchone() == (0,):
+        try:
+            (made,) = connection.execute("PRAGMA schema_version").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK:  # it was killed while it made the file
+                return False
+            raise
+        if not made:
             return False
         check_format(connection, path)
         (lives,) = connection.execute("SELECT count(*) FROM incarnations").fetchone()
@@ -106,13 +112,11 @@ class JournalReader:
             self._connection.close()
             raise
         lives = {life.incarnation: life for life in self.incarnations()}
-        if not lives:
-            self.close()
-            raise JournalError(f"{path}: no life of the run has begun")
-        chosen = max(lives) if incarnation is None else incarnation
+        chosen = max(lives, default=0) if incarnation is None else incarnation
         if chosen not in lives:
             self.close()
-            raise JournalError(f"{path}: no incarnation {chosen}, only {', '.join(map(str, lives))}")
+            problem = f"no incarnation {chosen}, only {', '.join(map(str, lives))}" if lives else "no run has begun in it"
+            raise JournalError(f"{path}: {problem}")
         self.incarnation = lives[chosen]
 
     def __enter__(self) -> Self:

@@ -27,7 +27,7 @@ from rollyard.events import (
     Train,
 )
 from rollyard.fitness import Unwrite
-from rollyard.journal.codec import checksum, pack_floats, pack_ids, pack_json, pack_list, pack_spans, pack_turns
+from rollyard.journal.codec import checksum, pack_floats, pack_ids, pack_json, pack_list, pack_parts, pack_spans, pack_turns
 from rollyard.journal.partials import Unfinisheds
 from rollyard.journal.schema import WRITES
 from rollyard.lives import Reuse, Wrote
@@ -127,10 +127,10 @@ class Rows:
 
     def _on_admit(self, admit: Admit, now: float) -> None:
         prompt = admit.prompt
-        names, ids = (self._incarnation, prompt.id, prompt.row), pack_ids(prompt.token_ids)
+        life, group, row, ids = self._incarnation, prompt.id, prompt.row, pack_ids(prompt.token_ids)
         text, columns, messages = clean(prompt.text), pack_json(prompt.columns), pack_list(prompt.messages)
-        check = checksum(ids, b"", *names, text, columns, messages)
-        self.tables["prompts"].append((*names, text, ids, columns, messages, now, check))
+        check = checksum(ids, b"", f"{life} {group} {row} {columns} {messages} {text}")
+        self.tables["prompts"].append((life, group, row, text, ids, columns, messages, now, check))
 
     def _on_wrote(self, told: Wrote, now: float) -> None:
         segment = told.segment
@@ -141,13 +141,14 @@ class Rows:
         self.unfinished.goes_on(request.id[:2], len(request.written_ids))
 
     def _completion(self, done: Completion, now: float) -> None:
-        names = self._incarnation, done.group, done.member
-        self.unfinished.gone(names[1:])
+        life, group, member = self._incarnation, done.group, done.member
+        self.unfinished.gone((group, member))
         ids, logprobs, spans = pack_ids(done.token_ids), pack_floats(done.logprobs), pack_spans(done.spans)
         turns, text, finish = pack_turns(done.turns, done.token_ids), clean(done.text), done.finish.value
-        oldest = min((span.version.step for span in done.spans), default=None)
-        check = checksum(ids, logprobs, *names, spans, turns, finish, text)
-        row = (*names, finish, len(done.token_ids), ids, logprobs, spans, turns, oldest, text, now, check)
+        oldest = min([span.version.step for span in done.spans], default=None)
+        check = checksum(ids, logprobs, f"{life} {group} {member} {spans} {turns} {finish} {text}")
+        count = len(done.token_ids)
+        row = (life, group, member, finish, count, ids, logprobs, spans, turns, oldest, text, now, check)
         self.tables["completions"].append(row)
 
     def _verdict(self, group: int, member: int, reward: Reward, now: float) -> None:
@@ -155,8 +156,9 @@ class Rows:
         if value is not None and not math.isfinite(value):
             value, problem = None, problem or f"the reward is {value}"
         value = None if value is None else float(value)  # as the column has it
-        told = (self._incarnation, group, member, value, pack_json(reward.parts), clean(problem))
-        self.tables["verdicts"].append((*told, now, checksum(b"", b"", *told)))
+        life, parts, problem = self._incarnation, pack_parts(reward.parts), clean(problem)
+        check = checksum(b"", b"", f"{life} {group} {member} {value} {parts} {problem}")
+        self.tables["verdicts"].append((life, group, member, value, parts, problem, now, check))
 
     def _on_keep(self, keep: Keep, now: float) -> None:
         """Only what comes from an earlier life is news."""

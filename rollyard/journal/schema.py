@@ -120,7 +120,7 @@ CREATE TABLE verdicts (
     checksum INTEGER NOT NULL,
     PRIMARY KEY (incarnation, group_id, member),
     FOREIGN KEY (incarnation, group_id, member) REFERENCES completions
-) STRICT;
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE drops (
     incarnation INTEGER NOT NULL,

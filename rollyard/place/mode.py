@@ -208,6 +208,8 @@ class Mode:
             yield from self._close()  # nothing is begun until all are proved
         if self._offered != self._trained or self._returned:
             self._led = self._to_lead()
+            if self.overlaps and not self._led:
+                yield from self._probe()
             self._doing, self._aside, self._offered = Doing.PUBLISHING, Aside.ROLLING, self._trained
             self._returned.clear()
             yield Publish(self._trained, self._led)
@@ -252,6 +254,11 @@ class Mode:
         assert self._batch is not None
         groups, self._batch, self._doing = self._batch.groups, None, Doing.TRAINING
         yield Train(self._trained.step, groups)
+        if not self.overlaps:
+            yield from self._probe()
+
+    def _probe(self) -> Iterable[Output]:
+        """Once nothing, or as little as can be, will be written with the weights that engines have."""
         every = self._schedule.probe_every
         if every and self._trained.step % every == 0:
             yield from (Probe(engine) for engine in sorted(self._engines - self._returned - self._leaving))

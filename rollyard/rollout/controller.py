@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -82,6 +82,7 @@ class Controller:
         self._timeline = timeline
         self._written: dict[EngineId, dict[RequestId, _Written]] = {}
         self._private: dict[RequestId, _Private] = {}
+        self._unjudged: deque[Score] = deque()
         self._lost: set[EngineId] = set()
         self._silence = Silence(silent_s)
         self._tokens = range(vocabulary or 2**32)
@@ -126,20 +127,18 @@ class Controller:
                 case Score(_, done, Reward() as verdict):
                     self._post(Scored(done.group, done.member, verdict))
                 case Score():
-                    self._start(self._score(instruction))
+                    self._unjudged.append(instruction)
                 case Abort(engine, ids):
                     self._start(self._abort(self._engines[engine], ids))
                 case Move(engine, request, _):
                     self._start(self._abort(self._engines[engine], (request,)))
                 case Pause() | Sleep() | Resume() | Condemn():
                     self._mind(instruction)
+        if self._unjudged:
+            self._start(self._judge())
+            asyncio.get_running_loop().call_soon(self._spread)
         if requests:
-            self._timeline.open(Phase.GENERATE)
-            try:
-                for engine, batch in requests.items():
-                    self._generate(engine, batch)
-            finally:
-                self._timeline.close(Phase.GENERATE)
+            self._hand_out(requests)
 
     async def complete(self, requests: Sequence[Request], engines: Sequence[EngineId] = ()) -> list[Completion]:
         """Completions outside the core, in the order asked. Their ids are the caller's own.
@@ -184,12 +183,21 @@ class Controller:
 
     async def close(self) -> None:
         """Give up what is under way."""
+        self._unjudged.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # ------------------------------------------------------------------------------------------ generation
+
+    def _hand_out(self, requests: Mapping[EngineId, list[Request]]) -> None:
+        self._timeline.open(Phase.GENERATE)
+        try:
+            for engine, batch in requests.items():
+                self._generate(engine, batch)
+        finally:
+            self._timeline.close(Phase.GENERATE)
 
     def _generate(self, engine: EngineId, requests: list[Request]) -> None:
         """Requests go together; when an engine refuses them, one by one, so that each gets the answer that is its own."""
@@ -313,6 +321,16 @@ class Controller:
         return self._text(written.token_ids, written.stop, segment.finish)
 
     # --------------------------------------------------------------------------------------------- scoring
+
+    async def _judge(self) -> None:
+        """What is not judged yet, one after the other, as long as verdicts come at once."""
+        while self._unjudged:
+            await self._score(self._unjudged.popleft())
+
+    def _spread(self) -> None:
+        """Somebody has to wait for a verdict: the others do not wait behind it."""
+        for _ in range(len(self._unjudged)):
+            self._start(self._judge())
 
     async def _score(self, instruction: Score) -> None:
         completion = instruction.completion

@@ -115,10 +115,9 @@ class RolloutCore:
 
     def step(self, message: Message, now: float) -> list[Output]:
         """Take one event or signal; return what follows from it."""
-        handler = self._handlers.get(type(message))
-        if handler is None:
+        if type(message) not in self._handlers:
             return []
-        out = list(handler(message))
+        out = self.note(message, now)
         if self._open:
             self._batches.take(out, last=self._exhausted and not self._asked)
         out.extend(self._batches.surplus())
@@ -130,10 +129,21 @@ class RolloutCore:
             out.extend(self._emptied())
         return out
 
+    def note(self, message: Message, now: float) -> list[Output]:
+        """Take one event or signal that others follow at once: only what it is for its own member, group or engine."""
+        self._dispatch.now = now
+        handler = self._handlers.get(type(message))
+        return [] if handler is None else list(handler(message))
+
     def _emptied(self) -> Iterable[Output]:
         for engine in [engine for engine in sorted(self._leaving) if not self._dispatch.held_by(engine)]:
             self._leaving.discard(engine)
             yield EngineEmptied(engine)
+
+    @property
+    def slow(self) -> dict[EngineId, int]:
+        """Engines that are several times slower than the median, and how many."""
+        return self._router.slow
 
     @property
     def live(self) -> int:
@@ -297,6 +307,7 @@ class RolloutCore:
             yield from self._failed(event.segment.request, event.engine, event.segment.problem)
             return
         member.stop(event.engine, self._health.epoch(event.engine))
+        self._dispatch.measure(event.engine, group, member)
         if finish is not FinishReason.ABORT:
             self._health.right(event.engine)
         if finish is FinishReason.ABORT and group.left(member) > 0:

@@ -11,9 +11,12 @@ from rollyard.rollout.live import LiveGroups
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.router import Router
 from rollyard.rollout.seeds import completion_seed
+from rollyard.rollout.speed import Speeds
 from rollyard.rollout.state import GroupState, Member, Output, Phase
 from rollyard.rollout.waiting import Waiting
 from rollyard.types import Request, RequestId, Sampling
+
+TYPICAL = 1 / 64  # share of the newest request in the mean
 
 
 class Dispatch:
@@ -28,6 +31,9 @@ class Dispatch:
         self._held: dict[EngineId, dict[RequestId, None]] = {}  # the same by engine, in order
         self._samplings: dict[tuple[int, tuple[str, ...]], Sampling] = {}
         self.router = Router()
+        self.now = 0.0  # seconds on the run's clock
+        self._speeds = Speeds()
+        self._typical = 0.0  # tokens of a request
 
     def again(self, member: Member) -> None:
         """The same member again, keeping the tokens already written."""
@@ -75,7 +81,7 @@ class Dispatch:
         )
         tokens = len(request.prompt_ids) + len(request.written_ids)
         member.phase, member.engine, member.target = Phase.RUNNING, engine, None
-        member.began = len(member.token_ids)
+        member.began, member.began_at = len(member.token_ids), self.now
         group.home = member.home = engine
         self._attempts[request.id] = (engine, tokens)
         self._held.setdefault(engine, {})[request.id] = None
@@ -89,6 +95,13 @@ class Dispatch:
             sampling = self._policy.sampling
             found = self._samplings[max_tokens, stop] = replace(sampling, max_tokens=max_tokens, stop=sampling.stop + stop)
         return found
+
+    def measure(self, engine: EngineId, group: GroupState, member: Member) -> None:
+        """It wrote the member's attempt."""
+        tokens = len(member.token_ids) - member.began
+        self._typical += TYPICAL * (len(group.prompt.token_ids) + len(member.token_ids) - self._typical)
+        if self._speeds.wrote(engine, tokens, self.now - member.began_at):
+            self.router.compare(self._speeds.slowness(), round(self._typical))
 
     def holds(self, request: RequestId) -> bool:
         """Does an engine hold this request?"""
@@ -122,4 +135,5 @@ class Dispatch:
         for request in lost:
             del self._attempts[request]
         self.router.remove(engine)
+        self._speeds.forget(engine)
         return lost

@@ -2,7 +2,8 @@
 
 A sequence is written slower the more run beside it. When nothing waits any more, what is left of a batch is spread unevenly;
 its longest members then set the pace. One moves when the engine it leaves runs at least twice as many as the one it goes to
-will, and when it has much left against what the other engine has to read again. So each move makes the load more even.
+will (those of an engine that is several times slower than the others count as many times), and when it has much left against
+what the other engine has to read again. So each move makes the load more even.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ class Moves:
         idle = [each for each in self._dispatch.router if each.open]
         if not idle:
             return None
-        source = max(stays, key=lambda engine: (stays[engine], engine))
-        target = min(idle, key=lambda each: (stays[each.id] + comes[each.id], each.id))
-        if stays[source] < CROWDED * (stays[target.id] + comes[target.id] + 1):
+        slow = {each.id: each.slowness for each in self._dispatch.router}
+        source = max(stays, key=lambda engine: (stays[engine] * slow[engine], engine))
+        target = min(idle, key=lambda each: ((stays[each.id] + comes[each.id] + 1) * each.slowness, each.id))
+        if stays[source] * slow[source] < CROWDED * (stays[target.id] + comes[target.id] + 1) * target.slowness:
             return None
         best, most = None, 0.0
         for request in self._dispatch.held_by(source):

@@ -1,18 +1,19 @@
 """Which engine gets a request (PURE): the one with the fewest tokens in flight.
 
 A group stays on the engine that already holds one of its members while that costs nothing: the prompt it need not
-compute again is at least as long as the difference in load. Each operation is O(log engines).
+compute again is at least as long as the difference in load. What an engine holds that is several times slower than the others,
+and the request that it is to get, weigh as many times as much. Each operation is O(log engines).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from rollyard.events import EngineId
 
-Place = tuple[int, int, EngineId]  # tokens, requests, and whose they are
+Place = tuple[int, int, EngineId]  # weight, requests, and whose they are
 OUTDATED = 16  # entries of heaps for each engine, at most
 
 
@@ -27,6 +28,8 @@ class EngineLoad:
     leaving: bool = False
     running: int = 0  # requests
     tokens: int = 0  # prompt and written tokens of the running requests
+    slowness: int = 1  # times as slow as the median
+    weight: int = 0  # of what it holds, as of its last change
 
     @property
     def open(self) -> bool:
@@ -40,6 +43,7 @@ class Router:
         self._engines: dict[EngineId, EngineLoad] = {}
         self._open: dict[int, set[EngineId]] = {}  # by version; few are alive at once
         self._heaps: dict[int, list[Place]] = {}  # by version
+        self._typical = 0  # tokens of a request
         self._filed = 0  # entries, outdated ones too, since the heaps were made anew
 
     def __contains__(self, engine: EngineId) -> bool:
@@ -92,6 +96,19 @@ class Router:
         elif was_open:
             self._unfile(load)
 
+    def compare(self, slowness: Mapping[EngineId, int], typical: int) -> None:
+        """Engines were measured. `typical`: tokens of a request."""
+        self._typical = typical
+        for load in self._engines.values():
+            if load.slowness != (found := slowness.get(load.id, 1)):
+                load.slowness = found
+                self._file(load)
+
+    @property
+    def slow(self) -> dict[EngineId, int]:
+        """How many times slower than the median engines are that are."""
+        return {load.id: load.slowness for load in self._engines.values() if load.slowness > 1}
+
     def serves(self, oldest: int, newest: int | None) -> bool:
         """Is there an engine that takes requests, of an allowed version?"""
         return any(version >= oldest and (newest is None or version <= newest) for version in self._open)
@@ -111,12 +128,12 @@ class Router:
         for load in self._least_loaded(oldest, newest, avoid):
             if load.id == avoid:
                 last_resort = load.id
-            elif best is None or (load.tokens, load.running) < (best.tokens, best.running):
+            elif best is None or (load.weight, load.running) < (best.weight, best.running):
                 best = load
         if best is None:
             return last_resort
         near = self._engines.get(home) if home is not None and home != avoid else None
-        if near is not None and self._allowed(near, oldest, newest) and near.tokens - best.tokens <= prompt_tokens:
+        if near is not None and self._allowed(near, oldest, newest) and near.weight - best.weight <= prompt_tokens:
             return near.id
         return best.id
 
@@ -135,10 +152,10 @@ class Router:
         """The least loaded of a version that has open engines; entries before its own are outdated, and go."""
         heap = self._heaps[version]
         while True:
-            tokens, running, engine = heap[0]
+            weight, running, engine = heap[0]
             load = self._engines.get(engine)
             known = load is not None and load.version == version and load.open and engine != but
-            if load is not None and known and load.tokens == tokens and load.running == running:
+            if load is not None and known and load.weight == weight and load.running == running:
                 return load
             heappop(heap)
 
@@ -172,5 +189,7 @@ class Router:
 
     def _push(self, load: EngineLoad) -> None:
         if load.open and load.version is not None:
-            heappush(self._heaps.setdefault(load.version, []), (load.tokens, load.running, load.id))
+            slow, typical = load.slowness, self._typical
+            load.weight = load.tokens if slow == 1 else (load.tokens + typical) * slow - typical
+            heappush(self._heaps.setdefault(load.version, []), (load.weight, load.running, load.id))
             self._filed += 1

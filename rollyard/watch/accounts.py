@@ -13,6 +13,7 @@ from rollyard.durable import writing
 from rollyard.protocols.devices import Spans
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import DeviceTime, Lane, PoolTime, account
+from rollyard.watch.spans import coarser
 from rollyard.watch.timeline import Phase, Timeline
 
 # What the driver sees of a phase explains why a device waits. Not generation: it holds its requests to the last token,
@@ -25,6 +26,7 @@ EXPLAINS: Final = {
     Phase.EVAL: Activity.EVAL,
     Phase.CHECKPOINT: Activity.CHECKPOINT,
 }
+MOST: Final = 2**15  # intervals of a device
 DRIVER: Final = "driver"
 ENGINE: Final = "engine"  # roles
 TRAINER: Final = "trainer"
@@ -49,9 +51,12 @@ class _Watched:
             while new := spans.drain():
                 for interval in new:
                     self._take(interval)
+        if len(self.intervals) > MOST:
+            self.intervals = coarser(self.intervals, MOST // 2, _kind)
+            self.newest = {_kind(interval): at for at, interval in enumerate(self.intervals)}
 
     def _take(self, interval: Interval) -> None:
-        kind = interval.activity, interval.what
+        kind = _kind(interval)
         at = self.newest.get(kind)
         if at is not None and self.intervals[at].end_ns == interval.start_ns:
             self.intervals[at] = self.intervals[at]._replace(end_ns=interval.end_ns)
@@ -60,8 +65,13 @@ class _Watched:
             self.intervals.append(interval)
 
 
+def _kind(interval: Interval) -> tuple[Activity, str]:
+    return interval.activity, interval.what
+
+
 class Accounts:
-    """The books of all devices of a run. Every interval is kept until the end: about 200 bytes each.
+    """The books of all devices of a run. Intervals are kept until the end, about 200 bytes each: MOST of a device, and beyond
+    that the shortest gaps within an activity are closed.
 
     Args:
         timeline: gives the wall time, and the phases that explain waits.

@@ -191,6 +191,7 @@ def table(report: Report) -> RenderableType:
         ("weights", f"{len(report.versions)} versions, {report.weights.transport}, {report.weights.bytes_copied:,} bytes copied"),
         *_arrival(report.weights),
         *([("nodes", Text(places(report.nodes)))] if report.nodes else []),
+        *([("slow", Text(", ".join(f"{name} {times}x" for name, times in report.slow.items())))] if report.slow else []),
         *([("lost", Text("; ".join(report.lost), "bold red"))] if report.lost else []),
         ("ended", Text(report.finished.cause, "bold red" if report.finished.failed else "")),
     ]

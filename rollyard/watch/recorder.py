@@ -160,9 +160,9 @@ class Recorder:
         """What came of faults on purpose."""
         self._builder.add_survival(faults)
 
-    def placed(self, nodes: Mapping[str, Sequence[str]]) -> None:
-        """Addresses of the nodes where each host was, by its name."""
-        self._builder.add_nodes(nodes)
+    def placed(self, nodes: Mapping[str, Sequence[str]], slow: Mapping[str, int]) -> None:
+        """Addresses of the nodes where each host was, by its name; how many times slower engines were that were slow."""
+        self._builder.add_engines(nodes, slow)
 
     def proved(self, found: Canary) -> None:
         """What the canary found."""

@@ -202,6 +202,7 @@ class Report:
     usage: Usage = field(default_factory=Usage)
     objective: str = ""  # what was learnt from a batch: loss, correction, reference policy; empty: another job trains
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a cluster: where each host was, the last one last
+    slow: Mapping[str, int] = field(default_factory=dict)  # engines far slower than the others: times slower than the median
     lives: Lives = ONE_LIFE
     survival: tuple[Survived, ...] = ()  # what came of faults on purpose, over all lives
 
@@ -289,6 +290,7 @@ class ReportBuilder:
         self._size = self._bytes_sent = 0
         self._unchanged: list[float] = []
         self._nodes: Mapping[str, Sequence[str]] = {}
+        self._slow: dict[str, int] = {}
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
         self._held_out: dict[str, list[float]] = {}  # mean of each evaluation, by reward
@@ -392,9 +394,9 @@ class ReportBuilder:
         self._handed.append(found)
         self._size = size
 
-    def add_nodes(self, nodes: Mapping[str, Sequence[str]]) -> None:
-        """Where hosts were."""
-        self._nodes = nodes
+    def add_engines(self, nodes: Mapping[str, Sequence[str]], slow: Mapping[str, int]) -> None:
+        """Where hosts were, and which engines were slow."""
+        self._nodes, self._slow = nodes, dict(slow)
 
     def add_survival(self, faults: Sequence[Survived]) -> None:
         """What came of faults on purpose."""
@@ -463,6 +465,7 @@ class ReportBuilder:
             staleness=dict(sorted(self._staleness.items())),
             usage=usage,
             nodes={host: tuple(nodes) for host, nodes in self._nodes.items()},
+            slow=self._slow,
             lives=self._lives,
             survival=self._survival,
         )

@@ -6,13 +6,13 @@ import asyncio
 import platform
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, Protocol, Self, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -26,8 +26,24 @@ KEPT: Final = 65536  # intervals, where nobody asks for them; the oldest go firs
 TELL_S: Final = 0.2  # seconds between two tellings
 BOOT: Final = Path("/proc/sys/kernel/random/boot_id")  # of the machine, as long as its monotonic clock runs
 
+FINEST_NS: Final = 1000  # gaps that are closed first where intervals are too many
+
+
+class Timed(Protocol):
+    """From when to when."""
+
+    @property
+    def start_ns(self) -> int: ...
+
+    @property
+    def end_ns(self) -> int: ...
+
+    def _replace(self, *, end_ns: int) -> Self: ...
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
+Span = TypeVar("Span", bound=Timed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,23 @@ class News:
 
 
 NEWS: Final = TypeAdapter(News)
+
+
+def coarser(intervals: list[Span], most: int, kind: Callable[[Span], Hashable]) -> list[Span]:
+    """At most so many where that can be: of each kind, those with the shortest gaps between them become one."""
+    gap = FINEST_NS
+    while len(intervals) > most and gap < 2**62:
+        newest: dict[Hashable, int] = {}
+        joined: list[Span] = []
+        for interval in intervals:
+            at = newest.get(kind(interval))
+            if at is not None and interval.start_ns - joined[at].end_ns <= gap:
+                joined[at] = joined[at]._replace(end_ns=max(joined[at].end_ns, interval.end_ns))
+            else:
+                newest[kind(interval)] = len(joined)
+                joined.append(interval)
+        intervals, gap = joined, 2 * gap
+    return intervals
 
 
 class SpanLog:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import NamedTuple
 
-from rollyard.watch.spans import SpanLog
+from rollyard.watch.spans import SpanLog, coarser
 
 
 class Phase(StrEnum):
@@ -37,6 +37,7 @@ class Interval(NamedTuple):
     end_ns: int
 
 
+MOST = 2**14  # intervals that are kept: beyond, the shortest gaps within a phase are closed
 BESIDE = ("generating_s", "scoring_s", "scoring_hidden_s")
 
 
@@ -105,6 +106,8 @@ class Timeline:
         if self._depth[phase] == 1:
             now = self._advance()
             self._intervals.append(Interval(phase, self._opened[phase] - self._start, now - self._start))
+            if len(self._intervals) > MOST:
+                self._intervals = coarser(self._intervals, MOST // 2, lambda interval: interval.phase)
         self._depth[phase] -= 1
 
     @contextmanager
@@ -127,7 +130,7 @@ class Timeline:
 
     @property
     def intervals(self) -> tuple[Interval, ...]:
-        """Phases that have ended, in the order they ended."""
+        """Phases that have ended, in the order they ended; where they were very many, with short gaps closed."""
         return tuple(self._intervals)
 
     def seconds(self) -> PhaseSeconds:

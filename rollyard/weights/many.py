@@ -58,6 +58,10 @@ class Offers:
         afresh = tuple(engine for publisher, own in served.items() if publisher not in repeated for engine in own)
         return Offered(sum(manifest.bytes_copied for manifest in manifests), afresh)
 
+    def has(self, engine: EngineId) -> bool:
+        """Is something on offer to this engine?"""
+        return engine in self._manifests
+
     def manifest(self, engine: EngineId) -> Manifest:
         """What the engine was offered last."""
         return self._manifests[engine]

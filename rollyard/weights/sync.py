@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rollyard import events as ev
@@ -29,6 +29,7 @@ from rollyard.weights.words import named
 
 Action = Callable[[Any], Coroutine[Any, Any, None]]
 
+LOOK_S = 30.0  # seconds that a probe between two loads may take
 LOSS_S = 2.0  # seconds between a failure and the news that the loss of an engine was its cause
 
 
@@ -61,6 +62,7 @@ class Sync:
         self._unseen: set[ev.EngineId] = set()  # were offered parameters that the prover has not looked at
         self._until = math.inf  # seconds on the event loop's clock
         self._sending = False  # the trainer still delivers what was offered last
+        self._probing: dict[ev.EngineId, asyncio.Event] = {}  # set once the last probe between two loads is over
         self.actions: dict[type[ev.Instruction], Action] = {
             ev.Publish: self._publish,
             ev.Prepare: self._prepare,
@@ -113,6 +115,8 @@ class Sync:
 
     async def _pause(self, instruction: ev.Pause) -> None:
         with self._of(instruction.engine) as engine:
+            if (probing := self._probing.pop(engine.id, None)) is not None:
+                await probing.wait()
             drains = instruction.rollover is ev.Rollover.DRAIN  # which takes as long as it takes; who writes nothing is noticed
             async with asyncio.timeout(None if drains else self._config.limit_s):
                 await engine.pause(instruction.rollover)
@@ -139,14 +143,20 @@ class Sync:
                 self._unfit(engine.id, str(error))
 
     async def _probe(self, instruction: Probe) -> None:
-        """It may be about to take new weights: what it was asked is refused or cut then, and that says nothing."""
-        with self._of(instruction.engine) as engine:
-            try:
-                await self._judge(engine.id, self._prover.look)
-            except EngineLost:
-                raise
-            except EngineError:
-                return
+        """Whoever brings it new weights waits for the answer, unless that is late: every slot may be taken. What is refused, cut
+        or late says nothing."""
+        engine, done = instruction.engine, asyncio.Event()
+        self._probing[engine] = done
+        try:
+            with suppress(TimeoutError, TimeLimitExceeded):
+                async with asyncio.timeout(LOOK_S):
+                    await self._judge(engine, self._prover.look)
+        except EngineLost:
+            self._lose(engine)
+        except EngineError:
+            return
+        finally:
+            done.set()
 
     async def _judge(self, engine: ev.EngineId, ask: Callable[[ev.EngineId], Awaitable[Verdict]]) -> bool:
         """Does it decode with what it says, as far as can be seen? Raises TimeLimitExceeded and EngineLost."""
@@ -192,12 +202,12 @@ class Sync:
     # ------------------------------------------------------------------------------------------ the parts
 
     async def _offer(self, version: WeightVersion, engines: Sequence[ev.EngineId] = ()) -> tuple[ev.EngineId, ...]:
-        """Returns to whom: those of them that live."""
+        """Returns to whom: those of them that live, and did all the while."""
         offered = sorted(self._living.intersection(engines) if engines else self._living)
         found = await self._offers.offer(version, offered, again=bool(engines))
         self._unseen.update(found.afresh)
         self._recorder.copied(found.bytes_copied)
-        return tuple(offered)
+        return tuple(engine for engine in offered if self._offers.has(engine))  # one may have been lost, and be back by now
 
     async def _roll(self, version: WeightVersion) -> None:
         """Bring the parameters as they are now to all engines, which are idle; to those that are left when one is lost.

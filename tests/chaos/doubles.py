@@ -14,16 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from rollyard.engine.fake import END, FakeEngine, Script
+from rollyard.engine.fake import BASE_GAP, END, FakeEngine, Script, logprob_of
 from rollyard.journal.recover import Past
 from rollyard.protocols.processes import Channel
 from rollyard.types import (
+    Answer,
     Handed,
     Manifest,
+    Probed,
     Prompt,
     TensorInfo,
     TrainBatch,
     TrainStats,
+    Verdict,
     WeightVersion,
 )
 from tests.chaos.processes import Clockwork
@@ -72,7 +75,6 @@ class Engine(FakeEngine):
             clock=now,
         )
         self.weights, self._near, self._times, self._own = "", "", times, clock
-        self.forgets = False  # a load leaves it with its first weights
 
     async def prepare(self, manifest: Manifest) -> None:
         await self._own.sleep(self._times.prepare)
@@ -81,8 +83,21 @@ class Engine(FakeEngine):
 
     async def load(self, version: WeightVersion) -> None:
         await super().load(version)
-        if not (self.forgets and self.weights):
-            self.weights = self._near
+        self.weights = self._near
+
+
+class Known:
+    """What engines say with the weights that they were given (protocols.Evidence, of a probe alone)."""
+
+    async def prompts(self) -> tuple[tuple[int, ...], ...]:
+        return ((5, 6), (5, 7))
+
+    async def published(self, version: WeightVersion, engines: Sequence[str]) -> None:
+        """The same logprobs whatever the version."""
+
+    async def check(self, engine: str, answers: Sequence[Answer]) -> Probed:
+        gap = max(abs(answer.logprob - logprob_of(answer.token)) for answer in answers)
+        return Probed(Verdict.CONTRADICTED if gap > BASE_GAP / 2 else Verdict.VERIFIED, gap, BASE_GAP - gap, WeightVersion(0))
 
 
 def write(folder: Path, state: Mapping[str, object]) -> None:

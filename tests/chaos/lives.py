@@ -23,9 +23,11 @@ from rollyard.chaos.injector import Injector
 from rollyard.chaos.survival import Survived
 from rollyard.errors import RunFailed
 from rollyard.events import Event, Instruction
+from rollyard.journal.journal import Journal
 from rollyard.journal.reader import JournalReader
 from rollyard.journal.recover import Past
 from rollyard.loop import Run
+from rollyard.protocols.rollouts import Scorer
 from rollyard.stations import Stations
 from rollyard.types import Group
 from rollyard.watch.report import Report
@@ -37,10 +39,6 @@ END_S = 3600.0  # virtual seconds after which a run counts as hanging
 LATE_S = 50.0  # real seconds after which a life in another process does
 KILLED, BROKEN = 137, 3  # exit codes: it was killed at a point of writing; something did not hold
 At = Callable[[str], None]
-
-
-def nowhere(point: str) -> None:
-    """It is killed at no point of writing."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Listening(Injector):
         super().heard(told)
 
 
-Meddle = Callable[[Run, Step], None]
+Meddle = Callable[[World, Step], None]
 
 
 @dataclass
@@ -86,9 +84,11 @@ class Life:
     folder: Path
     faults: Sequence[Fault] = ()
     again: bool = False  # it had lives before
-    at: At = nowhere
-    meddle: Meddle = lambda run, step: None
+    at: At | None = None  # told the points of writing, which are passed on the run's own thread then
+    meddle: Meddle = lambda world, step: None
     options: dict[str, object] = field(default_factory=dict)
+    scorer: Callable[[], Scorer] | None = None  # instead of reward workers
+    journal: Callable[..., Journal] = Journal
 
     failed: str = ""  # why, where it did not end as planned
     finished: str = ""  # why there was nothing to do any more
@@ -96,7 +96,6 @@ class Life:
     steps: list[Step] = field(default_factory=list)
     weights: str = ""  # of the trainer, at its end
     entries: Counter[str] = field(default_factory=Counter)
-    points: Counter[str] = field(default_factory=Counter)  # of writing
     survival: tuple[Survived, ...] = ()
     seconds: float = 0.0  # virtual
 
@@ -137,14 +136,14 @@ class Life:
 
     async def _live(self) -> None:
         injector = Listening(self.faults)
-        world = World(self.shape, self.folder, injector=injector)
+        world = World(self.shape, self.folder, injector=injector, judge=self.scorer)
         run = self._run(world)
         run.injector = injector
         try:
             async with asyncio.timeout(END_S):
                 async for step in run:
                     self.steps.append(step)
-                    self.meddle(run, step)
+                    self.meddle(world, step)
         except RunFailed as error:
             self.failed = str(error)
         except TimeoutError:
@@ -163,18 +162,14 @@ class Life:
         assert not any(process.alive for process in world.processes), "processes are left"
 
     def _run(self, world: World) -> Run:
-        def at(point: str) -> None:
-            self.points[point] += 1
-            self.at(point)
-
         config = self.shape.config(self.folder, **self.options)
 
         def stations(past: Past) -> Stations:
             return world.stations(config, past)
 
         if self.again:
-            return Run.resume(world.run_folder, stations=stations, at=at)
-        return Run(config, stations=stations, at=at)
+            return Run.resume(world.run_folder, stations=stations, at=self.at, journal=self.journal)
+        return Run(config, stations=stations, at=self.at, journal=self.journal)
 
 
 def _ended(child: int) -> int:
@@ -214,7 +209,9 @@ def check(life: Life) -> None:
     if life.finished:
         return
     report = life.report
-    assert report is not None, life.failed
+    if report is None:  # its own end could not be written either
+        assert "full" in life.failed, life.failed
+        return
     for counts in (report.prompts, report.members):
         assert counts.admitted == counts.trained + sum(counts.dropped.values()), counts
     ledger = report.tokens
@@ -259,3 +256,13 @@ def uninterrupted(shape: Shape) -> Life:
         life = Life(shape, Path(folder)).live()
     assert not life.failed
     return life
+
+
+@cache
+def points(shape: Shape) -> Counter[str]:
+    """Of writing, in that run: how often each is passed."""
+    found: Counter[str] = Counter()
+    with TemporaryDirectory() as folder:
+        life = Life(shape, Path(folder), at=lambda point: found.update([point])).live()
+    assert life.weights == uninterrupted(shape).weights
+    return found

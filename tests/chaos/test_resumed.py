@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from rollyard.chaos.faults import Fault
-from tests.chaos.lives import Life, Where, uninterrupted
+from tests.chaos.lives import Life, Where, points, uninterrupted
 from tests.chaos.world import Shape
 
 SHAPES = {
@@ -22,7 +22,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_between_any_two_writes(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
-    for point, times in uninterrupted(shape).points.items():
+    for point, times in points(shape).items():
         where = Where(point, Random(f"{name} {point}").randint(1, times))
         folder = made(tmp_path, point)
         assert Life(shape, folder, at=where.kill()).killed(), where
@@ -60,9 +60,9 @@ def test_life_after_life(seed: int, tmp_path: Path) -> None:
     random = Random(seed)
     name = random.choice(sorted(SHAPES))
     shape, again = SHAPES[name], False
-    points = [point for point in uninterrupted(shape).points if "flush" in point or "checkpoint" in point]
+    places = [point for point in points(shape) if "flush" in point or "checkpoint" in point]
     for _ in range(4):
-        where = Where(random.choice(points), random.randint(1, 3))
+        where = Where(random.choice(places), random.randint(1, 3))
         if not Life(shape, tmp_path, some_stalls(random, shape), again, where.kill()).killed():
             break  # it came to its end before
         again = True

@@ -18,6 +18,7 @@ from rollyard.journal.recover import Past
 from rollyard.layers import resolve
 from rollyard.protocols.processes import Channel
 from rollyard.protocols.rollouts import Engine as RunEngine
+from rollyard.protocols.rollouts import Scorer
 from rollyard.protocols.training import Trainer as RunTrainer
 from rollyard.protocols.weights import Evidence, Handoff, Publisher
 from rollyard.resume import NOTHING
@@ -31,12 +32,13 @@ from rollyard.types import Capabilities, FinishReason, Prompt, WeightVersion
 from rollyard.watch.spans import SpanLog
 from rollyard.weights import host as weights
 from rollyard.weights.remote import RemoteHandoff, RemotePublisher
-from tests.chaos.doubles import Engine, Prompts, Times, Trainer, judge, judged
+from tests.chaos.doubles import VOCABULARY, Engine, Known, Prompts, Times, Trainer, judge, judged
 from tests.chaos.processes import Clockwork, Hosted, Process
 
 CAPABILITIES = Capabilities(keep=True, sleep=True, noise=True, transports=("shared_memory",))
 WINDOW = 4096
 LIMIT_S = 60.0
+DRAIN_S = 1800.0  # as in runs: what is written takes as long as it takes
 
 
 Served = Callable[[Clockwork, Channel], Awaitable[None]]  # what a process runs
@@ -104,6 +106,7 @@ class World:
     scratch: Path
     past: Past = NOTHING
     injector: Injector | None = None
+    judge: Callable[[], Scorer] | None = None  # instead of reward workers
     processes: list[Process | Hosted] = field(default_factory=list)
     trainers: list[Trainer] = field(default_factory=list)  # that there were
     engines: dict[str, Engine] = field(default_factory=dict)
@@ -143,7 +146,9 @@ class World:
         return self.reached(name, made.actor if isinstance(made, Hosted) else made)
 
     def reached(self, name: str, channel: Channel) -> RemoteEngine:
-        return RemoteEngine(name, channel, CAPABILITIES, start_s=LIMIT_S, sync_s=LIMIT_S, drain_s=LIMIT_S)
+        bend = None if self.injector is None else self.injector.bending(name)
+        limits = {"start_s": LIMIT_S, "sync_s": LIMIT_S, "drain_s": DRAIN_S}
+        return RemoteEngine(name, channel, CAPABILITIES, **limits, alone=not self.shape.halves, bend=bend)
 
     async def launch(self, name: str, url: str) -> RunEngine:
         return self.engine(name)
@@ -173,27 +178,31 @@ class World:
         """A reward worker."""
         return self.started(name, ("reward",), partial(judge, self.shape.times))
 
-    def scorer(self, config: Config) -> InWorkers:
+    def scorer(self, config: Config) -> Scorer:
+        if self.judge is not None:
+            return self.judge()
         crew = Crew(config.reward, self.worker, [(Source("judged", load="tests.chaos.doubles:judged"), b"")], self.scratch)
-        return InWorkers("judged", 0, Takes.of(judged), {}, crew, config.rollout.max_tokens)
+        workers = InWorkers("judged", 0, Takes.of(judged), {}, crew, config.rollout.max_tokens)
+        workers.start()
+        return workers
 
     def stations(self, config: Config, past: Past) -> Stations:
         """All of them."""
         self.past = past
         names = [f"engine-{number}" for number in range(2 if self.shape.halves else self.shape.engines)]
-        scorer = self.scorer(config)
-        scorer.start()
-        common = {
-            "source": Prompts(self.shape.prompts, self.past.done),
-            "scorer": scorer,
-            "text": said,
-            "window": WINDOW,
-            "size": 4,
-            "ranks": 1,
-        }
-        proofs = {"held_out": self.held_out(), "evidence": cast(Evidence, object())}
         build = {"colocated": self.here, "swap": self.in_halves}.get(self.shape.placement, self.in_pools)
-        return Stations(**common, **proofs, **build(names))
+        return Stations(
+            source=Prompts(self.shape.prompts, past.done),
+            held_out=self.held_out(),
+            scorer=self.scorer(config),
+            text=said,
+            window=WINDOW,
+            size=4,
+            ranks=1,
+            evidence=cast(Evidence, Known()),
+            vocabulary=VOCABULARY,
+            **build(names),
+        )
 
     def held_out(self) -> tuple[Prompt, ...]:
         return tuple(Prompt(1000 + number, number, (7, number + 1), f"h{number}") for number in range(self.shape.held_out))

@@ -172,7 +172,7 @@ def test_a_run_that_was_killed_before_its_first_life_began(told, tmp_path):
     assert "prompts 0 admitted, 0 trained" in said and "unsound journal" not in said
     assert told("rollouts", "--json", folder=tmp_path) == told("steps", "--json", folder=tmp_path) == ""
     assert "no prompt was admitted" in told("rollout", "0", "0", code=2, folder=tmp_path)
-    assert "no life of the run has begun" in told("--check", code=1, folder=tmp_path)
+    assert "no run has begun in it" in told("--check", code=1, folder=tmp_path)
     assert told("export", str(tmp_path.parent / f"{tmp_path.name}.jsonl"), folder=tmp_path).startswith("0 rollouts")
 
 

@@ -67,7 +67,7 @@ def test_every_table_holds_what_happened(written: Path) -> None:
         (1, 0, 3, 0, "context", "?"),
         (0, 1, 3, 0, "stop", "acb"),
     ]
-    assert rows(written, "SELECT group_id, member, value, problem FROM verdicts") == [
+    assert rows(written, "SELECT group_id, member, value, problem FROM verdicts ORDER BY judged_at") == [
         (0, 0, 1.0, ""),
         (1, 0, None, "ValueError: no number"),
         (0, 1, 0.0, ""),

@@ -6,7 +6,7 @@ import pytest
 from rollyard.errors import JournalError
 from rollyard.events import Admit, Score
 from rollyard.journal.journal import Journal
-from rollyard.journal.reader import Checkpoint, Counts, Evaluation, JournalReader
+from rollyard.journal.reader import Checkpoint, Counts, Evaluation, JournalReader, has_lives
 from rollyard.types import Group, WeightVersion
 from tests.journal.records import CAB, ENTRIES, GOOD, MUTE, POOR, RUN, V0, V1, ZY, completion
 
@@ -104,6 +104,21 @@ def test_what_is_no_journal_is_an_error(path: Path) -> None:
         JournalReader(path)
     path.write_bytes(b"x" * 5000)
     with pytest.raises(JournalError, match="not a database"):
+        JournalReader(path)
+
+
+def test_a_journal_in_which_no_run_has_begun(path: Path) -> None:
+    class Killed(Exception):
+        """The process is no more."""
+
+    def kill(name: str) -> None:
+        if name == "before life":
+            raise Killed
+
+    with pytest.raises(Killed):
+        Journal(path, RUN, at=kill)
+    assert not has_lives(path)
+    with pytest.raises(JournalError, match="no run has begun in it"):
         JournalReader(path)
 
 

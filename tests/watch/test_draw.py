@@ -246,7 +246,7 @@ def test_nodes_are_shown_with_who_is_there_at_last() -> None:
 def test_what_came_of_faults_has_a_line_each_and_a_sum() -> None:
     stalled = Survived(1, "stall", "engine-0", 0, 1.25, recovered=Tally(2, 30), delay_s=2.5, outcome="it went on")
     killed = Survived(2, "kill", "run", 1, 3.0, lost=Tally(1, 4), repeated=Tally(3, 1000))
-    shown = lines(Group(*survival([stalled, killed])), 110)
+    shown = lines(Group(*survival([stalled, killed])), 120)
     assert [" ".join(line.split()) for line in shown if line.strip()] == [
         "fault at lost repeated recovered delay what came of it",
         "stall engine-0 1.2 s of life 1 - - 2 (30) 2.50 s it went on",

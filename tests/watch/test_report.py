@@ -63,7 +63,7 @@ def whole() -> Report:
     report.record(Published(WeightVersion(1)))
     report.add_bytes_copied(100)
     report.add_bytes_copied(20)
-    report.add_nodes({"engine-0": ("10.0.0.2", "10.0.0.4"), "trainer-0": ("10.0.0.3",)})
+    report.add_engines({"engine-0": ("10.0.0.2", "10.0.0.4"), "trainer-0": ("10.0.0.3",)}, {"engine-1": 7})
     report.add_sent(Sent(10, 0.5))
     report.add_sent(Sent(10))
     report.add_sent(Sent(10, 1.0))
