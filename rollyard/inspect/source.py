@@ -65,8 +65,8 @@ class Source:
     def __init__(self, folder: RunFolder, lives: Lives = Lives()) -> None:
         self.folder, self.lives = folder, lives
         self._path = folder.journal
-        if not self._path.exists():
-            raise JournalError(f"{self._path}: no such file: the run did not come so far")
+        if not self._path.exists() or not self._path.stat().st_size:
+            raise JournalError(f"{self._path}: there is no journal: the run did not come so far")
         self._stamp = self._path.stat().st_mtime_ns if is_settled(self._path) else None
         self._connection = connect(self._path)
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,21 @@ def test_a_journal_that_is_none(told, tmp_path):
     assert "\nunsound journal.sqlite: " in told(folder=tmp_path)
     assert "not a database" in told("--check", code=1, folder=tmp_path)
     assert "not a database" in told("rollouts", code=1, folder=tmp_path)
+
+
+def test_a_run_that_was_killed_before_its_first_life_began(told, tmp_path):
+    write_files(tmp_path)
+    first_life(tmp_path / "journal.sqlite").close()
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as emptied:
+        for (table,) in emptied.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
+            emptied.execute(f"DELETE FROM {table}")
+        emptied.commit()
+    said = " ".join(told(folder=tmp_path).split())
+    assert "prompts 0 admitted, 0 trained" in said and "unsound journal" not in said
+    assert told("rollouts", "--json", folder=tmp_path) == told("steps", "--json", folder=tmp_path) == ""
+    assert "no prompt was admitted" in told("rollout", "0", "0", code=2, folder=tmp_path)
+    assert "no run has begun in it" in told("--check", code=1, folder=tmp_path)
+    assert told("export", str(tmp_path.parent / f"{tmp_path.name}.jsonl"), folder=tmp_path).startswith("0 rollouts")
 
 
 def test_a_run_that_is_being_written(told, tmp_path):

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,11 @@ def test_a_run_without_a_journal_and_one_of_another_program(tmp_path: Path) -> N
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(JournalError, match="did not come so far"):
         Source(find(tmp_path))
-    sqlite3.connect(tmp_path / "journal.sqlite").close()
+    (tmp_path / "journal.sqlite").touch()
+    with pytest.raises(JournalError, match="did not come so far"):
+        Source(find(tmp_path))
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as theirs:
+        theirs.execute("CREATE TABLE theirs (x)")
     with pytest.raises(JournalError, match="not a Rollyard journal"):
         Source(find(tmp_path))
 
