@@ -143,11 +143,11 @@ def scratch() -> Iterator[Path]:
         yield Path(folder).resolve()
 
 
-Record_ = Callable[[Sequence[str]], dict[str, Recording]]
+Make = Callable[[Sequence[str]], dict[str, Recording]]
 
 
 @pytest.fixture(scope="module")
-def record(recorder: Path, scratch: Path) -> Record_:
+def record(recorder: Path, scratch: Path) -> Make:
     """Recordings of these names, all by one process."""
 
     def make(names: Sequence[str]) -> dict[str, Recording]:
@@ -165,7 +165,7 @@ def record(recorder: Path, scratch: Path) -> Record_:
 
 
 @pytest.fixture(scope="module")
-def recordings(record: Record_) -> dict[str, Recording]:
+def recordings(record: Make) -> dict[str, Recording]:
     return record([*CHECKS, *WRONG])
 
 
@@ -230,12 +230,22 @@ def test_a_power_cut_at_every_moment(recordings: dict[str, Recording], kind: str
 def test_each_sync_is_needed(recordings: dict[str, Recording], site: str, scratch: Path) -> None:
     """Were it not there, a cut would be seen."""
     assert any(record.other == site for each in recordings.values() for record in each.records), "no run comes there"
-    assert any(found_out(recordings[kind], scratch, site) for kind in CHECKS), "nobody would miss it"
+    assert any(found_out(recordings[kind], scratch, lambda record: record.other == site) for kind in CHECKS), (
+        "nobody would miss it"
+    )
 
 
-def found_out(recording: Recording, scratch: Path, ignored: str = "") -> bool:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["journal.sqlite", "journal.sqlite-wal", "run"])
+def test_those_of_sqlite_are_needed(recordings: dict[str, Recording], name: str, scratch: Path) -> None:
+    """Of the file, its log, and the folder that both are in."""
+    mine = f"deep/run/{name}" if name != "run" else "deep/run"
+    assert found_out(recordings["run"], scratch, lambda record: not record.other and record.path == mine)
+
+
+def found_out(recording: Recording, scratch: Path, ignored: Callable[[Record], bool] | None = None) -> bool:
     """Does a check fail of some cut? Where a sync is ignored the first few cuts tell; else one kind of them."""
-    kinds = [list(ARRIVED)] if ignored else [[name] for name in ARRIVED]
+    kinds = [list(ARRIVED)] if ignored is not None else [[name] for name in ARRIVED]
     return any(
         recording.problem(cut, scratch / "cut") for kind in kinds for cut in cuts(recording.records, kind, ignored=ignored)
     )
@@ -304,6 +314,6 @@ COUNT = "SELECT count(*) FROM evaluations"
 
 
 @pytest.mark.slow
-def test_each_order_is_needed(record: Record_, scratch: Path) -> None:
+def test_each_order_is_needed(record: Make, scratch: Path) -> None:
     for name, recording in record(list(ORDERS)).items():
         assert found_out(recording, scratch), f"nobody would mind {name}"
