@@ -10,12 +10,15 @@ from contextlib import closing
 from pathlib import Path
 
 from rollyard.bench import virtual
+from rollyard.checkpoints import Whole
 from rollyard.durable import check_whole
 from rollyard.exchange.agreed import AGREED, agree
 from rollyard.exchange.files import read_whole
 from rollyard.exchange.folder import WRITES, Folder, Job
+from rollyard.journal import check
 from rollyard.journal.folder import RunFolder, age
 from rollyard.journal.journal import Journal, RunRecord
+from rollyard.journal.reader import has_lives
 from rollyard.resume import left_by
 from tests.durability.recorded import GROUPS, SIZE, STEPS, ballast, go, resumed, rows
 
@@ -44,6 +47,10 @@ def check_run(folder: Path, marks: Sequence[str], learnt: Learnt) -> None:
     check_past(run, int(named[-1][1]) if named else 0, learnt)
     check_metrics(run / "metrics.jsonl", int(named[-1][1]) if named else 0)
     check_journal(run / "journal.sqlite", marks, named)
+    if has_lives(run / "journal.sqlite"):
+        whole = Whole(run)
+        checked = check.check_journal(run / "journal.sqlite", lambda name: whole(name) if (run / name).is_dir() else None)
+        assert not checked.findings
     life = Journal(run / "journal.sqlite", NEXT)
     life.close()
 

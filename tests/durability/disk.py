@@ -247,27 +247,30 @@ class Cut:
 
 
 def cuts(
-    records: Sequence[Record], arrived: Sequence[str], moment: Callable[[int], bool] = lambda at: True, ignored: str = ""
+    records: Sequence[Record],
+    arrived: Sequence[str],
+    moment: Callable[[int], bool] = lambda at: True,
+    ignored: Callable[[Record], bool] | None = None,
 ) -> Iterator[Cut]:
     """Cuts after each record that `moment` names, no two the same.
 
     Args:
-        ignored: a call for a sync that does nothing. Then only cuts that differ for it.
+        ignored: syncs that do nothing. Then only cuts that differ for it.
     """
     disk, whole, marks, seen = Disk(), Disk(), list[str](), set[int]()
-    differs = not ignored
+    differs = ignored is None
     for at, record in enumerate(records, 1):
         if record.op is Op.MARK:
             marks.append(record.path)
         else:
             whole.play(record)
-            if ignored and record.op is Op.SYNC and record.other == ignored:
+            if ignored is not None and record.op is Op.SYNC and ignored(record):
                 differs = True
             else:
                 disk.play(record)
         for name in arrived if differs and moment(at) else ():
             tree = disk.cut(*ARRIVED[name](random.Random(f"{at}/{name}")))
-            if ignored and tree == whole.cut(*ARRIVED[name](random.Random(f"{at}/{name}"))):
+            if ignored is not None and tree == whole.cut(*ARRIVED[name](random.Random(f"{at}/{name}"))):
                 continue
             key = hash((frozenset(tree.items()), len(marks)))
             if key not in seen:

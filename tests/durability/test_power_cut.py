@@ -14,15 +14,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from rollyard.environment import compiler_command
 from rollyard.errors import JournalError, RollyardError
+from rollyard.inspect.source import Source
+from rollyard.journal.folder import RunFolder
 from rollyard.journal.journal import Journal
+from rollyard.journal.reader import JournalReader
+from rollyard.types import WeightVersion
 from tests.compiler import needs_compiler
 from tests.durability.checks import NEXT, Learnt, check_jobs, check_resumed, check_run
 from tests.durability.disk import ARRIVED, Cut, Disk, Op, Record, below, cuts, read_records, read_tree, write_tree
@@ -30,7 +35,7 @@ from tests.durability.recorded import ORDERS, PACKAGE, STEPS, watched
 
 pytestmark = [needs_compiler, pytest.mark.skipif(sys.platform != "linux", reason="what is preloaded is written for Linux")]
 
-SAMPLE = 56  # cuts of each recording in the ordinary lane
+SAMPLE = 42  # cuts of each recording in the ordinary lane
 CHECKS: dict[str, Callable[[Path, Sequence[str], Learnt], None]] = {"jobs": check_jobs, "run": check_run}
 LAST = {"run": f"deep/run/checkpoints/step-{STEPS:06d}-life-1/learnt.json", "jobs": f"shared/weights/{STEPS:06d}/lineage.json"}
 
@@ -106,14 +111,15 @@ def statements(word: str) -> list[str]:
             text = "".join(
                 each.value for each in ast.walk(call) if isinstance(each, ast.Constant) and isinstance(each.value, str)
             )
-            if (called(call) == "_transaction" and word == "BEGIN") or (
+            if (called(call) == "_transaction" and word == "BEGIN IMMEDIATE") or (
                 called(call).startswith("execute") and word in text and function != "_transaction"
             ):
                 found.add(function)
     return sorted(found)
 
 
-WRONG = [f"run:transaction={name}" for name in statements("BEGIN") if name != "_begin_life"]
+WRITING = statements("BEGIN IMMEDIATE")
+WRONG = [f"run:transaction={name}" for name in WRITING if name != "_begin_life"]  # which has a test of its own
 WRONG += [f"run:full={name}" for name in statements("synchronous = FULL")]
 
 
@@ -137,11 +143,11 @@ def scratch() -> Iterator[Path]:
         yield Path(folder).resolve()
 
 
-Record_ = Callable[[Sequence[str]], dict[str, Recording]]
+Make = Callable[[Sequence[str]], dict[str, Recording]]
 
 
 @pytest.fixture(scope="module")
-def record(recorder: Path, scratch: Path) -> Record_:
+def record(recorder: Path, scratch: Path) -> Make:
     """Recordings of these names, all by one process."""
 
     def make(names: Sequence[str]) -> dict[str, Recording]:
@@ -159,7 +165,7 @@ def record(recorder: Path, scratch: Path) -> Record_:
 
 
 @pytest.fixture(scope="module")
-def recordings(record: Record_) -> dict[str, Recording]:
+def recordings(record: Make) -> dict[str, Recording]:
     return record([*CHECKS, *WRONG])
 
 
@@ -190,7 +196,7 @@ def test_a_run_goes_on_after_a_power_cut(recordings: dict[str, Recording], scrat
 
 @pytest.mark.slow
 def test_a_run_goes_on_after_many(recordings: dict[str, Recording], scratch: Path) -> None:
-    resume_some(recordings["run"], scratch / "cut", 140)
+    resume_some(recordings["run"], scratch / "cut", 70)
 
 
 def resume_some(recording: Recording, folder: Path, count: int) -> None:
@@ -211,7 +217,9 @@ def some_cuts(recording: Recording, count: int) -> Iterator[Cut]:
 @pytest.mark.parametrize("kind", CHECKS)
 @pytest.mark.parametrize("arrived", ARRIVED)
 def test_a_power_cut_at_every_moment(recordings: dict[str, Recording], kind: str, arrived: str, scratch: Path) -> None:
-    for cut in cuts(recordings[kind].records, [arrived]):
+    """Where only some things arrived, every second: each has others."""
+    every = 2 if arrived.startswith("some") else 1
+    for cut in cuts(recordings[kind].records, [arrived], lambda at: at % every == 0):
         recordings[kind].check(cut, scratch / "cut")
 
 
@@ -222,12 +230,22 @@ def test_a_power_cut_at_every_moment(recordings: dict[str, Recording], kind: str
 def test_each_sync_is_needed(recordings: dict[str, Recording], site: str, scratch: Path) -> None:
     """Were it not there, a cut would be seen."""
     assert any(record.other == site for each in recordings.values() for record in each.records), "no run comes there"
-    assert any(found_out(recordings[kind], scratch, site) for kind in CHECKS), "nobody would miss it"
+    assert any(found_out(recordings[kind], scratch, lambda record: record.other == site) for kind in CHECKS), (
+        "nobody would miss it"
+    )
 
 
-def found_out(recording: Recording, scratch: Path, ignored: str = "") -> bool:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["journal.sqlite", "journal.sqlite-wal", "run"])
+def test_those_of_sqlite_are_needed(recordings: dict[str, Recording], name: str, scratch: Path) -> None:
+    """Of the file, its log, and the folder that both are in."""
+    mine = f"deep/run/{name}" if name != "run" else "deep/run"
+    assert found_out(recordings["run"], scratch, lambda record: not record.other and record.path == mine)
+
+
+def found_out(recording: Recording, scratch: Path, ignored: Callable[[Record], bool] | None = None) -> bool:
     """Does a check fail of some cut? Where a sync is ignored the first few cuts tell; else one kind of them."""
-    kinds = [list(ARRIVED)] if ignored else [[name] for name in ARRIVED]
+    kinds = [list(ARRIVED)] if ignored is not None else [[name] for name in ARRIVED]
     return any(
         recording.problem(cut, scratch / "cut") for kind in kinds for cut in cuts(recording.records, kind, ignored=ignored)
     )
@@ -239,28 +257,63 @@ def test_each_transaction_is_needed(recordings: dict[str, Recording], name: str,
     assert found_out(recordings[name], scratch), "nobody would miss it"
 
 
-def test_a_life_that_begins_is_not_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def connecting(folder: Path, fault: str) -> Iterator[None]:
+    """With connections that do this wrong."""
+    connection, connect = watched(folder, fault), sqlite3.connect
+    with mock.patch.object(sqlite3, "connect", lambda *given, **named: connect(*given, factory=connection, **named)):
+        yield
+
+
+def test_a_life_that_begins_is_not_overtaken(tmp_path: Path) -> None:
     """The one transaction that a power cut does not miss: another process may come between what it reads and what it writes."""
 
-    def begin(name: str, fault: str) -> int:
+    def begin(name: str) -> int:
         def clock() -> float:
             with suppress(JournalError):
                 Journal(tmp_path / name, NEXT, busy_s=0.0).abandon()
             return 0.0
 
-        connection, connect = watched(tmp_path, fault), sqlite3.connect
-        with monkeypatch.context() as patch:
-            patch.setattr(sqlite3, "connect", lambda *given, **named: connect(*given, factory=connection, **named))
-            life = Journal(tmp_path / name, NEXT, clock=clock)
-            life.close()
+        life = Journal(tmp_path / name, NEXT, clock=clock)
+        life.close()
         return life.incarnation
 
-    assert begin("whole", "") == 0
-    with pytest.raises(JournalError, match="UNIQUE"):
-        begin("torn", "transaction=_begin_life")
+    assert begin("whole") == 0
+    with connecting(tmp_path, "transaction=_begin_life"), pytest.raises(JournalError, match="UNIQUE"):
+        begin("torn")
+
+
+def test_what_is_read_is_of_one_moment(tmp_path: Path) -> None:
+    """Transactions that only read."""
+
+    def still(rows: Callable[[str], Iterator[tuple[int]]]) -> bool:
+        before = list(rows(COUNT))
+        life.record_evaluation(WeightVersion(1), 0.5, 1)
+        life.flush()
+        return list(rows(COUNT)) == before
+
+    def check() -> bool:
+        with JournalReader(run.journal) as reader, reader.still():
+            return still(reader.query)
+
+    def inspect() -> bool:
+        with Source(run) as source:
+            return still(source.rows)
+
+    reading, run = {"still": check, "_begin": inspect}, RunFolder(tmp_path)
+    assert set(reading) == set(statements("BEGIN")) - set(WRITING)
+    life = Journal(run.journal, NEXT)
+    for function, looked in reading.items():
+        assert looked()
+        with connecting(tmp_path, f"transaction={function}"):
+            assert not looked()
+    life.close()
+
+
+COUNT = "SELECT count(*) FROM evaluations"
 
 
 @pytest.mark.slow
-def test_each_order_is_needed(record: Record_, scratch: Path) -> None:
+def test_each_order_is_needed(record: Make, scratch: Path) -> None:
     for name, recording in record(list(ORDERS)).items():
         assert found_out(recording, scratch), f"nobody would mind {name}"
