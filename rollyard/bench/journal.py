@@ -63,14 +63,21 @@ class Flow:
     tokens: int = 100
     size: int = 8  # K
 
-    def run(self, record: Callable[[Iterable[Event | Instruction]], None]) -> tuple[int, float]:
-        """Tell of them; returns how many there were, and the longest that one call took."""
+    def run(self, record: Callable[[Iterable[Event | Instruction]], None], tick: Callable[[], None]) -> tuple[int, float]:
+        """Tell of them; returns how many there were, and the longest that one call took.
+
+        Args:
+            tick: called after each group.
+        """
         begun, count, longest = time.perf_counter(), 0, 0.0
         for steps in self._groups():
             for step in steps:
                 before = time.perf_counter()
                 record(step)
                 longest = max(longest, time.perf_counter() - before)
+            before = time.perf_counter()
+            tick()
+            longest = max(longest, time.perf_counter() - before)
             count += self.size
             now = time.perf_counter() - begun
             if now >= self.seconds or count >= self.most:
@@ -117,7 +124,7 @@ def measure(flow: Flow = Flow(), folder: Path | None = None) -> Written:
         path = Path(made) / "journal.sqlite"
         journal = Journal(path, RunRecord("bench", "", 0, flow.size, "{}"))
         cpu, begun = time.process_time(), time.perf_counter()
-        members, longest = flow.run(journal.record_step)
+        members, longest = flow.run(journal.record_step, journal.tick)
         journal.flush()
         seconds, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
         journal.close()
@@ -132,5 +139,5 @@ def measure(flow: Flow = Flow(), folder: Path | None = None) -> Written:
 def _own_cost(flow: Flow) -> float:
     """Microseconds of processor time that making up the entries of a member takes."""
     begun = time.process_time()
-    members, _ = Flow(0.0, 1.0, 20_000, flow.tokens, flow.size).run(lambda entries: None)
+    members, _ = Flow(0.0, 1.0, 20_000, flow.tokens, flow.size).run(lambda entries: None, lambda: None)
     return 1e6 * (time.process_time() - begun) / members
