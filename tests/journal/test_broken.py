@@ -3,13 +3,16 @@
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+import rollyard
+from rollyard.bench import virtual
+from rollyard.bench.placements import config_of
 from rollyard.errors import JournalError
-from rollyard.events import Admit, Event, Instruction
+from rollyard.events import Admit, BatchTrained, Event, Instruction, Rollover
 from rollyard.journal.check import Kind, check_journal
 from rollyard.journal.journal import Journal
 from rollyard.journal.reader import JournalReader
@@ -17,6 +20,8 @@ from rollyard.journal.recover import read_past
 from rollyard.types import Prompt
 from tests.journal.records import RUN, V1
 from tests.journal.test_recover import Life, complete, group_of, past, prompt, rollout, wrote
+from tests.resuming import Life as Written
+from tests.resuming import stations, work
 
 
 def big(group: int) -> list[Event | Instruction]:
@@ -167,3 +172,30 @@ def test_a_journal_that_cannot_be_locked_for_reading_is_an_error(path: Path) -> 
             Journal(path, RUN, busy_s=0.05)
     finally:
         other.close()
+
+
+class Full(Journal):
+    """Its disk has no room any more once the first batch was trained."""
+
+    def record_step(self, entries: Iterable[Event | Instruction]) -> None:
+        entries = tuple(entries)
+        super().record_step(entries)
+        if any(isinstance(entry, BatchTrained) for entry in entries):
+            self._connection.execute("PRAGMA max_page_count = 1")
+            super().record_step(big(10_000))
+
+
+def test_a_run_ends_when_its_journal_cannot_be_written_and_says_so_once(tmp_path: Path) -> None:
+    of = work()
+    config = config_of("separate", Rollover.DRAIN, of, tmp_path)
+    length = of.length
+    run = rollyard.Run(config, stations=lambda past: stations(past, Written(), tmp_path, of, 1000, length), journal=Full)
+
+    async def steps() -> int:
+        return len([step async for step in run])
+
+    with pytest.warns(RuntimeWarning) as warned, pytest.raises(JournalError, match=r"journal\.sqlite: database or disk is full"):
+        virtual.run(steps())
+    assert run.report is not None and run.report.finished.failed
+    assert "journal.sqlite: database or disk is full" in run.report.finished.cause
+    assert len([each for each in warned if "full" in str(each.message)]) <= 1  # what was learnt since is not saved
