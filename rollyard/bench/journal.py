@@ -51,6 +51,7 @@ class Written:
     size: int  # bytes of the file
     read: int  # members
     read_s: float
+    read_cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +129,12 @@ def measure(flow: Flow = Flow(), folder: Path | None = None) -> Written:
         journal.flush()
         seconds, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
         journal.close()
-        size, begun = os.path.getsize(path), time.perf_counter()
+        size, begun, cpu = os.path.getsize(path), time.perf_counter(), time.process_time()
         past = read_past(path, lambda _: True)
-        read_s = time.perf_counter() - begun
+        read_s, read_cpu_s = time.perf_counter() - begun, time.process_time() - cpu
     read = sum(len(group.rollouts) for group in past.recovered.groups)
     cpu_us = 1e6 * cpu_s / members - own
-    return Written(members, flow.tokens, seconds, members / seconds, cpu_us, longest, size, read, read_s)
+    return Written(members, flow.tokens, seconds, members / seconds, cpu_us, longest, size, read, read_s, read_cpu_s)
 
 
 def _own_cost(flow: Flow) -> float:

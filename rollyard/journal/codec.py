@@ -54,6 +54,7 @@ def pack_spans(spans: Sequence[VersionSpan]) -> str:
     return f"[{', '.join(rows)}]"
 
 
+@lru_cache(maxsize=4096)
 def unpack_spans(text: str) -> tuple[VersionSpan, ...]:
     rows: list[list[int]] = json.loads(text)
     return tuple(VersionSpan(WeightVersion(*row[0:2]), WeightVersion(*row[2:4]), row[4]) for row in rows)
