@@ -10,6 +10,7 @@ Reading: `rollyard.journal.reader`, or any SQLite client, also while the run is 
 from __future__ import annotations
 
 import sqlite3
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -51,7 +52,7 @@ def guarded(path: Path) -> Iterator[None]:
     """SQLite's errors, and numbers that it has no room for, as JournalError naming the file."""
     try:
         yield
-    except (sqlite3.Error, OverflowError) as error:
+    except (sqlite3.Error, struct.error, OverflowError) as error:
         raise JournalError(f"{path}: {error}") from error
 
 

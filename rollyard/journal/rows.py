@@ -106,7 +106,7 @@ class Rows:
     def take(self, entries: Iterable[float | Entry]) -> None:
         """Entries of the kinds that become rows, in order, a time before those of each step.
 
-        Raises OverflowError for what no column can hold.
+        Raises struct.error or OverflowError for what no column can hold.
         """
         handlers, now = self._handlers, 0.0
         for entry in entries:
