@@ -64,6 +64,12 @@ class Timed(Journal):
         super().record_step(entries)
         self._caller += time.thread_time() - cpu - self._clock_s
 
+    def tick(self) -> None:
+        """Counted."""
+        cpu = time.thread_time()
+        super().tick()
+        self._caller += time.thread_time() - cpu - self._clock_s
+
     def commit_checkpoint(self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]) -> None:
         """Counted."""
         cpu = time.thread_time()

@@ -99,7 +99,7 @@ class Ring:
         self._device = DeviceThread()
         self._checkpoints = Checkpoints(folder, recorder, config.checkpoint.keep, past.lives, at)
         self._activity = "starting"
-        self._tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._refresh())}
+        self._tasks = set[asyncio.Task[None]]()
         self._exchange: Generation | None = None
         self._built = AsyncExitStack()  # closes what was built so far, the last first
         self._built.push_async_callback(self._leave)  # when nothing is at work any more
@@ -120,6 +120,7 @@ class Ring:
             ev.Evaluate: self._evaluate,
             ev.Checkpoint: self._checkpoint,
         }
+        self._start(self._refresh())
 
     # ------------------------------------------------------------------------------------------- the start
 

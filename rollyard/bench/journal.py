@@ -51,6 +51,7 @@ class Written:
     size: int  # bytes of the file
     read: int  # members
     read_s: float
+    read_cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,21 @@ class Flow:
     tokens: int = 100
     size: int = 8  # K
 
-    def run(self, record: Callable[[Iterable[Event | Instruction]], None]) -> tuple[int, float]:
-        """Tell of them; returns how many there were, and the longest that one call took."""
+    def run(self, record: Callable[[Iterable[Event | Instruction]], None], tick: Callable[[], None]) -> tuple[int, float]:
+        """Tell of them; returns how many there were, and the longest that one call took.
+
+        Args:
+            tick: called after each group.
+        """
         begun, count, longest = time.perf_counter(), 0, 0.0
         for steps in self._groups():
             for step in steps:
                 before = time.perf_counter()
                 record(step)
                 longest = max(longest, time.perf_counter() - before)
+            before = time.perf_counter()
+            tick()
+            longest = max(longest, time.perf_counter() - before)
             count += self.size
             now = time.perf_counter() - begun
             if now >= self.seconds or count >= self.most:
@@ -117,20 +125,20 @@ def measure(flow: Flow = Flow(), folder: Path | None = None) -> Written:
         path = Path(made) / "journal.sqlite"
         journal = Journal(path, RunRecord("bench", "", 0, flow.size, "{}"))
         cpu, begun = time.process_time(), time.perf_counter()
-        members, longest = flow.run(journal.record_step)
+        members, longest = flow.run(journal.record_step, journal.tick)
         journal.flush()
         seconds, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
         journal.close()
-        size, begun = os.path.getsize(path), time.perf_counter()
+        size, begun, cpu = os.path.getsize(path), time.perf_counter(), time.process_time()
         past = read_past(path, lambda _: True)
-        read_s = time.perf_counter() - begun
+        read_s, read_cpu_s = time.perf_counter() - begun, time.process_time() - cpu
     read = sum(len(group.rollouts) for group in past.recovered.groups)
     cpu_us = 1e6 * cpu_s / members - own
-    return Written(members, flow.tokens, seconds, members / seconds, cpu_us, longest, size, read, read_s)
+    return Written(members, flow.tokens, seconds, members / seconds, cpu_us, longest, size, read, read_s, read_cpu_s)
 
 
 def _own_cost(flow: Flow) -> float:
     """Microseconds of processor time that making up the entries of a member takes."""
     begun = time.process_time()
-    members, _ = Flow(0.0, 1.0, 20_000, flow.tokens, flow.size).run(lambda entries: None)
+    members, _ = Flow(0.0, 1.0, 20_000, flow.tokens, flow.size).run(lambda entries: None, lambda: None)
     return 1e6 * (time.process_time() - begun) / members

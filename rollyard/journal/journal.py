@@ -10,6 +10,7 @@ Reading: `rollyard.journal.reader`, or any SQLite client, also while the run is 
 from __future__ import annotations
 
 import sqlite3
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -28,6 +29,7 @@ from rollyard.journal.schema import APPLICATION_ID, FORGET_PARTIAL, FORMAT, TABL
 from rollyard.types import WeightVersion
 
 FLUSH_S: Final = 1.0  # what is recorded waits so long, and for the write before it, as long as somebody calls
+FRESH_S: Final = 3.0  # tokens of members that have not finished wait so long: most finish before, and have rows of their own then
 HELD_MOST: Final = 200_000  # entries that wait for a write before it; then the caller waits too
 READ_PARTIAL: Final = f"SELECT {PARTIAL} FROM partials WHERE incarnation = ? AND group_id = ? AND member = ? ORDER BY position"
 SLOW_S: Final = 60.0  # that a write may take
@@ -50,7 +52,7 @@ def guarded(path: Path) -> Iterator[None]:
     """SQLite's errors, and numbers that it has no room for, as JournalError naming the file."""
     try:
         yield
-    except (sqlite3.Error, OverflowError) as error:
+    except (sqlite3.Error, struct.error, OverflowError) as error:
         raise JournalError(f"{path}: {error}") from error
 
 
@@ -95,8 +97,10 @@ class Journal:
         at: Callable[[str], None] | None = None,
     ) -> None:
         self._path, self._clock, self._timer, self._at = path, clock, timer, at
-        self._entries: list[tuple[float, Entry]] = []  # of whole steps
-        self._flushed = timer()
+        self._entries: list[
+            float | Entry
+        ] = []  # of whole steps, each after its time: no pairs, which the garbage collector counts
+        self._flushed = self._fresh = timer()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")  # one write at a time, of `_rows`
         self._writing: Future[None] | None = None
         with guarded(path):
@@ -136,18 +140,18 @@ class Journal:
             self._connection.execute("INSERT INTO incarnations VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL, NULL, NULL)", row)
         return incarnation
 
-    def _write_rows(self, name: str) -> None:
-        """The `flush`, or the `checkpoint`: all rows there are."""
+    def _write_rows(self, name: str, unfinished: list[tuple[Key, Unfinished]]) -> None:
+        """The `flush`, or the `checkpoint`: all rows there are, and what these members were given, or have no more."""
         with self._transaction(name):
             for table, rows in self._rows.tables.items():
                 if rows:
                     self._connection.executemany(WRITES[table], rows)
-            changed = self._rows.unfinished.changed()
-            fresh = [self._partial(key, member) for key, member in changed if member.fresh or 0 < member.keep < member.saved]
-            gone = [(self.incarnation, *key) for key, member in changed if member.keep < member.saved]
+            fresh = [self._partial(key, member) for key, member in unfinished if member.tokens]
+            gone = [(self.incarnation, *key) for key, member in unfinished if member.keep < member.saved]
             self._connection.executemany(FORGET_PARTIAL, gone)
             self._connection.executemany(WRITE_PARTIAL, fresh)
-        self._rows.written()
+        self._rows.clear()
+        self._rows.unfinished.written(unfinished)
 
     @contextmanager
     def _transaction(self, name: str) -> Iterator[None]:
@@ -180,21 +184,19 @@ class Journal:
     def record_step(self, entries: Iterable[Event | Instruction]) -> None:
         """Keep what the conductor saw and said in one of its steps. What the journal has no table for is ignored.
 
-        It is written whole or not at all. Raises JournalError when an earlier write failed, see `tick`.
+        It is written whole or not at all, see `tick`.
         """
-        now, kinds, held = self._clock(), self._rows.kinds, self._entries
-        for entry in entries:
-            if type(entry) in kinds:
-                held.append((now, entry))
-        self.tick()
+        held, kinds = self._entries, self._rows.kinds
+        held.append(self._clock())
+        held.extend([entry for entry in entries if type(entry) in kinds])
 
     def record_beginning(self, version: WeightVersion) -> None:
         """Keep where this life of the run begins."""
-        self._entries.append((self._clock(), Began(version)))
+        self._entries += (self._clock(), Began(version))
 
     def record_evaluation(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int = 0) -> None:
         """Keep a result on held-out prompts: mean over the `samples - unscored` completions that have a verdict."""
-        self._entries.append((self._clock(), Judged(version, mean_reward, samples, unscored)))
+        self._entries += (self._clock(), Judged(version, mean_reward, samples, unscored))
 
     # --------------------------------------------------------------------------------------------- writing
 
@@ -204,20 +206,24 @@ class Journal:
         Raises JournalError when the write before failed (disk full, locked, broken file). Nothing is lost then, the next one
         tries again.
         """
-        if self._timer() - self._flushed < FLUSH_S:
+        now = self._timer()
+        if now - self._flushed < FLUSH_S:
             return
         if self._at is not None:
             self.flush()
         elif self._writing is None or self._writing.done() or len(self._entries) > HELD_MOST:
             self._wait()
-            self._flushed = self._timer()
+            self._flushed = now
+            fresh = now - self._fresh >= FRESH_S
+            if fresh:
+                self._fresh = now
             entries, self._entries = self._entries, []
-            self._writing = self._thread.submit(self._write, "flush", entries)
+            self._writing = self._thread.submit(self._write, "flush", entries, fresh=fresh)
 
     def flush(self) -> None:
         """Write what is held back before it returns. Raises JournalError as `tick` does."""
         self._wait()
-        self._flushed = self._timer()
+        self._flushed = self._fresh = self._timer()
         entries, self._entries = self._entries, []
         self._write("flush", entries)
 
@@ -231,12 +237,17 @@ class Journal:
                 self._writing = writing
                 raise JournalError(f"{self._path}: a write has taken {SLOW_S:g} s and is not over") from None
 
-    def _write(self, name: str, entries: Iterable[tuple[float, Entry]]) -> None:
-        """One transaction of these and of what could not be written before."""
+    def _write(self, name: str, entries: Iterable[float | Entry], *, fresh: bool = True) -> None:
+        """One transaction of these and of what could not be written before.
+
+        Args:
+            fresh: also what members that have not finished were given since.
+        """
         with guarded(self._path):
             self._rows.take(entries)
-            if self._rows:
-                self._write_rows(name)
+            unfinished = self._rows.unfinished.changed(fresh=fresh)
+            if unfinished or any(self._rows.tables.values()):
+                self._write_rows(name, unfinished)
 
     def commit_checkpoint(self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]) -> None:
         """Name a checkpoint that is complete on disk. From here on a resume starts there.
@@ -254,7 +265,7 @@ class Journal:
         """
         self._wait()
         entries, self._entries = self._entries, []
-        entries.append((self._clock(), Saved(version, folder, prompt_cursor, counters)))
+        entries += (self._clock(), Saved(version, folder, prompt_cursor, counters))
         with guarded(self._path):
             self._connection.execute("PRAGMA synchronous = FULL")
         try:

@@ -71,10 +71,6 @@ class Unfinished:
     fresh: list[Piece | Segment | Partial] = field(default_factory=list)  # after these
 
     @property
-    def changed(self) -> bool:
-        return bool(self.fresh) or self.keep < self.saved
-
-    @property
     def tokens(self) -> int:
         """That count."""
         return self.keep + sum(len(piece.token_ids) for piece in self.fresh)
@@ -115,13 +111,13 @@ class Unfinisheds:
             member.cut(0)
             self._members[key] = member
 
-    def changed(self) -> list[tuple[Key, Unfinished]]:
-        """What the file does not know yet."""
-        return [(key, member) for key, member in self._members.items() if member.changed]
+    def changed(self, *, fresh: bool) -> list[tuple[Key, Unfinished]]:
+        """What the file does not know yet: of whom it has tokens that do not count any more and, where `fresh`, lacks some."""
+        return [(key, each) for key, each in self._members.items() if each.keep < each.saved or (fresh and each.fresh)]
 
-    def written(self) -> None:
-        """All of that is in the file now."""
-        for key, member in self.changed():
+    def written(self, members: Iterable[tuple[Key, Unfinished]]) -> None:
+        """All of these is in the file now."""
+        for key, member in members:
             member.saved = member.keep = member.tokens
             member.fresh = []
             if not member.saved:

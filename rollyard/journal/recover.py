@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -147,7 +146,7 @@ class _Past:
         judged: dict[int, Rollout] = {}
         unjudged: dict[int, Completion] = {}
         for row in self._query(MEMBERS, life, id_):
-            with self._unless_damaged():
+            try:
                 done = completion_of(*row[:10])
                 if drops.get(done.member) == DropReason.DISTRUSTED:
                     continue
@@ -155,10 +154,14 @@ class _Past:
                     unjudged[done.member] = done
                 else:
                     judged[done.member] = Rollout(done, reward_of(*row[10:]))
+            except Damaged as error:
+                self._tell(error)
         if drops.keys() | judged.keys() >= set(range(self._lives[life].group_size)) and judged:
-            with self._unless_damaged():
-                (row,) = self._query(f"SELECT {PROMPT} FROM prompts p WHERE incarnation = ? AND group_id = ?", life, id_)
+            (row,) = self._query(f"SELECT {PROMPT} FROM prompts p WHERE incarnation = ? AND group_id = ?", life, id_)
+            try:
                 return Group(prompt_of(*row), tuple(judged.values()))
+            except Damaged as error:
+                self._tell(error)
         rollouts = tuple(each for each in judged.values() if each.completion.member not in drops)
         completions = tuple(done for done in unjudged.values() if done.member not in drops)
         partials = tuple(part for part in self._partials(life, id_) if part.member not in drops)
@@ -166,17 +169,16 @@ class _Past:
 
     def _partials(self, life: int, group: int) -> Iterator[Partial]:
         for member, rows in groupby(self._query(PARTIALS, life, group), key=itemgetter(2)):
-            with self._unless_damaged():
+            try:
                 ids, logprobs, spans = joined([piece_of(*row) for row in rows])
+            except Damaged as error:
+                self._tell(error)
+            else:
                 yield Partial(member, tuple(ids), tuple(logprobs), tuple(spans))
 
-    @contextmanager
-    def _unless_damaged(self) -> Iterator[None]:
-        """What the disk has changed is left out, which is told: it is written anew."""
-        try:
-            yield
-        except Damaged as error:
-            warnings.warn(f"{self._path}: {error}; it is written anew", RuntimeWarning, stacklevel=2)
+    def _tell(self, error: Damaged) -> None:
+        """What the disk has changed is left out."""
+        warnings.warn(f"{self._path}: {error}; it is written anew", RuntimeWarning, stacklevel=2)
 
 
 MEMBERS: Final = f"""

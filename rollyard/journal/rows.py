@@ -103,19 +103,22 @@ class Rows:
         }
         self.kinds = frozenset(self._handlers)  # of entries that become rows
 
-    def __bool__(self) -> bool:
-        return any(self.tables.values()) or bool(self.unfinished.changed())
+    def take(self, entries: Iterable[float | Entry]) -> None:
+        """Entries of the kinds that become rows, in order, a time before those of each step.
 
-    def take(self, entries: Iterable[tuple[float, Entry]]) -> None:
-        """Times and entries, in order, of the kinds that become rows. Raises OverflowError for what no column can hold."""
-        for now, entry in entries:
-            self._handlers[type(entry)](entry, now)
+        Raises struct.error or OverflowError for what no column can hold.
+        """
+        handlers, now = self._handlers, 0.0
+        for entry in entries:
+            if isinstance(entry, float):
+                now = entry
+            else:
+                handlers[type(entry)](entry, now)
 
-    def written(self) -> None:
-        """All rows are in the file."""
+    def clear(self) -> None:
+        """All rows are in the file; what becomes of `unfinished` members is told there."""
         for rows in self.tables.values():
             rows.clear()
-        self.unfinished.written()
 
     def _on_judged(self, told: Judged, now: float) -> None:
         row = (self._incarnation, *told.version, told.mean_reward, told.samples, told.unscored, now)
@@ -138,7 +141,8 @@ class Rows:
 
     def _on_generate(self, told: Generate, now: float) -> None:
         request = told.request
-        self.unfinished.goes_on(request.id[:2], len(request.written_ids))
+        if request.id.attempt:  # the first one gives nothing up
+            self.unfinished.goes_on(request.id[:2], len(request.written_ids))
 
     def _completion(self, done: Completion, now: float) -> None:
         life, group, member = self._incarnation, done.group, done.member

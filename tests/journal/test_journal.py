@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from rollyard.errors import JournalError
-from rollyard.events import Admit, FetchPrompts, Keep, Score, Scored, Train
+from rollyard.events import Admit, Event, FetchPrompts, Instruction, Keep, Score, Scored, Train
 from rollyard.journal.journal import Journal
-from rollyard.types import Group, Prompt, Reward, WeightVersion
+from rollyard.lives import Wrote
+from rollyard.types import Group, Prompt, RequestId, Reward, Segment, WeightVersion
 from tests.journal.records import CAB, ENTRIES, GOOD, POOR, RUN, V1
 
 
@@ -120,18 +121,47 @@ def test_rows_are_written_by_a_flush_and_not_before(path: Path) -> None:
     journal.close()
 
 
-def test_a_row_waits_no_longer_than_a_second_while_records_come(path: Path) -> None:
+def test_a_row_waits_no_longer_than_a_second_while_somebody_ticks(path: Path) -> None:
     now = 50.0
     journal = Journal(path, RUN, timer=lambda: now)
     journal.record_step([Admit(CAB)])
     now = 50.9
     journal.record_step([Score(CAB, GOOD.completion)])
+    journal.tick()
     assert journal._writing is None
     now = 51.0
     journal.record_step([Scored(0, 0, GOOD.reward)])
+    journal.tick()
     assert journal._writing is not None
     journal._writing.result(10)
     assert rows(path, "SELECT count(*) FROM verdicts") == [(1,)]
+    journal.close()
+
+
+def test_tokens_of_members_that_have_not_finished_wait_three_seconds(path: Path) -> None:
+    now = 0.0
+    journal = Journal(path, RUN, timer=lambda: now)
+
+    def tick(at: float, *entries: Event | Instruction) -> list[tuple[object, ...]]:
+        nonlocal now
+        now = at
+        journal.record_step(entries)
+        journal.tick()
+        if journal._writing is not None:
+            journal._writing.result(10)
+        return rows(path, "SELECT group_id, member, position, tokens FROM partials ORDER BY 1, 2, 3")
+
+    def wrote(member: int) -> Wrote:
+        return Wrote(Segment(RequestId(0, member), (7, 8), (-0.5, -0.5), V1, V1))
+
+    assert tick(1.0, Admit(CAB), wrote(0), wrote(1)) == []
+    assert tick(2.0, wrote(1)) == []
+    assert tick(3.0, wrote(0)) == [(0, 0, 0, 4), (0, 1, 0, 4)]
+    assert tick(4.0, wrote(0), Score(CAB, POOR.completion)) == [(0, 0, 0, 4)]  # what has finished does not wait
+    assert tick(6.0) == [(0, 0, 0, 4), (0, 0, 4, 2)]
+    journal.record_step([wrote(0)])
+    journal.commit_checkpoint(V1, "checkpoints/1", 1, {})
+    assert rows(path, "SELECT sum(tokens) FROM partials") == [(8,)]
     journal.close()
 
 
@@ -142,12 +172,15 @@ def test_what_a_thread_could_not_write_is_told_once_and_written_later(path: Path
     other.execute("BEGIN IMMEDIATE")
     now = 1.0
     journal.record_step([Admit(CAB)])
+    journal.tick()
     assert journal._writing is not None and isinstance(journal._writing.exception(10), JournalError)
     now = 1.5
-    journal.record_step([Score(CAB, GOOD.completion)])  # nothing is due
+    journal.record_step([Score(CAB, GOOD.completion)])
+    journal.tick()  # nothing is due
     now = 2.0
+    journal.record_step([Scored(0, 0, GOOD.reward)])
     with pytest.raises(JournalError, match="locked"):
-        journal.record_step([Scored(0, 0, GOOD.reward)])
+        journal.tick()
     other.execute("ROLLBACK")
     other.close()
     journal.close()
