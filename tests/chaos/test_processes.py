@@ -13,7 +13,10 @@ from tests.chaos import test_resumed
 from tests.chaos.lives import Life, uninterrupted
 from tests.chaos.world import Shape
 
-pytestmark = pytest.mark.filterwarnings("ignore:version .* is not saved")  # what only a trainer that is gone had
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:version .* is not saved"),  # what only a trainer that is gone had
+    pytest.mark.timeout(240),  # tens of runs each; a busy machine may be slow
+]
 
 PROBED = (("weights.probe", True),)
 SHAPES = {

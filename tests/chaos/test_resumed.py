@@ -11,6 +11,7 @@ from rollyard.chaos.faults import Fault
 from tests.chaos.lives import Life, Where, points, uninterrupted
 from tests.chaos.world import Shape
 
+pytestmark = pytest.mark.timeout(240)  # tens of lives each; a busy machine may be slow
 SHAPES = {
     "colocated": Shape("colocated", bound=True, engines=1, slots=8),
     "separate": Shape("separate", bound=True),

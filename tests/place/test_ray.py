@@ -463,3 +463,16 @@ async def test_an_engine_in_an_actor_writes_what_one_in_a_child_writes(cluster: 
         written.append(await written_by(channel, config, folder, tmp_path / f"scratch-{number}"))
     assert written[0] == written[1]
     assert all(len(tokens) == 20 for tokens, _ in written[0])
+
+
+async def test_a_fault_hits_an_actor_where_it_is(cluster: Cluster) -> None:
+    """It stands still, goes on, and is killed: by itself, for nobody else may be on its node."""
+    async with running(cluster, HELPFUL) as actor:
+        await actor.call("about", limit_s=START_S)
+        began, holding = time.monotonic(), asyncio.create_task(actor.victim.hold(2.0, 1.0))
+        await asyncio.sleep(0.7)  # by then it does
+        await actor.call("about", limit_s=START_S)
+        assert time.monotonic() - began > 1.9
+        await holding
+        actor.victim.kill()
+        assert "died" in await asyncio.wait_for(actor.ended(), START_S)
