@@ -145,3 +145,26 @@ def test_nothing_is_lost_or_counted_twice(moves: list[tuple[Phase, int]]) -> Non
     measured = timeline.seconds()
     assert measured.parts() == expected
     assert measured.wall_s == sum(seconds for _, seconds in moves)
+
+
+def test_intervals_beyond_a_bound_are_joined_over_the_shortest_gaps():
+    from rollyard.watch.spans import coarser
+
+    found = [Interval(Phase.SCORE, at, at + 10) for at in (0, 1_000, 20_000, 21_000)] + [Interval(Phase.SYNC, 500, 600)]
+    assert coarser(found, 5, lambda one: one.phase) == found
+    joined = [Interval(Phase.SCORE, 0, 1_010), Interval(Phase.SCORE, 20_000, 21_010), Interval(Phase.SYNC, 500, 600)]
+    assert coarser(found, 4, lambda one: one.phase) == coarser(found, 3, lambda one: one.phase) == joined
+    assert coarser(found, 2, lambda one: one.phase) == [Interval(Phase.SCORE, 0, 21_010), Interval(Phase.SYNC, 500, 600)]
+
+
+def test_very_many_intervals_are_not_kept_one_by_one(monkeypatch):
+    from rollyard.watch import timeline as module
+
+    monkeypatch.setattr(module, "MOST", 10)
+    clock = iter(range(0, 10**9, 1000))
+    timeline = Timeline(lambda: next(clock))
+    for _ in range(1000):
+        with timeline.phase(Phase.SCORE):
+            pass
+    assert len(timeline.intervals) <= 10 and timeline.intervals[0].start_ns < 10_000
+    assert timeline.seconds().score_s == pytest.approx(1000 * 1e-6, rel=1e-6)
