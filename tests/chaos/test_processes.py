@@ -15,6 +15,7 @@ from tests.chaos.world import Shape
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:version .* is not saved"),  # what only a trainer that is gone had
+    pytest.mark.filterwarnings("ignore:engine.* times slower"),
     pytest.mark.timeout(240),  # tens of runs each; a busy machine may be slow
 ]
 

@@ -61,13 +61,12 @@ def test_a_trainer_at_every_kind_of_event(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["GroupsRecovered", "Reuse"])
 def test_in_its_second_life(kind: str, tmp_path: Path) -> None:
     """As it takes over what the first one left."""
-    shape = SHAPES["async"]
-    first, second = (Fault(what="kill", which="run", event=event, count=times) for event, times in (("Scored", 7), (kind, 1)))
-    for faults, again in (([first], False), ([first, second], True)):
-        assert Life(shape, tmp_path, faults, again).killed()
-    life = Life(shape, tmp_path, [first, second], again=True).live()
+    shape, fault = SHAPES["async"], Fault(what="kill", which="run", event=kind)
+    assert Life(shape, tmp_path, at=Where("after flush", 3).kill()).killed()
+    assert Life(shape, tmp_path, [fault], again=True).killed()
+    life = Life(shape, tmp_path, [fault], again=True).live()
     as_if_nothing_had_happened(life, kind)
-    assert [(each.life, each.outcome[:7]) for each in life.survival] == [(0, "resumed"), (1, "resumed")]
+    assert [(each.life, each.outcome[:7]) for each in life.survival] == [(1, "resumed")]
 
 
 @pytest.mark.parametrize("seed", range(12))
