@@ -96,7 +96,7 @@ class Answers:
                 self.todo.append(ev.EngineUp(f"j{self.joins}", 3, None))
             if self.leaves and len(self.conductor.staying) > 1 and not self.random.randrange(15):
                 self.leave(self.random.choice(sorted(self.conductor.staying)), self.random.random() < 0.5)
-            if self.unfit and self.up and not self.random.randrange(20):
+            if self.unfit and self.loaded and self.up and not self.random.randrange(20):
                 self.unfit -= 1
                 self.todo.insert(0, EngineUnfit(self.random.choice(sorted(self.up)), "it stood still"))
                 self.take(0)

@@ -262,7 +262,7 @@ class RolloutCore:
 
     def _on_hold(self, engine: EngineId, *, held: bool) -> Iterable[Output]:
         if engine in self._router:
-            self._router.hold(engine, held)
+            self._dispatch.hold(engine, held)
         return ()
 
     def _on_gate(self, *, open_: bool) -> Iterable[Output]:

@@ -33,6 +33,7 @@ class Dispatch:
         self.router = Router()
         self.now = 0.0  # seconds on the run's clock
         self._speeds = Speeds()
+        self._stood: dict[EngineId, tuple[float, float | None]] = {}  # seconds that it stood still, and since when it does
         self._typical = 0.0  # tokens of a request
 
     def again(self, member: Member) -> None:
@@ -81,7 +82,7 @@ class Dispatch:
         )
         tokens = len(request.prompt_ids) + len(request.written_ids)
         member.phase, member.engine, member.target = Phase.RUNNING, engine, None
-        member.began, member.began_at = len(member.token_ids), self.now
+        member.began, member.began_at = len(member.token_ids), self._clock(engine)
         group.home = member.home = engine
         self._attempts[request.id] = (engine, tokens)
         self._held.setdefault(engine, {})[request.id] = None
@@ -96,11 +97,22 @@ class Dispatch:
             found = self._samplings[max_tokens, stop] = replace(sampling, max_tokens=max_tokens, stop=sampling.stop + stop)
         return found
 
+    def hold(self, engine: EngineId, held: bool) -> None:
+        """It is being changed, or goes on: what runs all the while has stood still."""
+        self.router.hold(engine, held)
+        total, since = self._stood.get(engine, (0.0, None))
+        total += 0.0 if held or since is None else self.now - since
+        self._stood[engine] = total, self.now if held else None
+
+    def _clock(self, engine: EngineId) -> float:
+        """Seconds, but those that it stood still for new weights."""
+        return self.now - self._stood.get(engine, (0.0, None))[0]
+
     def measure(self, engine: EngineId, group: GroupState, member: Member) -> None:
         """It wrote the member's attempt."""
         tokens = len(member.token_ids) - member.began
         self._typical += TYPICAL * (len(group.prompt.token_ids) + len(member.token_ids) - self._typical)
-        if self._speeds.wrote(engine, tokens, self.now - member.began_at):
+        if self._speeds.wrote(engine, tokens, self._clock(engine) - member.began_at):
             self.router.compare(self._speeds.slowness(), round(self._typical))
 
     def holds(self, request: RequestId) -> bool:
@@ -136,4 +148,5 @@ class Dispatch:
             del self._attempts[request]
         self.router.remove(engine)
         self._speeds.forget(engine)
+        self._stood.pop(engine, None)
         return lost

@@ -53,7 +53,7 @@ class Member:
     asking: Asking | None = None  # of an episode: the turn that is wanted, while WAITING or RUNNING
     earlier: int = 0  # tokens of the turns that are over
     began: int = 0  # tokens that there were when the last attempt began
-    began_at: float = 0.0  # seconds on the run's clock
+    began_at: float = 0.0  # seconds on its engine's clock
     stints: list[tuple[EngineId, int, int]] = field(default_factory=list)  # who wrote, in which epoch of it, from which token on
     attempt: int = 0
     failures: int = 0
