@@ -304,7 +304,7 @@ def test_an_engine_that_cannot_be_started_takes_those_before_it_along(make, monk
     """The first is a process of its own: it is gone with the run, and so is the publisher's memory."""
     children, closed, there = [], [], asyncio.Event()
 
-    async def launch_engine(config, id_, folder, start):
+    async def launch_engine(config, id_, folder, start, injector):
         if id_ == "engine-1":
             await there.wait()
             raise EngineLost("there is no room for it")
