@@ -30,7 +30,7 @@ from rollyard.watch.accounts import ENGINE
 from rollyard.watch.recorder import Recorder
 from rollyard.weights.sync import Sync
 
-SLOW = 3  # times slower than the median: that is told
+SLOW = 3  # times slower than the median: that is reported
 
 STARTING, UP, LEAVING, AGAIN, LOST = "starting", "up", "leaving", "being started again", "lost"
 
@@ -67,7 +67,7 @@ class Fleet:
         self._leaving: set[ev.EngineId] = set()
         self._ordered: dict[ev.EngineId, ev.EngineLeaving] = {}  # what has yet to have its turn
         self._failed: dict[ev.EngineId, str] = {}
-        self.slow: dict[ev.EngineId, int] = {}  # times slower than the median, at worst: those that are told of
+        self.slow: dict[ev.EngineId, int] = {}  # times slower than the median, at worst
         self.actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {ev.Retire: self._retire}
 
     def add(self, url: str = "") -> ev.EngineId:
@@ -130,14 +130,10 @@ class Fleet:
     # --------------------------------------------------------------------------------------------- on the loop
 
     def look(self) -> None:
-        """Tell, once of each, which engines are far slower than the others."""
+        """Which engines are far slower than the others, for the report."""
         for name, times in self._conductor.slow.items():
-            if times < SLOW:
-                continue
-            if name not in self.slow:
-                told = f"{name} writes {times} times slower than the median of the engines, and gets as much less to write"
-                warnings.warn(visible(told), RuntimeWarning, stacklevel=2)
-            self.slow[name] = max(times, self.slow.get(name, 0))
+            if times >= SLOW:
+                self.slow[name] = max(times, self.slow.get(name, 0))
 
     def turns(self, event: ev.Event) -> Sequence[ev.Event]:
         """What this becomes now. That an engine is to leave comes before the news that it is lost: it is not started again."""

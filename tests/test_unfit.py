@@ -127,8 +127,7 @@ def test_a_slow_engine_gets_less_and_delays_the_run_little(placement: str, tmp_p
 
     usual, even, run = virtual.run(timed(1.0, tmp_path))
     assert run.report is not None and run.report.slow == {} and max(even) < 1.3 * min(even)
-    with pytest.warns(RuntimeWarning, match=r"engine-0 writes \d+ times slower than the median"):
-        slow, wrote, run = virtual.run(timed(10.0, tmp_path / "run"))
+    slow, wrote, run = virtual.run(timed(10.0, tmp_path / "run"))
     report = run.report
     assert report is not None and not report.finished.failed and report.prompts.dropped.keys() <= {"stopped"}
     assert wrote[0] < 0.25 * min(wrote[1:]), wrote

@@ -8,7 +8,7 @@ from statistics import median
 from rollyard.events import EngineId
 
 SHARE = 1 / 8  # of the newest measurement in the mean
-LEAST = 4  # measurements of an engine before it is compared
+LEAST = 16  # measurements of an engine before it is compared
 EVERY = 16  # measurements between two comparisons
 MOST = 64  # times slower that are told apart
 

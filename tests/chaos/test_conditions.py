@@ -41,7 +41,6 @@ def goes_on(life: Life) -> None:
 
 
 @BOTH
-@pytest.mark.filterwarnings("ignore:engine-1 writes .* times slower")
 def test_an_engine_that_is_ten_times_slower(name: str, tmp_path: Path) -> None:
     life = Life(SHAPES[name], tmp_path, [Fault(what="slow", which="engine-1", event="Generate", for_s=900, factor=10)]).live()
     goes_on(life)
