@@ -15,6 +15,7 @@ import pytest
 import rollyard
 from rollyard.inspect.check import check
 from rollyard.journal.folder import RunFolder
+from rollyard.types import DropReason
 from rollyard.watch.report import Report, read_report
 from tests.chaos.lives import leaving_nothing
 from tests.rewards import share_of_a
@@ -76,7 +77,7 @@ def sound(report: Report, folder: Path) -> None:
     assert not (folder / "control.sock").exists() and not list(folder.glob("journal.sqlite-*"))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_several_faults(seed: int, tmp_path: Path, mark: str) -> None:
     faults = tmp_path / "faults.toml"
     faults.write_text(some(Random(seed)))
@@ -89,7 +90,9 @@ def test_several_faults(seed: int, tmp_path: Path, mark: str) -> None:
     assert steps == [1, 2, 3, 4, 5, 6] and run.report is not None
     sound(run.report, tmp_path / "run")
     assert run.report.survival and all(each.outcome for each in run.report.survival)
-    dropped = run.report.members.dropped
+    dropped = dict(run.report.members.dropped)
+    lied = dropped.pop(DropReason.DISTRUSTED, 0)  # what an engine had written that gave wrong answers then
+    assert not lied or any(each.what == "corrupt" for each in run.report.survival), dropped
     assert sum(dropped.values()) <= 2 * sum(each.what == "kill" for each in run.report.survival), dropped
 
 
