@@ -10,6 +10,7 @@ Whatever ends a run in between, the last one that was named is whole. What is no
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,7 @@ class Checkpoints:
 
     def __init__(self, folder: RunFolder, recorder: Recorder, keep: int, life: int, at: At | None = None) -> None:
         self._folder, self._recorder, self._keep, self._life, self._at = folder, recorder, keep, life, at
+        self._committing: asyncio.Future[None] | None = None
 
     async def write(self, learner: Learner, version: WeightVersion, cursor: int, counters: Mapping[str, object]) -> None:
         """What the learner has, as the newest checkpoint.
@@ -51,16 +53,23 @@ class Checkpoints:
             cursor, counters: see `Journal.commit_checkpoint`.
         """
         target = self._folder.checkpoint(version.step, self._life)
-        draft = target.with_name(f".{target.name}.draft")
+        draft = target.with_name(f".{target.name}.draft-{secrets.token_hex(4)}")  # one that was given up may still be written
         with self._told("checkpoint folder"):
             written = await learner.save(draft)
             if written == draft:
-                await asyncio.to_thread(_commit, draft, target, self._folder.metrics)
+                await self._committed(draft, target)
         with self._told("checkpoint row"):
             named = target.relative_to(self._folder.path) if written == draft else written
             self._recorder.checkpoint(version, str(named), cursor, counters)
         with self._told("checkpoint pruned"):
             await asyncio.to_thread(keep_newest, self._folder, self._keep)
+
+    async def _committed(self, draft: Path, target: Path) -> None:
+        """It goes on whatever becomes of whoever waits for it; what was committed for nobody makes room."""
+        if self._committing is not None:
+            await asyncio.wait((self._committing,))
+        self._committing = asyncio.ensure_future(asyncio.to_thread(_commit, draft, target, self._folder.metrics))
+        await asyncio.shield(self._committing)
 
     @contextmanager
     def _told(self, name: str) -> Iterator[None]:
@@ -74,6 +83,8 @@ class Checkpoints:
 def _commit(draft: Path, target: Path, metrics: Path) -> None:
     """Raises CheckpointError. The metrics of its steps are on the disk, too, once it is."""
     try:
+        if target.exists():  # it was given up before it had a name
+            remove_folder(target)
         seal(draft)
         commit_folder(draft, target)
         if metrics.exists():

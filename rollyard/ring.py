@@ -439,10 +439,12 @@ class Ring:
             Filtering(counts.dropped.get(DropReason.FILTERED, 0), counts.refills, counts.unfiltered),
             [*self._past, *(engine.stats() for engine in self._engines)],
         )
-        if self._folder.fresh or self.conductor is not None:
-            report.write(self._folder.report)
-            self._recorder.accounts.write_trace(self._folder.trace)
-        self._recorder.close_journal()
+        try:
+            if self._folder.fresh or self.conductor is not None:
+                report.write(self._folder.report)
+                self._recorder.accounts.write_trace(self._folder.trace)
+        finally:
+            self._recorder.close_journal()
         return report
 
 

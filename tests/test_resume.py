@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import json
 from pathlib import Path
@@ -11,11 +12,14 @@ import pytest
 import rollyard
 from rollyard import cli
 from rollyard.bench import virtual
+from rollyard.checkpoints import Checkpoints
 from rollyard.config import Config
+from rollyard.durable import check_whole, write_folder
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.folder import RunFolder, take_folder
 from rollyard.layers import options
 from rollyard.resume import OPEN, check_files, check_given, config_of, remember
+from rollyard.types import WeightVersion
 from tests.resuming import Death, Life, live, work
 
 pytestmark = pytest.mark.filterwarnings("ignore:closing the run. Killed")
@@ -214,3 +218,33 @@ def test_a_model_or_prompts_that_changed_are_found(tmp_path):
     folder.began.write_text("{")
     with pytest.raises(ConfigError, match="does not say what the run began with"):
         check_given(folder, ())
+
+
+class Saves:
+    """A learner that is given up once it has written its first checkpoint; and the books in which the next one is named."""
+
+    def __init__(self) -> None:
+        self.given_up, self.named = False, []
+
+    async def save(self, folder: Path) -> Path:
+        write_folder(folder, lambda draft: (draft / "weights.json").write_text("{}"))
+        if not self.given_up:
+            self.given_up = True
+            raise asyncio.CancelledError
+        return folder
+
+    def checkpoint(self, version, folder, cursor, counters) -> None:
+        self.named.append((version, folder, cursor, counters))
+
+
+async def test_a_checkpoint_that_was_given_up_is_not_in_the_way_of_the_next(tmp_path):
+    folder, both = RunFolder(tmp_path), Saves()
+    (tmp_path / "checkpoints" / "step-000004-life-1").mkdir(parents=True)  # was renamed, and never named
+    checkpoints = Checkpoints(folder, both, keep=2, life=1)
+    with pytest.raises(asyncio.CancelledError):
+        await checkpoints.write(both, WeightVersion(4, 1), 8, {})
+    await checkpoints.write(both, WeightVersion(4, 1), 8, {})
+    assert both.named == [(WeightVersion(4, 1), "checkpoints/step-000004-life-1", 8, {})]
+    check_whole(folder.checkpoint(4, 1))
+    folder.clear()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000004-life-1"]
