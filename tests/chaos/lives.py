@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -39,6 +40,7 @@ from tests.chaos.doubles import STATE
 from tests.chaos.world import Shape, World
 
 END_S = 3600.0  # virtual seconds after which a run counts as hanging
+ENDED_S = 5.0  # real seconds that threads may take to end
 LATE_S = 50.0  # real seconds after which a life in another process does
 KILLED, BROKEN = 137, 3  # exit codes: it was killed at a point of writing; something did not hold
 At = Callable[[str], None]
@@ -202,6 +204,9 @@ def leaving_nothing(*, collected: bool = False) -> Iterator[None]:
     yield
     if collected:
         gc.collect()
+    until = time.monotonic() + ENDED_S
+    while threading.active_count() > before[1] and time.monotonic() < until:
+        time.sleep(0.001)  # a thread that was told to end takes a moment
     files, threads, memory = there()
     assert not files - before[0], f"files are left open: {files - before[0]}"
     assert threads <= before[1], f"threads are left: {threading.enumerate()}"
