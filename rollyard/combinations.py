@@ -69,12 +69,10 @@ def _check_models(reward: RewardConfig) -> None:
     if not remote.url and remote != RemoteConfig():
         problem = "options of a remote judge are given, and there is none"
         raise ConfigError(problem, where="reward.remote.url", remedy="give its address, or leave them out")
-    if remote.url and not is_address(remote.url):
-        problem = f"{remote.url!r} is no address"
-        raise ConfigError(problem, where="reward.remote.url", remedy="give such as http://127.0.0.1:8000/score")
+    if remote.url:
+        check_address(remote.url, "reward.remote.url", "http://127.0.0.1:8000/score", "ROLLYARD_REWARD_KEY")
     for url in judge.url:
-        if not is_address(url):
-            raise ConfigError(f"{url!r} is no address", where="reward.judge.url", remedy="give such as http://127.0.0.1:8000/v1")
+        check_address(url, "reward.judge.url", "http://127.0.0.1:8000/v1", "ROLLYARD_JUDGE_KEY")
     if judge.url and not judge.model:
         problem = "the judge's servers are named, and not the model that they are asked for"
         raise ConfigError(problem, where="reward.judge.model", remedy="give the name that the server lists under /v1/models")
@@ -280,8 +278,7 @@ def _check_engine(engine: EngineConfig) -> None:
     if engine.url and engine.kind == "embedded":
         raise ConfigError("an embedded engine is no server", where="engine.url", remedy="leave it out, or name another engine")
     for url in engine.url:
-        if not is_address(url):
-            raise ConfigError(f"{url!r} is no address", where="engine.url", remedy="give such as http://127.0.0.1:30000")
+        check_engine_address(url)
     if len({url.rstrip("/") for url in engine.url}) < len(engine.url):
         raise ConfigError("a server is named twice", where="engine.url", remedy="give each engine a server of its own")
 
@@ -314,13 +311,29 @@ def _check_adapter(config: Config) -> None:
         raise ConfigError(problem, where="place.train", remedy="use 1; ranks of its own are the adapter's to start")
 
 
-def is_address(url: str) -> bool:
-    """A host over HTTP, with a port that there can be."""
+def check_engine_address(url: str) -> None:
+    """See `check_address`."""
+    check_address(url, "engine.url", "http://127.0.0.1:30000", "ROLLYARD_ENGINE_KEY")
+
+
+def check_address(url: str, where: str, example: str, key: str) -> None:
+    """Raises ConfigError for what is no host over HTTP with a port that there can be, and for one with more in it.
+
+    Options are kept in the run's folder and shown in messages; a password, or a query, may be a secret.
+
+    Args:
+        key: the variable that a secret is given by.
+    """
+    if any(sign in url for sign in "@?#"):  # before anything of it is shown
+        problem = "an address has no user, no password and no query here: it is kept in the run's folder, and shown"
+        raise ConfigError(problem, where=where, remedy=f"give such as {example}, and the key by {key}")
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
     except ValueError:
-        return False
+        fits = False
+    if not fits:
+        raise ConfigError(f"{url!r} is no address", where=where, remedy=f"give such as {example}")
 
 
 def _check_warmup(warmup: WarmupConfig) -> None:

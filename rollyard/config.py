@@ -133,6 +133,10 @@ class EnvironmentConfig(Section):
     workers: Natural = Field(
         1, description="processes that play episodes (0: the run's own, where an environment that blocks stops everything)"
     )
+    memory_mib: Natural = Field(
+        0,
+        description="MiB that each of them may allocate; beyond it the episode has no verdict and the process goes (0: any)",
+    )
 
 
 class RewardModelConfig(Section):
@@ -194,6 +198,9 @@ class RewardConfig(Section):
     time_limit_s: Positive = Field(10.0, description="seconds one judgement may take; beyond it there is no verdict")
     workers: Count = Field(4, description="processes at most that run functions, one call at a time each; they start as needed")
     start_s: Positive = Field(120.0, description="seconds one of them may take to be ready, imports included")
+    memory_mib: Natural = Field(
+        0, description="MiB that each of them may allocate; beyond it there is no verdict and the process is replaced (0: any)"
+    )
     concurrency: Count = Field(32, description="judgements at a time by coroutine functions, which share one process")
     batch: Count = Field(32, description="completions at most that a function of several (prompts, completions) gets at once")
     pattern: str = Field("", description="regular expression of the reward called regex")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -81,8 +82,7 @@ def ask(folder: Path, order: Order) -> Answer:
             with _reached(folder) as path:
                 line.connect(path)
             line.sendall(ORDER.dump_json(order) + b"\n")
-            with line.makefile("rb") as said:
-                told = ANSWER.validate_json(said.readline(LINE))
+            told = ANSWER.validate_json(_line(line))
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
             remedy = "give the folder of a run that is past its start, such as runs/NAME"
             raise ConfigError("no run is going on there, or it is still starting", where=str(folder), remedy=remedy) from None
@@ -95,6 +95,17 @@ def ask(folder: Path, order: Order) -> Answer:
     if told.problem:
         raise ConfigError(told.problem, where=told.where, remedy=told.remedy)
     return told
+
+
+def _line(line: socket.socket) -> bytes:
+    """Raises TimeoutError for one that does not end in time, however often something of it comes."""
+    until, said = time.monotonic() + ANSWER_S, b""
+    while not said.endswith(b"\n") and len(said) < LINE:
+        line.settimeout(max(until - time.monotonic(), 0.0) or 1e-9)
+        if not (piece := line.recv(LINE - len(said))):
+            break
+        said += piece
+    return said
 
 
 def _bound(folder: Path) -> socket.socket:

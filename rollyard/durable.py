@@ -98,7 +98,7 @@ def remove_folder(folder: Path) -> None:
 def clear_drafts(folder: Path) -> None:
     """Delete what writers that were killed left in it. Only for who alone may write there."""
     for left in [path for path in folder.iterdir() if LEFT.fullmatch(path.name)]:
-        if left.is_dir():
+        if left.is_dir() and not left.is_symlink():  # a link is removed, and nothing that it leads to
             shutil.rmtree(left)
         else:
             left.unlink()
@@ -119,15 +119,17 @@ def check_whole(folder: Path) -> None:
     """Raises DurableError for one that was spoilt since it was sealed, as far as names, sizes and heads of files tell."""
     try:
         sizes = _parsed(folder / WHOLE)
-        if not isinstance(sizes, dict):
+        if not isinstance(sizes, dict) or not all(type(size) is int for size in sizes.values()):
             raise DurableError(f"{WHOLE} does not say what is in it")
         for name, size in sizes.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+                raise DurableError(f"{WHOLE} names {name!r}, which is not in it")
             _check(folder / name, size)
     except DurableError as error:
         raise DurableError(f"{folder} is damaged: {error}") from error
 
 
-def _check(path: Path, size: object) -> None:
+def _check(path: Path, size: int) -> None:
     try:
         found = path.stat().st_size
         if found != size:

@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any
 
 from rollyard import events as ev
-from rollyard.combinations import is_address
+from rollyard.combinations import check_engine_address
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.control import Answer, Order
@@ -188,5 +188,5 @@ class Fleet:
         if bool(url) != bool(config.engine.url):
             kept = ("are running servers", "give its address") if config.engine.url else ("are started by it", "give no address")
             raise ConfigError(f"the engines of this run {kept[0]}", where="engine.url", remedy=kept[1])
-        if url and not is_address(url):
-            raise ConfigError(f"{url!r} is no address", where="engine.url", remedy="give such as http://127.0.0.1:30000")
+        if url:
+            check_engine_address(url)

@@ -16,7 +16,7 @@ SCRIPT = f"""
 import json, os, subprocess, sys
 from rollyard.settle import Surroundings, heard, settle
 sys.path.insert(0, {LINK!r})  # as children are started
-settle(Surroundings(sys.argv[1], [{str(ROOT)!r}, "/before", *sys.path[1:]], {{"PYTHONPATH": "/own"}}))
+settle(Surroundings(sys.argv[1], [{str(ROOT)!r}, "/before", *sys.path[1:]], {{"PYTHONPATH": "/own"}}), "the.option")
 print(json.dumps([sys.path[:3], os.environ.get("PYTHONPATH"), os.environ.get("PYTHONSAFEPATH")]))
 print("caf\\udce9")
 os.write(2, b"early ")
@@ -45,4 +45,4 @@ def test_what_a_worker_takes_over(monkeypatch):
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     monkeypatch.setattr(sys, "path", ["", "/elsewhere"])
     around = Surroundings.here(Path("/run/it.log"))
-    assert around == ("/run/it.log", (os.getcwd(), "/elsewhere"), {"PYTHONPATH": "/own"})
+    assert around == ("/run/it.log", (os.getcwd(), "/elsewhere"), {"PYTHONPATH": "/own"}, 0)

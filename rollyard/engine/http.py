@@ -19,6 +19,8 @@ from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded
 CONNECT_S = 10.0
 KEEP_S = 2.0  # seconds an idle connection is kept: the server closes its own end after 5, and a request must not meet that
 DONE = b"[DONE]"
+MOST_BYTES = 64 << 20  # of an answer, or of one event; no real one comes near
+SHOWN = 500  # characters of an answer that an error shows
 JSON = TypeAdapter(dict[str, object])
 
 # What a client of a server that checks keys needs.
@@ -57,7 +59,7 @@ class Client:
     """
 
     def __init__(self, url: str, keys: tuple[str, str] = ("", ""), socket: str = "") -> None:
-        self.url = url.rstrip("/")
+        self.url, self._keys = url.rstrip("/"), sorted(filter(None, keys), key=len, reverse=True)
         generate, control = ({"Authorization": f"Bearer {key}"} if key else {} for key in keys)
         self._headers = generate, control | {"Connection": "close"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_S)
@@ -73,16 +75,15 @@ class Client:
 
     async def get(self, path: str, *, limit_s: float) -> Mapping[str, object]:
         """The answer, an object."""
-        return self._object(path, await self._call("GET", path, None, GENERATE, limit_s))
+        return self._object(path, (await self._call("GET", path, None, GENERATE, limit_s))[0])
 
     async def post(self, path: str, body: Mapping[str, object], *, limit_s: float) -> Mapping[str, object]:
         """A control route's answer; empty where it says nothing but yes.
 
         Its connection is not used again: a server that fails in such a call closes it, and no other call must meet that.
         """
-        response = await self._call("POST", path, body, CONTROL, limit_s)
-        typed = response.headers.get("content-type", "").startswith("application/json")
-        return self._object(path, response) if typed and response.content not in (b"", b"null") else {}
+        content, typed = await self._call("POST", path, body, CONTROL, limit_s)
+        return self._object(path, content) if typed and content not in (b"", b"null") else {}
 
     async def events(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[bytes]:
         """The data of each server-sent event, until the server says that it is done.
@@ -92,9 +93,8 @@ class Client:
         with self._failures(path):
             async with self._http.stream("POST", self.url + path, json=body, headers=self._headers[GENERATE]) as response:
                 if response.status_code != httpx.codes.OK:
-                    await response.aread()
-                    self._refuse(path, response)
-                async for data in _data(response.aiter_bytes()):
+                    self._refuse(path, response.status_code, await self._content(path, response))
+                async for data in self._data(path, response.aiter_bytes()):
                     if data == DONE:
                         return
                     yield data
@@ -103,29 +103,65 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _call(self, method: str, path: str, body: Mapping[str, object] | None, key: int, limit_s: float) -> httpx.Response:
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, object] | None, key: int, limit_s: float
+    ) -> tuple[bytes, bool]:
+        """The content of an answer, and whether it is said to be JSON."""
         try:
             with self._failures(path):
-                async with asyncio.timeout(limit_s):
-                    response = await self._http.request(method, self.url + path, json=body, headers=self._headers[key])
+                async with (
+                    asyncio.timeout(limit_s),
+                    self._http.stream(method, self.url + path, json=body, headers=self._headers[key]) as response,
+                ):
+                    content = await self._content(path, response)
         except TimeoutError:
             raise TimeLimitExceeded(f"{self.url}{path} did not answer within {limit_s:g} s") from None
         if response.status_code != httpx.codes.OK:
-            self._refuse(path, response)
-        return response
+            self._refuse(path, response.status_code, content)
+        return content, response.headers.get("content-type", "").startswith("application/json")
 
-    def _refuse(self, path: str, response: httpx.Response) -> NoReturn:
-        try:
-            said = _Error.model_validate_json(response.content).text
-        except ValidationError:
-            said = response.text
-        raise ServerRefused(f"{self.url}{path} answered {response.status_code}: {said.strip()[:500]}", response.status_code)
+    async def _content(self, path: str, response: httpx.Response) -> bytes:
+        content = bytearray()
+        async for chunk in response.aiter_bytes():
+            content += chunk
+            if len(content) > MOST_BYTES:
+                raise EngineError(f"{self.url}{path} answered with more than {MOST_BYTES} bytes")
+        return bytes(content)
 
-    def _object(self, path: str, response: httpx.Response) -> Mapping[str, object]:
+    async def _data(self, path: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The `data` fields of server-sent events, each one line. Split as bytes: text may hold other line ends."""
+        rest = bytearray()
+        async for chunk in chunks:
+            if b"\n" in chunk:
+                *lines, last = (rest + chunk).split(b"\n")
+                rest = bytearray(last)
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        yield bytes(line[5:].strip())
+            else:
+                rest += chunk  # of a long line nothing is looked at twice
+            if len(rest) > MOST_BYTES:
+                raise EngineError(f"{self.url}{path} sent an event of more than {MOST_BYTES} bytes")
+
+    def _refuse(self, path: str, status: int, content: bytes) -> NoReturn:
         try:
-            return JSON.validate_json(response.content)
+            said = _Error.model_validate_json(content).text
         except ValidationError:
-            raise EngineError(f"{self.url}{path} answered with no JSON object: {response.text[:100]!r}") from None
+            said = content.decode(errors="replace")
+        raise ServerRefused(f"{self.url}{path} answered {status}: {self._shown(said)}", status)
+
+    def _object(self, path: str, content: bytes) -> Mapping[str, object]:
+        try:
+            return JSON.validate_json(content)
+        except ValidationError:
+            said = self._shown(content.decode(errors="replace"))
+            raise EngineError(f"{self.url}{path} answered with no JSON object: {said[:100]!r}") from None
+
+    def _shown(self, said: str) -> str:
+        """A server may repeat what it was sent. The keys never get into an error."""
+        for key in self._keys:
+            said = said.replace(key, "***")
+        return said.strip()[:SHOWN]
 
     @contextmanager
     def _failures(self, path: str) -> Iterator[None]:
@@ -133,15 +169,5 @@ class Client:
             yield
         except httpx.ConnectTimeout:
             raise EngineLost(f"{self.url} was not reached within {CONNECT_S:g} s") from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:  # of the line, or of an encoding that is none
             raise EngineLost(f"the line to {self.url}{path} broke: {type(error).__name__} {error}".rstrip()) from error
-
-
-async def _data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The `data` fields of server-sent events, each one line. Split as bytes: text may hold other line ends."""
-    rest = b""
-    async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()

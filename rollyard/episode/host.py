@@ -14,7 +14,8 @@ from pydantic import ConfigDict, TypeAdapter
 from rollyard.episode.load import load_environment
 from rollyard.episode.stage import Played, Stage
 from rollyard.protocols.processes import Channel
-from rollyard.settle import Surroundings, heard, settle
+from rollyard.protocols.rollouts import Ask, Environment
+from rollyard.settle import Surroundings, heard, leave_if_full, settle
 from rollyard.types import Asking, Prompt, Reply
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ STOP = TypeAdapter(int)
 async def serve(channel: Channel, order: bytes) -> None:
     """Play. Raises ConfigError when the environment cannot be loaded here."""
     ordered = ORDER.validate_json(order)
-    settle(ordered.around)
+    settle(ordered.around, "environment.memory_mib")
     environment, tokens = load_environment(ordered.environment), _Tokens(ordered)
-    stage = Stage(environment, tokens, ordered.vocabulary, ordered.max_tokens, ordered.turns, ordered.limit_s)
+    stage = Stage(_Bounded(environment), tokens, ordered.vocabulary, ordered.max_tokens, ordered.turns, ordered.limit_s)
     going: dict[int, asyncio.Task[Played]] = {}
 
     async def start(content: bytes) -> bytes:
@@ -81,6 +82,20 @@ async def serve(channel: Channel, order: bytes) -> None:
     with heard():
         channel.ready()
         await channel.ended()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    """An environment that ends its process when it has reached the memory limit."""
+
+    environment: Environment
+
+    async def episode(self, ask: Ask, prompt: Prompt) -> Any:
+        try:
+            return await self.environment.episode(ask, prompt)
+        except MemoryError as error:
+            leave_if_full(error)
+            raise
 
 
 class _Tokens:

@@ -29,6 +29,9 @@ def environment_of(config: Config, given: Environment | None) -> Environment | N
     Raises ConfigError, also for both, and for options that nobody heeds.
     """
     plays = config.environment
+    if plays.memory_mib and (given is not None or plays.name in SHIPPED or not plays.workers):
+        problem = "it plays in the run's own process, which has no limit"
+        raise ConfigError(problem, where="environment.memory_mib", remedy="leave it out, or name FILE.py:NAME, with workers")
     if plays.workers > 1 and (given is not None or plays.name in SHIPPED):
         what = "an environment that is given directly" if given is not None else plays.name
         problem = f"{what} plays in the run's own process, and no workers are started"
@@ -70,7 +73,8 @@ def open_player(
     vocabulary, most, limit_s = Architecture.from_folder(folder).vocab_size, rollout.max_tokens, plays.limit_s
     if given is not None or plays.name in SHIPPED or not plays.workers:
         return Stage(environment, tokenizer, vocabulary, most, plays.turns, limit_s)
-    around, tokens = Surroundings.here(scratch.resolve() / "environment.log"), scratch.resolve() / "environment.tokens.json"
+    tokens = scratch.resolve() / "environment.tokens.json"
+    around = Surroundings.here(scratch.resolve() / "environment.log", plays.memory_mib)
     closing.callback(tokens.unlink, missing_ok=True)
     tokenizer.save(tokens)
     order = Order(plays.name, str(tokens), str(folder.resolve()), vocabulary, most, plays.turns, limit_s, around)

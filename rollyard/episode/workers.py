@@ -13,6 +13,7 @@ import asyncio
 import itertools
 from contextlib import AsyncExitStack, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rollyard.environment import process_environment
@@ -20,6 +21,7 @@ from rollyard.episode.host import ASK, ASK_S, ORDER, PLAY, PLAYED, REPLY, STOP, 
 from rollyard.episode.stage import Answer, Played, Working
 from rollyard.errors import EngineLost, RollyardError, WorkerLost
 from rollyard.pool import Launch, Losses, Pool, Worker
+from rollyard.prints import keep_short
 from rollyard.protocols.processes import Channel
 from rollyard.types import Asking, Prompt, Reply, Reward
 from rollyard.verdict import cause_of
@@ -44,6 +46,8 @@ class InWorkers:
     def __init__(self, launch: Launch, order: Order, size: int, places: int) -> None:
         self.turns, self._limit_s = order.turns, order.limit_s
         content, environment = ORDER.dump_json(order), process_environment()
+        self._prints = Path(order.around.prints)
+        self._tidying: asyncio.Task[None] | None = None
         self._visits: dict[int, _Visit] = {}
         self._numbers = itertools.count()
         pool = partial(Pool, launch, TARGET, content, environment=environment, greet=self._greet, losses=Losses(LOSSES * size))
@@ -52,6 +56,7 @@ class InWorkers:
 
     def start(self) -> None:
         """Begin to start a process, so that the first episode does not wait for it."""
+        self._tidying = self._tidying or asyncio.create_task(keep_short(self._prints), name="environment log")
         self._shared.start()
 
     async def play(self, prompt: Prompt, answer: Answer, working: Working = nullcontext) -> Played:
@@ -77,6 +82,8 @@ class InWorkers:
 
     async def close(self) -> None:
         """End all processes. Closing twice is harmless."""
+        if self._tidying is not None:
+            self._tidying.cancel()
         await asyncio.gather(self._shared.close(), self._alone.close())
 
     def _greet(self, channel: Channel) -> None:

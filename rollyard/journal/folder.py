@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from rollyard.errors import ConfigError
 CONFIG, METRICS, JOURNAL, CHECKPOINTS = "config.toml", "metrics.jsonl", "journal.sqlite", "checkpoints"
 REPORT, TRACE, BEGAN = "report.json", "trace.json", "began.json"
 SCRATCH = ("weights", "canary")  # what travels to engines by the disk; it is of no use to the next life
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 NAMED = re.compile(r"step-(\d+)(?:-life-(\d+))?")
 
 
@@ -66,6 +68,7 @@ class RunFolder:
     def write_config(self, config: Config) -> None:
         """What the run is given from now on."""
         write_file(self.config, _content(config))
+        _keep_to_owner(self.config)
 
     def clear(self) -> None:
         """Delete what a life that was killed was writing, and what of it nobody needs."""
@@ -113,6 +116,8 @@ def _check_free(config: Config) -> None:
         raise ConfigError(f"{path} is a file", where="run.out", remedy="give another folder")
     if not path.is_dir() or not any(path.iterdir()) or goes_on(config):
         return
+    if config.run.overwrite and path.is_symlink():
+        raise ConfigError(f"{path} is a link, which is not replaced", where="run.out", remedy="give the folder that it leads to")
     if not config.run.overwrite:
         remedy = "give another --out or --name, or --overwrite to replace it"
         raise ConfigError(f"{path} exists already", where="run.out", remedy=remedy)
@@ -165,6 +170,7 @@ def take_folder(path: Path) -> RunFolder:
     Raises ConfigError when it is no run's, a run is going on there, or it cannot be used.
     """
     refuse_foreign(path)
+    refuse_shared(path)
     try:
         return RunFolder(path, _lock(path, "wait for its end, or end it"), fresh=False)
     except OSError as error:
@@ -179,6 +185,20 @@ def refuse_foreign(path: Path) -> None:
         raise ConfigError(problem, where=str(path), remedy="give the folder of a run, such as runs/NAME")
 
 
+def refuse_shared(path: Path) -> None:
+    """Raises ConfigError where another user may have put something: a config names code that the run loads, and its weights."""
+    for found in (path, path / CONFIG):
+        about = found.stat()
+        if about.st_uid not in (os.getuid(), 0) or about.st_mode & OTHERS_WRITE:
+            problem = "another user can write it, and so have a run of yours do anything"
+            raise ConfigError(problem, where=str(found), remedy="look what is in it, then chown it to you and chmod go-w it")
+
+
+def _keep_to_owner(path: Path) -> None:
+    """No other user writes there, whatever this user's mask says. Who may read it, the mask does say."""
+    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_WRITE)
+
+
 def _content(config: Config) -> bytes:
     return tomli_w.dumps(config.model_dump(mode="json")).encode()
 
@@ -188,8 +208,10 @@ def _make(path: Path, content: bytes) -> int:
     locks = list[int]()
 
     def write(draft: Path) -> None:
+        _keep_to_owner(draft)
         (draft / CHECKPOINTS).mkdir()
         (draft / CONFIG).write_bytes(content)
+        _keep_to_owner(draft / CONFIG)
         locks.append(_lock(draft))
 
     try:
@@ -225,6 +247,12 @@ def keep_newest(folder: RunFolder, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints."""
     for old in folder.checkpoints()[:-keep]:
         remove_folder(old)
+
+
+def is_checkpoint(name: str) -> bool:
+    """Is this, relative to a run's folder, the name of a checkpoint of it? What a journal says becomes a path by this alone."""
+    folder, _, last = name.rpartition("/")
+    return folder == CHECKPOINTS and NAMED.fullmatch(last) is not None
 
 
 def age(checkpoint: Path) -> tuple[int, int]:

@@ -88,7 +88,7 @@ class Architecture:
         generation = folder / "generation_config.json"
         try:
             return cls.from_hf(_read(path), _read(generation) if generation.is_file() else {})
-        except (TypeError, ValueError) as error:  # a word where a number should be
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:  # a word where a number should be
             raise _broken(str(error)) from error
 
     @classmethod

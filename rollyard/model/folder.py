@@ -207,8 +207,12 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         try:
             names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+            odd = [name for name in names if Path(name).name != name or "\0" in name]
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ConfigError(f"{folder / INDEX} is broken: {error!r}", where=WHERE, remedy="fetch the model again") from error
+        if odd:
+            problem = f"{folder / INDEX} names {odd[0]!r}, which is no file beside it"
+            raise ConfigError(problem, where=WHERE, remedy="fetch the model again")
         if absent := [name for name in names if not (folder / name).is_file()]:
             raise ConfigError(f"{folder} lacks {_some(absent)}", where=WHERE, remedy="fetch the model again")
         return [folder / name for name in names]

@@ -32,7 +32,7 @@ class Tokenizer:
         if not (folder / "tokenizer_config.json").is_file() and not (folder / "tokenizer.json").is_file():
             raise ConfigError(f"{folder} has no tokenizer", where=where, remedy="copy tokenizer.json there, and its config")
         try:
-            self._full = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            self._full = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             problem = f"the tokenizer in {folder} cannot be read: {error}"
             raise ConfigError(problem, where=where, remedy="fetch the model again") from error

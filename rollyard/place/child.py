@@ -29,6 +29,7 @@ from rollyard.environment import cache_folder
 from rollyard.errors import EngineLost
 from rollyard.place.line import Host, serve
 from rollyard.place.link import Link
+from rollyard.prints import LOOK_S, append_only, shorten
 
 LOG_LINES, LOG_BYTES = 30, 2**18  # of what it printed last, for messages
 ERROR = re.compile(r"\b\w*(Error|Exception): \S")
@@ -48,6 +49,7 @@ class Child:
         reader, writer: the socket to it.
         log: where it prints.
         leads: a process group of its own.
+        keeps: the log is this child's alone, and kept short.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class Child:
         writer: asyncio.StreamWriter,
         log: IO[bytes],
         leads: bool = True,
+        keeps: bool = False,
     ) -> None:
         self.name = name
-        self._process, self._log, self._leads = process, log, leads
+        self._process, self._log, self._leads, self._keeps = process, log, leads, keeps
         self._closed = False
         self._link = Link(name, reader, writer, self._find_cause, self.said)
         self._link.open()
@@ -125,7 +128,14 @@ class Child:
 
     async def _watch(self) -> None:
         """The process may end before the line does: what it started can hold the other end of the socket open."""
-        await self._process.wait()
+        ending = asyncio.ensure_future(self._process.wait())
+        try:
+            while not (await asyncio.wait((ending,), timeout=LOOK_S))[0]:
+                if self._keeps:
+                    with suppress(OSError):
+                        shorten(self._log.fileno())
+        finally:
+            ending.cancel()
         self.kill()
         self._link.fail(self._ending())
 
@@ -189,7 +199,7 @@ async def launch(
         name: for messages.
         environment: its variables.
         python: its interpreter; this one when None.
-        log: where it prints, a file of its own when None. Closed with the child.
+        log: where it prints, a file of its own, which is kept short, when None. Closed with the child.
         leads: a process group of its own, or it stays in that of this process, which is ended as a whole by somebody else.
         grace_s: seconds it may still take for what it has started, once this process is gone.
         at_once: the system kills it once this process is gone, whatever it does then.
@@ -198,7 +208,9 @@ async def launch(
     """
     try:
         with ExitStack() as undo:
+            keeps = log is None
             log = undo.enter_context(log or tempfile.TemporaryFile())  # noqa: SIM115 (it is)
+            append_only(log.fileno())
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
             with theirs:
@@ -220,7 +232,7 @@ async def launch(
                 )
             undo.callback(_end, process, leads)
             reader, writer = await asyncio.open_connection(sock=ours, limit=BUFFER)
-            child = Child(name, process, reader, writer, log, leads)
+            child = Child(name, process, reader, writer, log, leads, keeps)
             undo.pop_all()
     except OSError as error:  # also of what it needs here: descriptors, room for what it prints, a folder in the cache
         raise EngineLost(f"{name} cannot be started with {python or sys.executable}: {error}") from error

@@ -14,7 +14,7 @@ from rollyard.functions import load_function
 from rollyard.protocols.processes import Channel
 from rollyard.reward import origin
 from rollyard.reward.function import WHERE, Takes, batch_columns
-from rollyard.settle import Surroundings, heard, settle
+from rollyard.settle import Surroundings, heard, leave_if_full, settle
 from rollyard.verdict import cause_of, number_of
 
 Verdict = tuple[float | None, str]  # a number, or why there is none
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 async def serve(channel: Channel, order: bytes) -> None:
     """Judge. Raises ConfigError when a function cannot be loaded here."""
     ordered = Order.read(order)
-    settle(ordered.around)
+    settle(ordered.around, "reward.memory_mib")
     judges = [Judge(source.name, loaded(source)) for source in ordered.functions]
 
     async def start(content: bytes) -> bytes:
@@ -108,6 +108,7 @@ class Judge:
         except BaseException as error:  # noqa: BLE001 - whatever a user's function raises is a missing verdict, told with its cause
             if clock.expired():
                 return None, f"no verdict within {limit_s:g} s"
+            leave_if_full(error)
             return None, cause_of(error)
 
     def _verdicts(self, value: Any, count: int) -> list[Verdict]:
@@ -134,6 +135,7 @@ async def _outside(call: Callable[[], Any]) -> tuple[Any, str]:
         try:
             outcome.set_result((call(), ""))
         except BaseException as error:  # noqa: BLE001 - as above
+            leave_if_full(error)
             outcome.set_result((None, cause_of(error)))
         finally:
             asyncio._set_running_loop(loop)

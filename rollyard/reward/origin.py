@@ -65,7 +65,7 @@ def read(path: Path) -> Callable[..., Any]:
     """In a worker. Raises RollyardError when another user may have written it, ConfigError when it cannot be read there."""
     import cloudpickle
 
-    with path.open("rb") as file:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         about = os.fstat(file.fileno())
         if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & ~PRIVATE:
             raise RollyardError(f"{path} is not this user's alone: it is not read")

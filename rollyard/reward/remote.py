@@ -37,7 +37,7 @@ class Remote:
     """
 
     def __init__(self, config: RemoteConfig, key: str = "", transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self._config = config
+        self._config, self._key = config, key
         self._shown = str(httpx.URL(config.url).copy_with(userinfo=b"", query=None))  # what may be a secret is left out
         self._cache = Cache(config.cache)
         self._gate = asyncio.Semaphore(config.concurrency)
@@ -92,6 +92,8 @@ class Remote:
                     content += piece
                     if len(content) > LONGEST:
                         raise ScoringError(f"{url} answered more than {LONGEST} bytes")
+            if self._key:  # an address may repeat what it was sent
+                content = content.replace(self._key.encode(), b"***")
         except httpx.TransportError as error:
             raise _Again(f"was not reached: {type(error).__name__}: {error}") from None
         except httpx.HTTPError as error:

@@ -13,6 +13,7 @@ from rollyard.config import RewardConfig
 from rollyard.environment import process_environment
 from rollyard.errors import RollyardError, ScoringError, TimeLimitExceeded, WorkersUsedUp
 from rollyard.pool import Launch, Losses, Pool, Worker
+from rollyard.prints import keep_short
 from rollyard.reward.function import Takes
 from rollyard.reward.host import Asked, Order, Source
 from rollyard.reward.origin import write
@@ -43,6 +44,8 @@ class Crew:
         self._files: list[Path] = []
         self._pools: dict[str, Pool] = {}
         self._losses = Losses(config.give_up_after)
+        self._prints = self._scratch / "reward.log"
+        self._tidying: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
@@ -58,6 +61,8 @@ class Crew:
     async def close(self) -> None:
         """End all of them; no more are started. Closing twice is harmless."""
         self._closed = True
+        if self._tidying is not None:
+            self._tidying.cancel()
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
         for file in self._files:
             file.unlink(missing_ok=True)
@@ -67,6 +72,7 @@ class Crew:
             if self._closed:
                 raise WorkersUsedUp("reward workers are closed")
             self._order = self._order or self._ordered()
+            self._tidying = self._tidying or asyncio.create_task(keep_short(self._prints), name="reward log")
             target, environment = "rollyard.reward.host:serve", process_environment()
             self._pools[name] = Pool(
                 self._launch,
@@ -83,7 +89,7 @@ class Crew:
 
     def _ordered(self) -> bytes:
         sources = [self._kept(number, *function) for number, function in enumerate(self._functions)]
-        return json.dumps(Order(tuple(sources), Surroundings.here(self._scratch / "reward.log"))).encode()
+        return json.dumps(Order(tuple(sources), Surroundings.here(self._prints, self.config.memory_mib))).encode()
 
     def _kept(self, number: int, source: Source, content: bytes) -> Source:
         if not content:

@@ -67,6 +67,9 @@ def fingerprint(tensor: Tensor) -> int:
 
 def check(manifest: Manifest, arrived: Mapping[str, Tensor], fingerprints: Sequence[int]) -> None:
     """Raise WeightSyncError unless what arrived has these fingerprints, in the manifest's order."""
+    if len(fingerprints) != len(manifest.tensors):
+        problem = f"{len(fingerprints)} fingerprints of {len(manifest.tensors)} tensors"
+        raise WeightSyncError(f"{named(manifest.version)} was offered with {problem}")
     for info, sent in zip(manifest.tensors, fingerprints, strict=True):
         if fingerprint(arrived[info.name]) != sent:
             raise WeightSyncError(f"{info.name} of {named(manifest.version)} arrived changed")

@@ -416,6 +416,8 @@ class Own:
         if prompt.columns["do"] == "block":
             while True:
                 pass
+        if prompt.columns["do"] == "hoard":
+            bytearray(2**31)
         second = await ask((*prompt.token_ids, *first.token_ids, *ask.encode("b")))
         return len(second.text) / 10
 """
@@ -427,19 +429,20 @@ async def test_real_processes(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
     prints = tmp_path / "environment.log"
     folder = tiny_folder(tmp_path)
-    around = Surroundings.here(prints)
+    around = Surroundings.here(prints, memory_mib=1024)
     order = Order(f"{tmp_path}/own.py:Own", str(folder / "tokenizer.json"), str(folder), 50, 9, 8, 0.5, around)
     children = Children(at_once=True)
     player = InWorkers(children.launch, order, 1, 8)
     policy = Policy()
     policy.open.set()
-    prompts = [Prompt(number, number, (4,), "?", {"do": do}) for number, do in enumerate(("fine", "block", "fine"))]
+    prompts = [Prompt(number, number, (4,), "?", {"do": do}) for number, do in enumerate(("fine", "block", "fine", "hoard"))]
     try:
         async with asyncio.timeout(50):
             played = await asyncio.gather(*(player.play(each, policy) for each in prompts))
     finally:
         await player.close()
         await children.close()
-    assert [each.verdict and each.verdict.value for each in played] == [0.2, None, 0.2]
+    assert [each.verdict and each.verdict.value for each in played] == [0.2, None, 0.2, None]
     assert "blocked its process for 0.5 s" in played[1].verdict.problem
-    assert policy.written == 2 * 2 + 1 and "played 0" in prints.read_text()
+    assert "MemoryError: more than 1024 MiB" in played[3].verdict.problem
+    assert policy.written == 2 * 2 + 2 and "played 0" in prints.read_text()

@@ -1,0 +1,133 @@
+"""What the code may do at all: read nothing that can run code, and listen nowhere but where docs/security.md says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "rollyard"
+PAGE = (ROOT / "docs/security.md").read_text()
+
+# What runs code that it reads. Called by these names, whatever they are imported as.
+BUILT_IN = {"eval", "exec", "compile", "__import__"}
+RUNS = {
+    *("pickle", "cPickle", "_pickle", "dill", "joblib", "marshal", "shelve", "cloudpickle", "yaml", "jsonpickle"),
+    *("os.system", "os.popen", "os.execv", "os.execve", "os.execvp", "os.posix_spawn", "subprocess.getoutput"),
+    *("torch.load", "torch.save", "torch.package", "torch.hub", "numpy.load", "np.load", "tarfile", "zipfile"),
+    *("shutil.unpack_archive", "tempfile.mktemp"),
+}
+ALLOWED = {
+    ("rollyard/reward/origin.py", "cloudpickle"): "a user's function, in a file of the run's folder that nobody else may write",
+}
+FLAGS = {"shell", "trust_remote_code", "allow_pickle"}  # True is what they may not be
+LISTENS = {
+    *("bind", "listen", "create_server", "start_server", "start_unix_server", "create_unix_server", "serve_forever"),
+    *("create_datagram_endpoint", "TCPStore", "init_process_group", "HTTPServer", "ThreadingHTTPServer", "TCPSite", "run_app"),
+    *("create_device", "init_rpc", "uds", "--uds", "--host", "--port"),
+}
+LISTENERS = {
+    "rollyard/control.py": {"bind", "start_unix_server"},
+    "rollyard/meeting.py": {"create_server", "TCPStore", "create_device"},
+    "rollyard/engine/vllm/server.py": {"--uds"},
+    "rollyard/engine/vllm/arguments.py": {"uds"},  # which it refuses to be given
+    "rollyard/engine/http.py": {"uds"},  # connects to that one
+    "rollyard/model/shards.py": {"init_process_group"},  # of torch's "fake" kind, which has no line
+    "rollyard/train/external.py": {"bind"},  # of a signature
+    "rollyard/ring.py": {"listen"},  # to engines of its own
+    "rollyard/bench/sync.py": {"TCPStore"},
+    "rollyard/bench/consumer.py": {"TCPStore", "create_device"},
+}
+
+
+@cache
+def trees() -> list[tuple[str, ast.Module]]:
+    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def names(tree: ast.AST) -> Iterator[str]:
+    """All that is imported, and all that is named with dots."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.ImportFrom(module=str(module)):
+                yield module
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+            case ast.Name() | ast.Attribute():
+                yield ast.unparse(node)
+
+
+def code_runners(tree: ast.AST) -> set[str]:
+    found = {name for name in names(tree) if name in RUNS or name.partition(".")[0] in RUNS}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found |= {call.func.id for call in calls if isinstance(call.func, ast.Name) and call.func.id in BUILT_IN}
+    flags = {key.arg for call in calls for key in call.keywords if key.arg in FLAGS and ast.unparse(key.value) != "False"}
+    return {name.partition(".")[0] if name.partition(".")[0] in RUNS else name for name in found} | {str(each) for each in flags}
+
+
+def listeners(tree: ast.AST) -> set[str]:
+    found = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in LISTENS:
+                found.add(name)
+            case ast.keyword(arg=str(name)) | ast.Constant(value=str(name)) if name in LISTENS:
+                found.add(name)
+    return found & LISTENS
+
+
+def test_nothing_runs_code_that_it_reads() -> None:
+    found = {(path, name) for path, tree in trees() for name in code_runners(tree)}
+    assert found == set(ALLOWED)
+
+
+def test_examples_load_weights_only() -> None:
+    for path in (ROOT / "examples").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                assert {key.arg: ast.unparse(key.value) for key in node.keywords}.get("weights_only") == "True", path
+
+
+def test_only_these_listen() -> None:
+    found = {path: names for path, tree in trees() if (names := listeners(tree))}
+    assert found == LISTENERS
+    for path in LISTENERS:
+        assert f"`{path.removeprefix('rollyard/')}`" in PAGE, f"docs/security.md says nothing of {path}"
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import pickle as p", "pickle"),
+        ("from torch import load", "torch.load"),
+        ("torch.load(path)", "torch.load"),
+        ("eval(text)", "eval"),
+        ("import yaml.constructor", "yaml"),
+        ("run(x, shell=flag)", "shell"),
+        ("from numpy import load", "numpy.load"),
+    ],
+)
+def test_each_way_to_run_code_would_be_seen(code: str, name: str) -> None:
+    assert code_runners(ast.parse(code)) == {name}
+
+
+@pytest.mark.parametrize(
+    "code", ["await asyncio.start_server(f)", "s.bind(x)", "HTTPServer(a, b)", "[x, '--host', y]", "f(uds=x)"]
+)
+def test_each_way_to_listen_would_be_seen(code: str) -> None:
+    async_code = f"async def f():\n    {code}"
+    assert listeners(ast.parse(async_code))
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE)
+    assert len(named) > 15
+    for path, test in named:
+        assert (ROOT / path).is_file(), path
+        assert not test or f"def {test}(" in (ROOT / path).read_text(), f"{path}::{test}"
