@@ -19,7 +19,7 @@ from rollyard.warmup import architecture
 from rollyard.watch.report import Report
 from tests.small import ENGINE, Curve, children, config, learnt
 
-LORA = {"weights.what": "lora", "lora.rank": 4, "lora.alpha": 8, "train.lr": 1e-2, "run.steps": 3}
+LORA = {"weights.what": "lora", "lora.rank": 4, "lora.alpha": 8, "train.lr": 1e-2, "run.steps": 3, "weights.probe_every": 0}
 TENSORS = 14  # A and B of seven linears in the one layer
 BYTES = 4 * 4 * (4 * (32 + 32) + 3 * (32 + 64))  # of a version: 4 of each number, rank 4
 NEAR = {"rel": 1e-4, "abs": 1e-6}
