@@ -117,7 +117,12 @@ class Classifier:
         logging.disable_progress_bar()  # the terminal is the run's
         try:
             model, loaded = AutoModelForSequenceClassification.from_pretrained(
-                config.folder, local_files_only=True, dtype=dtype, output_loading_info=True
+                config.folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=dtype,
+                output_loading_info=True,
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise ConfigError(f"{config.folder} cannot be read: {error}", where=FOLDER, remedy="fetch it again") from error
