@@ -164,9 +164,9 @@ def read(model: CausalLM, folder: Path) -> None:
 def _stored(model: CausalLM, folder: Path) -> dict[str, Tensor]:
     """The adapter in `folder`. Raises ConfigError for one that is not like that of `model`."""
     try:
-        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        settings = dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
         stored = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
         problem = f"{folder} holds no adapter that can be read: {error}"
         raise ConfigError(problem, where="model.path", remedy="give the folder that a run wrote") from error
     own, asked = model.trained(), _settings(model)

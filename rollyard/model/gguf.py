@@ -25,8 +25,9 @@ def convert(file: Path, folder: Path) -> Architecture:
     from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        read = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype="float32")
+        named = {"gguf_file": file.name, "trust_remote_code": False}  # whatever else lies in that folder
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **named)
+        read = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype="float32", **named)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{file} cannot be read: {error}", where=str(file), remedy="give a GGUF file of a causal LM") from error
     config = read.config

@@ -58,6 +58,13 @@ def check_folder(config: RewardModelConfig) -> None:
         raise ConfigError(f"{file} cannot be read: {error}", where=FOLDER, remedy=remedy) from None
     if not isinstance(found, dict):
         raise ConfigError(f"{file} holds no JSON object", where=FOLDER, remedy=remedy)
+    try:
+        _check(config, found)
+    except (TypeError, ValueError, AttributeError, LookupError) as error:  # a word where a list should be
+        raise ConfigError(f"{file} is no configuration: {error}", where=FOLDER, remedy=remedy) from None
+
+
+def _check(config: RewardModelConfig, found: Mapping[str, Any]) -> None:
     kinds = found.get("architectures") or ["nothing"]
     if not any(str(kind).endswith(KIND) for kind in kinds):
         problem = f"{config.folder} holds {kinds[0]}, which is no sequence classifier"
@@ -110,7 +117,12 @@ class Classifier:
         logging.disable_progress_bar()  # the terminal is the run's
         try:
             model, loaded = AutoModelForSequenceClassification.from_pretrained(
-                config.folder, local_files_only=True, dtype=dtype, output_loading_info=True
+                config.folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=dtype,
+                output_loading_info=True,
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise ConfigError(f"{config.folder} cannot be read: {error}", where=FOLDER, remedy="fetch it again") from error

@@ -25,7 +25,13 @@ from rollyard.types import Completion, Prompt, Reward
 
 Given = RewardFunction | Mapping[str, RewardFunction] | Sequence[RewardFunction]
 MODEL, JUDGE, REMOTE = "reward_model", "judge", "remote"  # names in reports
-FOR_WORKERS = ("time_limit_s", "workers", "start_s", "give_up_after")  # options of the processes that functions run in
+FOR_WORKERS = (
+    "time_limit_s",
+    "workers",
+    "start_s",
+    "memory_mib",
+    "give_up_after",
+)  # options of the processes that functions run in
 
 
 def _none(config: Config) -> Mapping[str, object]:

@@ -80,7 +80,7 @@ class State:
             raise TrainError(f"{folder} holds no state of a trainer: {error.problem}") from error
         except OSError as error:
             raise TrainError(f"{folder} holds no state of a trainer: {error}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise TrainError(f"{folder} holds no state of a trainer: {PROGRESS} names no version") from error
         own, parts = self._beside(), self._model.parts
         if lacks := [name for name in self._more if name not in found]:

@@ -52,7 +52,7 @@ def cut(path: Path, step: int) -> tuple[dict[str, Any], ...]:
         try:
             record = json.loads(line)
             found[int(record["step"])] = line, record
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     kept = [found[each] for each in sorted(found) if each <= step]
     write_file(path, b"".join(line + b"\n" for line, _ in kept))

@@ -87,6 +87,20 @@ def test_nothing_runs_code_that_it_reads() -> None:
     assert found == set(ALLOWED)
 
 
+def test_transformers_runs_no_code_of_a_model_folder_and_unpickles_nothing() -> None:
+    found = 0
+    for path, tree in trees():
+        source = (ROOT / path).read_text()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".from_pretrained"):
+                found += 1
+                given = {key.arg: ast.unparse(key.value) for key in node.keywords}
+                safe = '"trust_remote_code": False' in source if None in given else given.get("trust_remote_code") == "False"
+                weights = "Model" not in ast.unparse(node.func) or None in given or given.get("use_safetensors") == "True"
+                assert safe and weights, f"{path}:{node.lineno}"
+    assert found == 4
+
+
 def test_examples_load_weights_only() -> None:
     for path in (ROOT / "examples").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -14,6 +14,7 @@ import tomli_w
 from hypothesis import strategies as st
 
 from rollyard.chaos.faults import read_faults
+from rollyard.config import RewardModelConfig
 from rollyard.durable import WHOLE, check_whole
 from rollyard.errors import ConfigError, DurableError, ExchangeError, JournalError, WeightSyncError
 from rollyard.events import Admit, Drop
@@ -26,6 +27,8 @@ from rollyard.journal.recover import read_past
 from rollyard.layers import options, resolve
 from rollyard.prompts.jsonl import read_rows
 from rollyard.types import DropReason, Manifest, TensorInfo, WeightVersion
+from rollyard.watch.report import read_report
+from rollyard.watch.sinks import cut
 from rollyard.weights import wire
 from tests.journal.test_recover import Life, complete, group_of, prompt, wrote
 from tests.security.hostile import bent, flipped, fuzzed, of_bytes, of_json, words
@@ -146,6 +149,20 @@ def test_journals(scratch: Path, journal: bytes, data: st.DataObject) -> None:
             reader.group(0)
 
 
+METRICS = {"step": 3, "incarnation": 0, "loss": 0.5}
+
+
+@fuzzed(40, 300, content=of_json(METRICS))
+def test_metrics_and_reports(scratch: Path, content: bytes) -> None:
+    """Of metrics, lines that are none are left out; a report is one, or it is not."""
+    path = scratch / "metrics.jsonl"
+    path.write_bytes(content + b"\n" + json.dumps(METRICS).encode())
+    assert METRICS in cut(path, 10**9)
+    path.write_bytes(content)
+    with suppress(JournalError):
+        read_report(path)
+
+
 SIZES = {"model.safetensors": 8, "config.json": 2}
 
 
@@ -235,6 +252,19 @@ def test_indices_of_weights(scratch: Path, content: bytes) -> None:
     (folder / INDEX).write_bytes(content)
     with suppress(ConfigError):
         assert {path.parent for path in weight_files(folder)} <= {folder}
+
+
+CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}}
+
+
+@fuzzed(40, 300, content=of_json(CLASSIFIER))
+def test_configurations_of_classifiers(scratch: Path, content: bytes) -> None:
+    from rollyard.reward.classifier import check_folder
+
+    (scratch / "classifier").mkdir(exist_ok=True)
+    (scratch / "classifier" / "config.json").write_bytes(content)
+    with suppress(ConfigError):
+        check_folder(RewardModelConfig(folder=str(scratch / "classifier"), label="good"))
 
 
 INFO = TensorInfo("a", (2, 3), "torch.float32")
