@@ -152,7 +152,7 @@ def test_journals(scratch: Path, journal: bytes, data: st.DataObject) -> None:
 METRICS = {"step": 3, "incarnation": 0, "loss": 0.5}
 
 
-@fuzzed(40, 300, content=of_json(METRICS))
+@fuzzed(40, 100, content=of_json(METRICS))
 def test_metrics_and_reports(scratch: Path, content: bytes) -> None:
     """Of metrics, lines that are none are left out; a report is one, or it is not."""
     path = scratch / "metrics.jsonl"
