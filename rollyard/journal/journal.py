@@ -204,7 +204,7 @@ class Journal:
         """Begin to write what is held back, once that is due; often, and never within a step.
 
         Raises JournalError when the write before failed (disk full, locked, broken file). Nothing is lost then, the next one
-        tries again.
+        tries again; but for a step that had something which no column can hold.
         """
         now = self._timer()
         if now - self._flushed < FLUSH_S:
@@ -244,10 +244,14 @@ class Journal:
             fresh: also what members that have not finished were given since.
         """
         with guarded(self._path):
-            self._rows.take(entries)
+            problem = self._rows.take(entries)
+            if problem:  # what comes of it is no checkpoint
+                self._rows.tables["checkpoints"].clear()
             unfinished = self._rows.unfinished.changed(fresh=fresh)
             if unfinished or any(self._rows.tables.values()):
                 self._write_rows(name, unfinished)
+        if problem:
+            raise JournalError(f"{self._path}: a step cannot be written, nor what follows of its prompts: {problem}")
 
     def commit_checkpoint(self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]) -> None:
         """Name a checkpoint that is complete on disk. From here on a resume starts there.
