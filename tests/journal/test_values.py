@@ -50,7 +50,7 @@ def test_a_step_that_no_column_can_hold_is_left_out_and_what_follows_is_written(
     life.train(0, 0, 1)
     life.train(1, 3)
     with pytest.raises(JournalError, match=r"journal\.sqlite: a step cannot be written, .*") as caught:
-        life.journal.commit_checkpoint(V1, "checkpoints/1", 0, {})
+        life.journal.commit_checkpoint(V1, "checkpoints/1", 0, {}).result(60)
     assert problem.partition(":")[0] in str(caught.value)
     life.journal.close()
     found = past(life.path)
