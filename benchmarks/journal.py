@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +71,14 @@ class Timed(Journal):
         super().tick()
         self._caller += time.thread_time() - cpu - self._clock_s
 
-    def commit_checkpoint(self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]) -> None:
+    def commit_checkpoint(
+        self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]
+    ) -> Future[None]:
         """Counted."""
         cpu = time.thread_time()
-        super().commit_checkpoint(version, folder, prompt_cursor, counters)
+        done = super().commit_checkpoint(version, folder, prompt_cursor, counters)
         self._caller += time.thread_time() - cpu - self._clock_s
+        return done
 
     def spent(self) -> Spent:
         """So far."""

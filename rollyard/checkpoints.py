@@ -14,13 +14,15 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollyard.durable import check_whole, commit_folder, remove_folder, seal, sync
-from rollyard.errors import CheckpointError, DurableError
+from rollyard.errors import CheckpointError, DurableError, JournalError
 from rollyard.journal.folder import RunFolder, age, is_checkpoint, keep_newest
+from rollyard.journal.journal import SLOW, SLOW_S
 from rollyard.protocols.training import Learner
 from rollyard.texts import visible
 from rollyard.types import WeightVersion
@@ -43,6 +45,7 @@ class Checkpoints:
     def __init__(self, folder: RunFolder, recorder: Recorder, keep: int, life: int, at: At | None = None) -> None:
         self._folder, self._recorder, self._keep, self._life, self._at = folder, recorder, keep, life, at
         self._committing: asyncio.Future[None] | None = None
+        self._naming: tuple[WeightVersion, asyncio.Future[None]] | None = None
 
     async def write(self, learner: Learner, version: WeightVersion, cursor: int, counters: Mapping[str, object]) -> None:
         """What the learner has, as the newest checkpoint.
@@ -52,6 +55,8 @@ class Checkpoints:
         Args:
             cursor, counters: see `Journal.commit_checkpoint`.
         """
+        if await self._named(version):
+            return
         target = self._folder.checkpoint(version.step, self._life)
         draft = target.with_name(f".{target.name}.draft-{secrets.token_hex(4)}")  # one that was given up may still be written
         with self._told("checkpoint folder"):
@@ -60,9 +65,20 @@ class Checkpoints:
                 await self._committed(draft, target)
         with self._told("checkpoint row"):
             named = target.relative_to(self._folder.path) if written == draft else written
-            self._recorder.checkpoint(version, str(named), cursor, counters)
+            row = self._recorder.checkpoint(version, str(named), cursor, counters)
+            naming = asyncio.ensure_future(asyncio.to_thread(_wait, row))
+            self._naming = version, naming
+            await asyncio.shield(naming)
         with self._told("checkpoint pruned"):
             await asyncio.to_thread(keep_newest, self._folder, self._keep)
+
+    async def _named(self, version: WeightVersion) -> bool:
+        """Has it a name already? A row that is being written is written whatever becomes of whoever waits for it."""
+        if self._naming is None:
+            return False
+        last, naming = self._naming
+        await asyncio.wait((naming,))
+        return last == version and naming.exception() is None
 
     async def _committed(self, draft: Path, target: Path) -> None:
         """It goes on whatever becomes of whoever waits for it; what was committed for nobody makes room."""
@@ -78,6 +94,14 @@ class Checkpoints:
         yield
         if self._at is not None:
             self._at(f"after {name}")
+
+
+def _wait(row: Future[None]) -> None:
+    """Raises JournalError."""
+    try:
+        row.result(SLOW_S)
+    except TimeoutError:
+        raise JournalError(SLOW) from None
 
 
 def _commit(draft: Path, target: Path, metrics: Path) -> None:

@@ -122,7 +122,7 @@ def check_whole(folder: Path) -> None:
         if not isinstance(sizes, dict) or not all(type(size) is int for size in sizes.values()):
             raise DurableError(f"{WHOLE} does not say what is in it")
         for name, size in sizes.items():
-            if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+            if Path(name).is_absolute() or ".." in Path(name).parts or not name.isprintable():  # nor any that no path can have
                 raise DurableError(f"{WHOLE} names {name!r}, which is not in it")
             _check(folder / name, size)
     except DurableError as error:

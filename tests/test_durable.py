@@ -83,6 +83,11 @@ HEAD = (2).to_bytes(8, "little") + b"{}"  # of a safetensors file without tensor
         ("deep/weights.safetensors", b"\xff" * 9, r"weights\.safetensors cannot be read: "),
         (durable.WHOLE, b"{", r"whole\.json is damaged: "),
         (durable.WHOLE, b"[]", r"whole\.json does not say"),
+        (durable.WHOLE, b'{"state.json": "2"}', r"whole\.json does not say"),
+        (durable.WHOLE, b'{"state.json": null}', r"whole\.json does not say"),
+        (durable.WHOLE, b'{"state\\u0000": 2}', r"whole\.json names 'state\\x00'"),
+        (durable.WHOLE, b'{"\\ud800": 2}', r"whole\.json names '\\ud800'"),
+        (durable.WHOLE, b'{"a\\nb": 2}', r"whole\.json names 'a\\nb'"),
         (durable.WHOLE, None, r"whole\.json cannot be read: No such file"),
     ],
 )

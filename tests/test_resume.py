@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -224,7 +225,9 @@ class Saves:
     """A learner that is given up once it has written its first checkpoint; and the books in which the next one is named."""
 
     def __init__(self) -> None:
-        self.given_up, self.named = False, []
+        self.given_up, self.named, self.row = False, [], Future[None]()
+        self.row.set_result(None)
+        self.asked = asyncio.Event()
 
     async def save(self, folder: Path) -> Path:
         write_folder(folder, lambda draft: (draft / "weights.json").write_text("{}"))
@@ -233,8 +236,10 @@ class Saves:
             raise asyncio.CancelledError
         return folder
 
-    def checkpoint(self, version, folder, cursor, counters) -> None:
+    def checkpoint(self, version, folder, cursor, counters) -> Future[None]:
         self.named.append((version, folder, cursor, counters))
+        self.asked.set()
+        return self.row
 
 
 async def test_a_checkpoint_that_was_given_up_is_not_in_the_way_of_the_next(tmp_path):
@@ -248,3 +253,21 @@ async def test_a_checkpoint_that_was_given_up_is_not_in_the_way_of_the_next(tmp_
     check_whole(folder.checkpoint(4, 1))
     folder.clear()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000004-life-1"]
+
+
+async def test_a_row_that_is_being_written_is_written_also_when_nobody_waits_for_it(tmp_path):
+    folder, both = RunFolder(tmp_path), Saves()
+    both.given_up, both.row = True, Future[None]()
+    checkpoints = Checkpoints(folder, both, keep=2, life=1)
+    writing = asyncio.ensure_future(checkpoints.write(both, WeightVersion(4, 1), 8, {}))
+    await both.asked.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    written = folder.checkpoint(4, 1).stat().st_ino
+    again = asyncio.ensure_future(checkpoints.write(both, WeightVersion(4, 1), 8, {}))
+    await asyncio.sleep(0.01)
+    assert not again.done()
+    both.row.set_result(None)
+    await again
+    assert len(both.named) == 1 and folder.checkpoint(4, 1).stat().st_ino == written, "what has a name is left as it is"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -193,8 +194,13 @@ class Unkept(Journal):
     def record_evaluation(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int = 0) -> None:
         """Nothing is kept."""
 
-    def commit_checkpoint(self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]) -> None:
+    def commit_checkpoint(
+        self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]
+    ) -> Future[None]:
         """Nothing is kept."""
+        done = Future[None]()
+        done.set_result(None)
+        return done
 
     def tick(self) -> None:
         """Nothing is due."""

@@ -125,7 +125,7 @@ class _Check:
         broken: list[str] = []
         newest = ""
         try:
-            folders = [folder for (folder,) in self._query("SELECT folder FROM checkpoints ORDER BY rowid DESC")]
+            folders = [folder for (folder,) in self._query(CHECKPOINTS)]
         except JournalError as error:
             self._unreadable(error)
             return ""
@@ -162,6 +162,9 @@ DECODED: Final[dict[str, tuple[str, str, Callable[..., Any]]]] = {
 
 INTEGRITY: Final = "SELECT integrity_check FROM pragma_integrity_check(20) WHERE integrity_check != 'ok'"
 REFERENCES: Final = """SELECT 'row', "rowid", 'of', "table", 'to', parent FROM pragma_foreign_key_check LIMIT 1000"""
+
+OBJECT: Final = "CASE WHEN json_valid(counters) THEN json_type(counters) END IS 'object'"
+CHECKPOINTS: Final = f"SELECT folder FROM checkpoints WHERE {OBJECT} ORDER BY rowid DESC"
 
 # A statement returns what contradicts the rule, as words that tell where it is.
 OF_PROMPT: Final = "'prompt', group_id, 'of life', incarnation"
@@ -249,6 +252,11 @@ RULES: Final = (
            WHERE step IS NOT begun_step AND NOT EXISTS (SELECT 1 FROM batches o
                WHERE o.incarnation = b.incarnation AND o.step = b.step - 1
                AND (b.trained_at IS NULL OR o.trained_at IS NOT NULL))""",
+    ),
+    (
+        Kind.DAMAGED,
+        "{} checkpoints have counters that are damaged",
+        f"SELECT folder FROM checkpoints WHERE NOT {OBJECT}",
     ),
     (
         Kind.LEDGER,

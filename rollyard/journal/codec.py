@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -22,6 +23,9 @@ def _array(count: int, kind: str) -> Struct:
     return Struct(f"<{count}{kind}")
 
 
+pack_number: Final = Struct("<q").pack  # raises struct.error for a number that SQLite has no room for
+
+
 def pack_ids(ids: Sequence[int]) -> bytes:
     """`[tokens]` as little-endian int32. Raises struct.error."""
     return _array(len(ids), "i").pack(*ids)
@@ -38,6 +42,14 @@ def pack_floats(values: Sequence[float]) -> bytes:
 
 def unpack_floats(blob: bytes) -> tuple[float, ...]:
     return _array(len(blob) // 4, "f").unpack(blob)
+
+
+def as_float(value: float) -> float:
+    """As a column has it: SQLite knows no -0.0, and a number that no float can hold is infinite."""
+    try:
+        return float(value) + 0.0
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def checksum(ids: bytes, logprobs: bytes, others: str) -> int:
@@ -89,12 +101,12 @@ def unpack_turns(text: str, ids: Sequence[int]) -> tuple[Turn, ...]:
 
 
 def pack_json(record: Mapping[str, object]) -> str:
-    """A JSON object. A value that JSON has no words for (a NaN, a date) is written as its `repr`."""
+    """A JSON object. A value that JSON has no words for (a NaN, a date) is written as its `repr`, if it has one."""
     if not record:
         return "{}"
     try:
         encoded = _encode(record)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         encoded = _encode({str(key): _plain(value) for key, value in record.items()})
     return clean(encoded)
 
@@ -106,7 +118,7 @@ def pack_list(messages: Sequence[Mapping[str, str]]) -> str:
 
 def pack_parts(parts: Mapping[str, float]) -> str:
     """Rewards by name as a JSON object, as `pack_json` writes it. The same few come over and over."""
-    return _parts(tuple(parts.items())) if parts else "{}"
+    return _parts(tuple([(name, as_float(value)) for name, value in parts.items()])) if parts else "{}"
 
 
 @lru_cache(maxsize=1024)
@@ -122,6 +134,9 @@ def unpack_parts(text: str) -> dict[str, float]:
 def _plain(value: object) -> object:
     try:
         _encode(value)
-    except (TypeError, ValueError):
-        return repr(value)
+    except (TypeError, ValueError, RecursionError):
+        try:
+            return repr(value)
+        except (ValueError, RecursionError):  # numbers of thousands of digits, lists in lists without end
+            return f"<{type(value).__name__}>"
     return value

@@ -31,7 +31,10 @@ def check_prompt(life: int, group: int, row: int, ids: bytes, text: str, columns
 def prompt_of(life: int, group: int, row: int, ids: bytes, text: str, columns: str, messages: str, check: int) -> Prompt:
     """Raises Damaged."""
     check_prompt(life, group, row, ids, text, columns, messages, check)
-    return Prompt(group, row, unpack_ids(ids), text, json.loads(columns), tuple(json.loads(messages)))
+    try:
+        return Prompt(group, row, unpack_ids(ids), text, json.loads(columns), tuple(json.loads(messages)))
+    except RecursionError:  # it was written where the stack was not as deep
+        raise Damaged(f"prompt {group} of life {life} has lists in lists without end") from None
 
 
 def check_completion(

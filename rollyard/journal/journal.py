@@ -33,6 +33,7 @@ FRESH_S: Final = 3.0  # tokens of members that have not finished wait so long: m
 HELD_MOST: Final = 200_000  # entries that wait for a write before it; then the caller waits too
 READ_PARTIAL: Final = f"SELECT {PARTIAL} FROM partials WHERE incarnation = ? AND group_id = ? AND member = ? ORDER BY position"
 SLOW_S: Final = 60.0  # that a write may take
+SLOW: Final = f"a write has taken {SLOW_S:g} s and is not over"
 LOG_PAGES: Final = 4000  # the write-ahead log is folded into the file, and synced, at about 16 MB
 
 
@@ -103,6 +104,8 @@ class Journal:
         self._flushed = self._fresh = timer()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")  # one write at a time, of `_rows`
         self._writing: Future[None] | None = None
+        self._committing: Future[None] | None = None  # a checkpoint, after that
+        self._refused = ""  # what the first step had that could not be written
         with guarded(path):
             self._connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
             try:
@@ -204,7 +207,7 @@ class Journal:
         """Begin to write what is held back, once that is due; often, and never within a step.
 
         Raises JournalError when the write before failed (disk full, locked, broken file). Nothing is lost then, the next one
-        tries again.
+        tries again; but for a step that had something which no column can hold.
         """
         now = self._timer()
         if now - self._flushed < FLUSH_S:
@@ -212,7 +215,7 @@ class Journal:
         if self._at is not None:
             self.flush()
         elif self._writing is None or self._writing.done() or len(self._entries) > HELD_MOST:
-            self._wait()
+            self._told()
             self._flushed = now
             fresh = now - self._fresh >= FRESH_S
             if fresh:
@@ -228,14 +231,21 @@ class Journal:
         self._write("flush", entries)
 
     def _wait(self) -> None:
-        """For the write before. Raises JournalError when that failed."""
+        """For all writes before. Raises JournalError when the last failed, but for checkpoints, whose callers know."""
+        if self._committing is not None and not wait((self._committing,), SLOW_S).done:
+            raise JournalError(f"{self._path}: {SLOW}")
+        self._committing = None
+        self._told()
+
+    def _told(self) -> None:
+        """What became of the write before, once it is over. Raises JournalError when that failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             try:
                 writing.result(SLOW_S)
             except TimeoutError:
                 self._writing = writing
-                raise JournalError(f"{self._path}: a write has taken {SLOW_S:g} s and is not over") from None
+                raise JournalError(f"{self._path}: {SLOW}") from None
 
     def _write(self, name: str, entries: Iterable[float | Entry], *, fresh: bool = True) -> None:
         """One transaction of these and of what could not be written before.
@@ -244,15 +254,23 @@ class Journal:
             fresh: also what members that have not finished were given since.
         """
         with guarded(self._path):
-            self._rows.take(entries)
+            problem = self._rows.take(entries)
+            self._refused = self._refused or problem
+            if self._refused:  # a checkpoint would stand on what is not there
+                self._rows.tables["checkpoints"].clear()
             unfinished = self._rows.unfinished.changed(fresh=fresh)
             if unfinished or any(self._rows.tables.values()):
                 self._write_rows(name, unfinished)
+        if problem or (self._refused and name == "checkpoint"):
+            raise JournalError(f"{self._path}: a step cannot be written, nor what follows of its prompts: {self._refused}")
 
-    def commit_checkpoint(self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]) -> None:
-        """Name a checkpoint that is complete on disk. From here on a resume starts there.
+    def commit_checkpoint(
+        self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]
+    ) -> Future[None]:
+        """Begin to name a checkpoint that is complete on disk. Once that is done a resume starts there.
 
-        One transaction with everything still held back, synced to the disk before it returns.
+        One transaction with everything still held back, and what earlier writes could not write. It is over, and on the disk,
+        when what is returned is; nobody needs to wait for it before more is recorded.
 
         Args:
             version: the weights it holds.
@@ -260,12 +278,20 @@ class Journal:
             prompt_cursor: prompts taken from the source.
             counters: running totals to go on from.
 
-        Raises:
-            JournalError: the checkpoint does not count.
+        What is returned raises JournalError: the checkpoint does not count.
         """
-        self._wait()
         entries, self._entries = self._entries, []
         entries += (self._clock(), Saved(version, folder, prompt_cursor, counters))
+        if self._at is not None:
+            self._commit(entries)
+            done = Future[None]()
+            done.set_result(None)
+            return done
+        self._writing = None  # it comes first, and what it could not write is written now
+        self._committing = self._thread.submit(self._commit, entries)
+        return self._committing
+
+    def _commit(self, entries: Iterable[float | Entry]) -> None:
         with guarded(self._path):
             self._connection.execute("PRAGMA synchronous = FULL")
         try:
@@ -286,8 +312,9 @@ class Journal:
 
     def abandon(self) -> None:
         """Close the file as it is: what is held back is lost, as in a process that is killed. Raises JournalError."""
-        writing, self._writing = self._writing, None
+        under_way = [each for each in (self._writing, self._committing) if each is not None]
+        self._writing = self._committing = None
         self._thread.shutdown(wait=False)
-        if writing is None or wait((writing,), SLOW_S).done:  # a write that hangs has the file
+        if not wait(under_way, SLOW_S).not_done:  # a write that hangs has the file
             with guarded(self._path):
                 self._connection.close()

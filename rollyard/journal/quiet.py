@@ -28,9 +28,15 @@ def connect(path: Path) -> sqlite3.Connection:
     how = "mode=ro" if not alone else "mode=ro&vfs=unix-none" if _has_log(path) else "mode=ro&immutable=1"
     with guarded(path):
         connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{how}", uri=True, isolation_level=None)
+        connection.text_factory = _text
         if alone:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # by itself: no index of the log in a file
     return connection
+
+
+def _text(content: bytes) -> str:
+    """Also of what the disk has changed, so that its row alone is damaged: the checksum tells it from what was written."""
+    return content.decode("utf-8", "backslashreplace")
 
 
 def _has_log(path: Path) -> bool:

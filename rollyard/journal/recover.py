@@ -102,7 +102,10 @@ class _Past:
         sql = "SELECT version_step, version_incarnation, folder, counters FROM checkpoints ORDER BY rowid DESC"
         for step, life, folder, counters in self._query(sql):
             if whole(folder):
-                return WeightVersion(step, life), folder, json.loads(counters)
+                try:
+                    return WeightVersion(step, life), folder, _counters(counters)
+                except Damaged as error:
+                    warnings.warn(f"{self._path}: {folder}: {error}; an older one is used", RuntimeWarning, stacklevel=2)
         return WeightVersion(0), "", {}
 
     def _trained(self, version: WeightVersion) -> Iterator[int]:
@@ -179,6 +182,17 @@ class _Past:
     def _tell(self, error: Damaged) -> None:
         """What the disk has changed is left out."""
         warnings.warn(f"{self._path}: {error}; it is written anew", RuntimeWarning, stacklevel=2)
+
+
+def _counters(text: str) -> dict[str, Any]:
+    """Raises Damaged."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"its counters are damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise Damaged("its counters are none")
+    return found
 
 
 MEMBERS: Final = f"""

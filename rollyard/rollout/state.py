@@ -25,6 +25,7 @@ from rollyard.types import (
 
 Output = Instruction | Signal
 
+LEAST = -3.4028234663852886e38  # the lowest float32
 ROUNDING = 1e-3  # nats above 0 that a logprob may have where logits are rounded
 
 
@@ -118,8 +119,11 @@ def problem_of(segment: Segment, left: int, oldest_allowed: int, vocabulary: int
         return ""
     if len(ids) > left:
         return f"more tokens than asked: {left} were left to write"
-    if not math.isfinite(sum(logprobs)):
+    total = sum(logprobs)
+    if not math.isfinite(total):
         return "a logprob is not finite"
+    if total < LEAST and min(logprobs) < LEAST:
+        return f"a logprob is {min(logprobs):g}, below what 32 bits can hold"
     if max(logprobs) > ROUNDING:
         return f"a logprob is {max(logprobs):g}, above 0"
     if min(ids) < 0 or 0 < vocabulary <= max(ids):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from rollyard.chaos.survival import Survived
@@ -172,9 +173,9 @@ class Recorder:
         """What the probe of one load found."""
         self._builder.add_probe(verdict)
 
-    def checkpoint(self, version: WeightVersion, folder: str, cursor: int, counters: Mapping[str, object]) -> None:
-        """Name a checkpoint that is complete on disk. Raises JournalError."""
-        self._journal.commit_checkpoint(version, folder, cursor, counters)
+    def checkpoint(self, version: WeightVersion, folder: str, cursor: int, counters: Mapping[str, object]) -> Future[None]:
+        """Begin to name a checkpoint that is complete on disk, see `Journal.commit_checkpoint`."""
+        return self._journal.commit_checkpoint(version, folder, cursor, counters)
 
     def evaluated(
         self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int, parts: Mapping[str, float]

@@ -19,6 +19,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -164,9 +165,11 @@ def do_run(root: Path) -> None:
         }
     )
 
-    def committed(written: Journal, version: Any, folder: str, *rest: Any) -> None:
-        commit(written, version, folder, *rest)
+    def committed(written: Journal, version: Any, folder: str, *rest: Any) -> Future[None]:
+        done = commit(written, version, folder, *rest)
+        done.result(60)
         mark(root, f"named {version.step} {folder}")
+        return done
 
     commit = Journal.commit_checkpoint
     with mock.patch.object(Journal, "commit_checkpoint", committed):
@@ -258,9 +261,11 @@ def row_first() -> Iterator[None]:
     late: list[tuple[Path, ...]] = []
     put, commit = checkpoints._commit, Journal.commit_checkpoint
 
-    def named(written: Journal, *given: Any) -> None:
-        commit(written, *given)
+    def named(written: Journal, *given: Any) -> Future[None]:
+        done = commit(written, *given)
+        done.result(60)
         put(*late.pop())
+        return done
 
     with (
         mock.patch.object(checkpoints, "_commit", lambda *paths: late.append(paths)),

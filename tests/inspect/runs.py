@@ -108,7 +108,7 @@ def first_life(path: Path) -> Journal:
     ))  # fmt: skip
     journal.record_step((Finish("the disk is full", failed=True),))
     journal.record_evaluation(V0, 0.25, samples=4)
-    journal.commit_checkpoint(V2, "checkpoints/step-000002", 4, {})
+    journal.commit_checkpoint(V2, "checkpoints/step-000002", 4, {}).result(60)
     return journal
 
 

@@ -194,7 +194,7 @@ def test_of_an_exchange_the_job_s_own_folder_is_meant_and_checkpoints_are_what_i
     (own / "config.toml").write_text('[exchange]\nfolder = "shared"\n')
     journal = Journal(own / "journal.sqlite", RUN)
     for step in (3, 4):
-        journal.commit_checkpoint(WeightVersion(step, 2), f"shared/weights/{step:06d}", 5, {})
+        journal.commit_checkpoint(WeightVersion(step, 2), f"shared/weights/{step:06d}", 5, {}).result(60)
     journal.close()
     save_tokenizer(tmp_path / "shared" / "weights" / "000004")
     assert "saved    3 checkpoints, 2 still there; step 2 whole; step 4 " in told(folder=own)

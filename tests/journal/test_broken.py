@@ -95,14 +95,6 @@ def test_a_step_that_cannot_be_written_whole_is_not_written_at_all(tmp_path: Pat
     assert past(tmp_path / "journal.sqlite").recovered.groups == (group_of(0),)
 
 
-def test_a_token_that_no_column_can_hold_is_an_error(tmp_path: Path) -> None:
-    life = Life(tmp_path / "journal.sqlite")
-    life.step(Admit(Prompt(0, 0, (2**31,), "")))
-    with pytest.raises(JournalError, match=r"journal\.sqlite: 'i' format requires"):
-        life.journal.flush()
-    life.journal.abandon()
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "journal.sqlite"

@@ -160,7 +160,7 @@ def test_tokens_of_members_that_have_not_finished_wait_three_seconds(path: Path)
     assert tick(4.0, wrote(0), Score(CAB, POOR.completion)) == [(0, 0, 0, 4)]  # what has finished does not wait
     assert tick(6.0) == [(0, 0, 0, 4), (0, 0, 4, 2)]
     journal.record_step([wrote(0)])
-    journal.commit_checkpoint(V1, "checkpoints/1", 1, {})
+    journal.commit_checkpoint(V1, "checkpoints/1", 1, {}).result(60)
     assert rows(path, "SELECT sum(tokens) FROM partials") == [(8,)]
     journal.close()
 
@@ -196,7 +196,7 @@ from rollyard.journal.journal import Journal
 from tests.journal.records import CAB, RUN, V1, ZY
 journal = Journal(Path(sys.argv[1]), RUN)
 journal.record_step([Admit(CAB)])
-journal.commit_checkpoint(V1, "checkpoints/1", 1, {"trained": 1})
+journal.commit_checkpoint(V1, "checkpoints/1", 1, {"trained": 1}).result(60)
 journal.record_step([Admit(ZY)])
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -213,11 +213,46 @@ def test_a_checkpoint_is_synced_in_full_and_other_writes_are_not(path: Path) -> 
     journal._connection.set_trace_callback(levels.append)
     journal.record_step([Admit(CAB)])
     journal.flush()
-    journal.commit_checkpoint(V1, "checkpoints/1", 1, {})
+    journal.commit_checkpoint(V1, "checkpoints/1", 1, {}).result(60)
     shown = [line for line in levels if line.startswith(("PRAGMA", "COMMIT"))]
     assert shown == ["COMMIT", "PRAGMA synchronous = FULL", "COMMIT", "PRAGMA synchronous = NORMAL"]
     assert journal._connection.execute("PRAGMA synchronous").fetchone() == (1,)  # 1 is NORMAL
     journal.close()
+
+
+def test_nobody_waits_while_a_checkpoint_is_written_and_the_order_stays(path: Path) -> None:
+    now = 0.0
+    journal = Journal(path, RUN, timer=lambda: now)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    now = 1.0
+    journal.record_step([Admit(CAB)])
+    journal.tick()  # waits for the other
+    journal.record_step([Score(CAB, GOOD.completion)])
+    named = journal.commit_checkpoint(V1, "checkpoints/1", 1, {})
+    now = 2.0
+    journal.record_step([Scored(0, 0, GOOD.reward)])
+    journal.tick()
+    assert not named.done()
+    other.execute("ROLLBACK")
+    other.close()
+    named.result(10)
+    journal.close()
+    assert rows(path, "SELECT count(*) FROM verdicts JOIN completions USING (incarnation, group_id, member), checkpoints") == [
+        (1,)
+    ]
+
+
+def test_after_a_step_that_could_not_be_written_no_checkpoint_counts(path: Path) -> None:
+    journal = Journal(path, RUN)
+    journal.record_step([Admit(Prompt(0, 0, (2**31,), ""))])
+    with pytest.raises(JournalError, match="Admit of prompt 0"):
+        journal.flush()
+    for _ in range(2):
+        with pytest.raises(JournalError, match="Admit of prompt 0"):
+            journal.commit_checkpoint(V1, "checkpoints/1", 1, {}).result(10)
+    journal.close()
+    assert rows(path, "SELECT count(*) FROM checkpoints") == [(0,)]
 
 
 def test_opening_again_begins_the_next_incarnation_which_may_train_a_step_again(path: Path) -> None:
@@ -261,7 +296,7 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_loses_no_row(path: Path
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
     try:
         with pytest.raises(JournalError, match=r"journal\.sqlite: .*(full|disk I/O)"):
-            journal.commit_checkpoint(V1, "checkpoints/1", 1, {})
+            journal.commit_checkpoint(V1, "checkpoints/1", 1, {}).result(60)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert rows(path, "SELECT count(*) FROM prompts") == [(0,)]
@@ -337,6 +372,6 @@ def test_a_record_that_contradicts_the_others_is_refused(path: Path) -> None:
 def test_a_version_of_weights_keeps_its_own_incarnation(path: Path) -> None:
     Journal(path, RUN).close()
     journal = Journal(path, RUN)
-    journal.commit_checkpoint(WeightVersion(8, 0), "checkpoints/8", 256, {})
+    journal.commit_checkpoint(WeightVersion(8, 0), "checkpoints/8", 256, {}).result(60)
     journal.close()
     assert rows(path, "SELECT incarnation, version_step, version_incarnation FROM checkpoints") == [(1, 8, 0)]

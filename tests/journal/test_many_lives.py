@@ -79,7 +79,7 @@ class History:
             if life.version.step and self.random.random() < 0.05:
                 folder = f"{life.version.step}.{life.life}.{len(self.rows)}"
                 self.saving = [Row(life.version, folder, life.weights)]
-                journal.commit_checkpoint(life.version, folder, 0, {})
+                journal.commit_checkpoint(life.version, folder, 0, {}).result(60)
         if self.random.random() < 0.5:
             step(life.stop())
             journal.flush()

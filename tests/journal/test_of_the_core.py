@@ -33,7 +33,7 @@ class Both(records.Records):
 
     def checkpoint(self, version: WeightVersion, counters: dict) -> None:
         super().checkpoint(version, counters)
-        self._journal.commit_checkpoint(version, f"checkpoints/{version.step}", 0, counters)
+        self._journal.commit_checkpoint(version, f"checkpoints/{version.step}", 0, counters).result(60)
 
     def kill(self, dice: random.Random) -> None:
         self.life += 1

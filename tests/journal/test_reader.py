@@ -21,7 +21,7 @@ def write(path: Path) -> None:
     journal.record_step(ENTRIES)
     journal.record_evaluation(V0, 0.25, samples=4)
     journal.record_evaluation(V1, None, samples=4, unscored=4)
-    journal.commit_checkpoint(V1, "checkpoints/1", 2, {"trained": 1})
+    journal.commit_checkpoint(V1, "checkpoints/1", 2, {"trained": 1}).result(60)
     journal.close()
 
 
@@ -84,7 +84,7 @@ def test_finished_members_without_a_verdict_are_found(path: Path) -> None:
 def test_the_newest_incarnation_is_read_unless_asked(path: Path) -> None:
     write(path)
     journal = Journal(path, RUN)
-    journal.commit_checkpoint(WeightVersion(2, 1), "checkpoints/2", 3, {})
+    journal.commit_checkpoint(WeightVersion(2, 1), "checkpoints/2", 3, {}).result(60)
     journal.close()
     with JournalReader(path) as reader:
         assert [point.folder for point in reader.checkpoints()] == ["checkpoints/2"]

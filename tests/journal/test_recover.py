@@ -83,7 +83,7 @@ class Life:
         self.step(BatchTrained(WeightVersion(step + 1, life)))
 
     def checkpoint(self, version: WeightVersion) -> None:
-        self.journal.commit_checkpoint(version, f"checkpoints/{version.step}", 0, {"trained": version.step})
+        self.journal.commit_checkpoint(version, f"checkpoints/{version.step}", 0, {"trained": version.step}).result(60)
 
     def kill(self) -> None:
         self.journal.flush()

@@ -144,6 +144,7 @@ def test_tokens_of_an_engine_that_stands_still_are_kept():
         Segment(RequestId(0, 0, 0), (1, 2), (-0.5,), V0, V0),
         Segment(RequestId(0, 0, 0), (1,), (0.01,), V0, V0),
         Segment(RequestId(0, 0, 0), (1,), (float("nan"),), V0, V0),
+        Segment(RequestId(0, 0, 0), (1,), (-1e39,), V0, V0),
         Segment(RequestId(0, 0, 0), (50,), (-0.5,), V0, V0),
         Segment(RequestId(0, 0, 0), (-1,), (-0.5,), V0, V0),
         Segment(RequestId(0, 0, 0), (1,), (-0.5,), WeightVersion(1), V0),
@@ -151,7 +152,7 @@ def test_tokens_of_an_engine_that_stands_still_are_kept():
         Segment(RequestId(0, 0, 9), (1,), (-0.5,), V0, V0),
         Segment(RequestId(7, 0, 0), (1,), (-0.5,), V0, V0, FinishReason.STOP),
     ],
-    ids=["logprobs", "positive", "nan", "vocabulary", "negative", "version", "incarnation", "attempt", "prompt"],
+    ids=["logprobs", "positive", "nan", "too low", "vocabulary", "negative", "version", "incarnation", "attempt", "prompt"],
 )
 def test_an_answer_that_cannot_be_is_refused_and_an_engine_that_gives_too_many_goes(lie: Segment):
     core, home = begun(faults=1), "a"
