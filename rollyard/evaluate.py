@@ -24,6 +24,7 @@ from rollyard.types import (
     Reward,
     Sampling,
     Turn,
+    WeightVersion,
 )
 
 
@@ -67,13 +68,18 @@ class Evaluator:
     seed: int
     player: Player | None = None
 
-    async def run(self, controller: Controller, scorer: Scorer, engines: Sequence[EngineId] = ()) -> Evaluation:
-        """Ask the engines that are named, or all. Raises EngineError when none of them is left."""
+    async def run(
+        self, controller: Controller, scorer: Scorer, version: WeightVersion, engines: Sequence[EngineId] = ()
+    ) -> Evaluation:
+        """Ask those that have the version, of the engines that are named or of all. Raises EngineLost when none is left.
+
+        EngineError when an engine fails at a request.
+        """
         if self.player is not None:
-            rewards = await self._play(self.player, controller, scorer, engines or controller.engines)
+            rewards = await self._play(self.player, controller, scorer, version, engines or controller.engines)
         else:
             asked = {request.id: prompt for prompt, request in self._requests()}
-            completions = await controller.complete([request for _, request in self._requests()], engines)
+            completions = await controller.complete([request for _, request in self._requests()], engines, version)
             rewards = await self._judge(scorer, [(asked[_id(done)], done) for done in completions])
         return Evaluation.of(rewards, len(self.prompts) * self.samples)
 
@@ -89,14 +95,16 @@ class Evaluator:
                 seed = completion_seed(self.seed, group, member)
                 yield prompt, Request(RequestId(group, member), prompt.token_ids, sampling, seed)
 
-    async def _play(self, player: Player, controller: Controller, scorer: Scorer, names: Sequence[EngineId]) -> list[Reward]:
+    async def _play(
+        self, player: Player, controller: Controller, scorer: Scorer, version: WeightVersion, names: Sequence[EngineId]
+    ) -> list[Reward]:
         """Every prompt as `samples` episodes, all at once."""
         episodes: list[asyncio.Future[Reward]] = []
         for position, prompt in enumerate(self.prompts):
             for member in range(self.samples if len(prompt.token_ids) < self.window else 0):
                 first = len(episodes) % max(len(names), 1)  # each begins with another engine
                 order = (*names[first:], *names[:first])
-                heard = _Heard(self, player, controller, RequestId(-1 - position, member), order)
+                heard = _Heard(self, player, controller, RequestId(-1 - position, member), version, order)
                 episodes.append(asyncio.ensure_future(heard.judged(prompt, scorer)))
         try:
             return await asyncio.gather(*episodes)
@@ -117,6 +125,7 @@ class _Heard:
     player: Player
     controller: Controller
     id: RequestId
+    version: WeightVersion
     engines: Sequence[EngineId]
     taken: list[Turn] = field(default_factory=list)
     parts: list[Completion] = field(default_factory=list)
@@ -136,7 +145,7 @@ class _Heard:
         sampling = replace(asks.sampling, max_tokens=most, stop=stop)
         seed = completion_seed(asks.seed, group, member, turn)
         request = Request(RequestId(group, member, turn), asking.prompt_ids, sampling, seed)
-        (done,) = await self.controller.complete([request], self.engines)
+        (done,) = await self.controller.complete([request], self.engines, self.version)
         cut = done.finish is FinishReason.LENGTH and room < asking.max_tokens
         finish = FinishReason.CONTEXT if cut else done.finish
         self.taken.append(Turn(asking.prompt_ids, len(done.token_ids), finish))

@@ -12,7 +12,15 @@ from rollyard.types import Verdict
 
 @dataclass(frozen=True, slots=True)
 class EngineUnfit(Event):
-    """An engine does not answer, or answers wrongly where the core does not see it."""
+    """An engine does not answer."""
+
+    engine: EngineId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrongAnswer(Event):
+    """An engine gave an answer that cannot be, outside the rollouts."""
 
     engine: EngineId
     cause: str

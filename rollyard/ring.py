@@ -356,7 +356,8 @@ class Ring:
     async def _evaluate(self, instruction: ev.Evaluate) -> None:
         try:
             with self._timeline.phase(Phase.EVAL):
-                result = await self._evaluator.run(self._controller, self._stations.scorer, instruction.engines)
+                scorer, (version, engines) = self._stations.scorer, (instruction.version, instruction.engines)
+                result = await self._evaluator.run(self._controller, scorer, version, engines)
         except EngineLost:  # the last of them; whether one comes back is decided elsewhere
             self._inbox.put_nowait(ev.EvaluationCut(instruction.version))
             return

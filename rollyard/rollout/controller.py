@@ -35,13 +35,25 @@ from rollyard.events import (
     SegmentArrived,
     Sleep,
 )
-from rollyard.fitness import Condemn, EngineUnfit
+from rollyard.fitness import Condemn, EngineUnfit, WrongAnswer
 from rollyard.protocols.rollouts import Engine, PromptSource, Scorer
 from rollyard.rollout.silence import Silence
-from rollyard.types import Activity, Completion, FinishReason, Request, RequestId, Reward, Segment, VersionSpan
+from rollyard.rollout.state import problem_of
+from rollyard.types import (
+    Activity,
+    Completion,
+    FinishReason,
+    Request,
+    RequestId,
+    Reward,
+    Segment,
+    VersionSpan,
+    WeightVersion,
+)
 from rollyard.watch.timeline import Phase, Timeline
 
 LOOKS = 4  # at silent engines, in the time that they may be silent
+TRIES = 10  # at a request outside the core, where every answer is wrong
 
 Text = Callable[[Sequence[int], tuple[str, ...], FinishReason], str]
 
@@ -83,7 +95,7 @@ class Controller:
         self._written: dict[EngineId, dict[RequestId, _Written]] = {}
         self._private: dict[RequestId, _Private] = {}
         self._unjudged: deque[Score] = deque()
-        self._lost: set[EngineId] = set()
+        self._lost: dict[EngineId, EngineLost] = {}  # and how
         self._silence = Silence(silent_s)
         self._tokens = range(vocabulary or 2**32)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,14 +115,14 @@ class Controller:
 
     def join(self, engine: EngineId) -> None:
         """There is an engine of this name: a new one, or one that has taken the place of one that was lost."""
-        self._lost.discard(engine)
+        self._lost.pop(engine, None)
         self._silence.goes_on(engine)
         self._written.setdefault(engine, {})
         self._listening[engine] = self._start(self._listen(self._engines[engine]))
 
     def leave(self, engine: EngineId) -> None:
         """It holds nothing and is about to be closed: whatever it says of that is not heard."""
-        self._lost.add(engine)
+        self._lost[engine] = EngineLost(f"engine {engine} has left")
         self._listening.pop(engine).cancel()
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
@@ -140,43 +152,78 @@ class Controller:
         if requests:
             self._hand_out(requests)
 
-    async def complete(self, requests: Sequence[Request], engines: Sequence[EngineId] = ()) -> list[Completion]:
+    async def complete(
+        self, requests: Sequence[Request], engines: Sequence[EngineId] = (), version: WeightVersion | None = None
+    ) -> list[Completion]:
         """Completions outside the core, in the order asked. Their ids are the caller's own.
 
+        Who is asked has weights, and was not lost since this began: one that is back by now is not asked. What one takes with it
+        when it is lost, or answers wrongly, is asked again, of others where there are any.
+
         Args:
-            engines: who is asked, in turn; all when none is named. What one takes with it when it is lost is asked of others.
+            engines: who is asked, in turn; all when none is named.
+            version: asked are those that have it, and what others wrote is wrong; None: any will do.
 
         Raises:
-            EngineError: an engine refused a request or failed at it, or no engine that may be asked is left.
+            EngineError: an engine refused a request or failed at it, or every answer to one was wrong.
+            EngineLost: no engine that may be asked is left.
         """
         answers: dict[RequestId, Completion] = {}
+        lost: dict[EngineId, EngineLost] = {}
+        wrong: dict[RequestId, list[EngineId]] = defaultdict(list)
         while left := [request for request in requests if request.id not in answers]:
-            living = [name for name in engines or self._engines if name not in self._lost]
-            if not living and len(engines) == 1:
-                living = [name for name in engines if name in self._engines]  # it says how it was lost, unless it is gone by now
-            for request, outcome in zip(left, await self._ask(left, living), strict=True):
-                if isinstance(outcome, Completion):
-                    answers[request.id] = outcome
-                elif self._lost.issuperset(engines or self._engines):
-                    raise outcome
+            named = engines or tuple(self._engines)
+            living = [name for name in named if name not in lost and self._may_ask(name, version)]
+            if not living:
+                causes = {name: error for name, error in self._lost.items() if name in named} | lost
+                raise next(reversed(causes.values()), EngineLost("no engine is left that has weights"))
+            for asked in await self._ask(left, living, wrong, version):
+                outcome = asked.done.result()
+                match outcome:
+                    case Completion():
+                        answers[asked.request.id] = outcome
+                    case EngineLost():
+                        lost[asked.engine] = outcome
+                    case WrongAnswer(engine, cause):
+                        wrong[asked.request.id].append(engine)
+                        if len(wrong[asked.request.id]) == TRIES:
+                            raise EngineError(
+                                f"{TRIES} answers to one request were wrong, the last one of engine {engine}: {cause}"
+                            )
         return [answers[request.id] for request in requests]
 
-    async def _ask(self, requests: Sequence[Request], engines: Sequence[EngineId]) -> list[Completion | EngineLost]:
+    def _may_ask(self, engine: EngineId, version: WeightVersion | None) -> bool:
+        """One that is being brought to its first version takes no requests."""
+        if engine in self._lost or engine not in self._engines:
+            return False
+        has = self._engines[engine].version
+        return has is not None and version in (None, has)
+
+    async def _ask(
+        self,
+        requests: Sequence[Request],
+        engines: Sequence[EngineId],
+        wrong: Mapping[RequestId, Sequence[EngineId]],
+        version: WeightVersion | None,
+    ) -> list[_Private]:
+        """Each of these once, not of who answered it wrongly last where there are others. All are done."""
         asked: dict[EngineId, list[Request]] = defaultdict(list)
-        if not engines:
-            raise EngineLost("no engine is left")
-        for request, name in zip(requests, itertools.cycle(engines), strict=False):
-            done = asyncio.get_running_loop().create_future()
-            self._private[request.id] = _Private(name, request.sampling.stop, done)
+        turns, waiting = itertools.cycle(engines), list[_Private]()
+        for request in requests:
+            name = next(turns)
+            if len(engines) > 1 and name in wrong.get(request.id, ())[-1:]:
+                name = next(turns)
+            waiting.append(_Private(name, request, version, asyncio.get_running_loop().create_future()))
+            self._private[request.id] = waiting[-1]
             asked[name].append(request)
-        waiting = [self._private[request.id].done for request in requests]
         try:
             for name, batch in asked.items():
                 try:
                     self._engines[name].generate(batch)
                 except EngineLost as error:
                     self._lose_private(name, error)
-            return await asyncio.gather(*waiting)
+            await asyncio.gather(*(private.done for private in waiting))
+            return waiting
         finally:
             for request in requests:
                 self._private.pop(request.id, None)
@@ -263,8 +310,9 @@ class Controller:
             async for segments in engine.segments():
                 self._silence.heard(engine.id, clock())
                 for segment in segments:
-                    if segment.request in self._private:
-                        self._hear_private(segment)
+                    private = self._private.get(segment.request)
+                    if private is not None and private.engine == engine.id:
+                        self._hear_private(private, segment)
                     else:
                         self._post(SegmentArrived(engine.id, segment, self._follow(engine.id, segment)))
         except EngineLost as error:
@@ -278,29 +326,28 @@ class Controller:
         self._post(EngineDown(engine, str(error)))
 
     def _lose_private(self, engine: EngineId, error: EngineLost) -> None:
-        self._lost.add(engine)
+        self._lost[engine] = error
         for private in self._private.values():
             if private.engine == engine and not private.done.done():
                 private.done.set_result(error)
 
-    def _hear_private(self, segment: Segment) -> None:
-        private = self._private[segment.request]
-        if problem := self._private_problem(segment):
-            self._post(EngineUnfit(private.engine, f"it gave a wrong answer: {problem}"))
-            return  # as it is lost for that, others are asked
-        private.hear(segment)
+    def _hear_private(self, private: _Private, segment: Segment) -> None:
+        """One that answers wrongly is told of as in the rollouts, and asked no more once it has ended the request."""
+        if private.wrong is None and (problem := private.problem(segment, self._tokens.stop)):
+            private.wrong = WrongAnswer(private.engine, problem)
+            self._post(private.wrong)
+            if segment.finish is None:
+                self._start(self._abort(self._engines[private.engine], (segment.request,)))
+        if private.wrong is None:
+            private.hear(segment)
         if segment.finish is None or private.done.done():
             return
-        if segment.finish in (FinishReason.ABORT, FinishReason.ERROR):
+        if private.wrong is not None:
+            private.done.set_result(private.wrong)
+        elif segment.finish in (FinishReason.ABORT, FinishReason.ERROR):
             private.done.set_exception(EngineError(segment.problem or "the request was cut"))
         else:
             private.done.set_result(private.completion(segment, self._text))
-
-    def _private_problem(self, segment: Segment) -> str:
-        """The core does not see it."""
-        if len(segment.logprobs) != len(segment.token_ids):
-            return f"{len(segment.token_ids)} tokens came with {len(segment.logprobs)} logprobs"
-        return "" if self._all_words(segment.token_ids) else "a token that is not in the vocabulary"
 
     def _all_words(self, token_ids: Sequence[int]) -> bool:
         return not token_ids or (min(token_ids) in self._tokens and max(token_ids) in self._tokens)
@@ -373,11 +420,21 @@ class _Private:
     """A request outside the core, on its way."""
 
     engine: EngineId
-    stop: tuple[str, ...]
-    done: asyncio.Future[Completion | EngineLost]
+    request: Request
+    version: WeightVersion | None  # that is to answer; None: any
+    done: asyncio.Future[Completion | EngineLost | WrongAnswer]
+    wrong: WrongAnswer | None = None  # the engine has yet to end it
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
+
+    def problem(self, segment: Segment, vocabulary: int) -> str:
+        """What is wrong with it; empty when nothing is."""
+        left = self.request.sampling.max_tokens - len(self.token_ids)
+        problem = problem_of(segment, left, segment.version.step, vocabulary)
+        if not problem and segment.token_ids and self.version not in (None, segment.version):
+            problem = f"tokens of version {tuple(segment.version)}, and {tuple(self.version or ())} was asked"
+        return problem
 
     def hear(self, segment: Segment) -> None:
         self.token_ids.extend(segment.token_ids)
@@ -387,5 +444,5 @@ class _Private:
     def completion(self, last: Segment, text: Text) -> Completion:
         ids = tuple(self.token_ids)
         finish = last.finish or FinishReason.LENGTH
-        said, group, member = text(ids, self.stop, finish), last.request.group, last.request.member
+        said, group, member = text(ids, self.request.sampling.stop, finish), last.request.group, last.request.member
         return Completion(group, member, ids, tuple(self.logprobs), tuple(self.spans), finish, said)

@@ -40,7 +40,7 @@ from rollyard.events import (
     SegmentArrived,
     Signal,
 )
-from rollyard.fitness import Condemn, EngineProbed, EngineUnfit
+from rollyard.fitness import Condemn, EngineProbed, EngineUnfit, WrongAnswer
 from rollyard.lives import GroupsRecovered, Wrote
 from rollyard.rollout.batches import Batches
 from rollyard.rollout.departures import Departures
@@ -98,6 +98,7 @@ class RolloutCore:
             EngineLeft: self._on_left,
             EngineLoaded: self._on_engine_loaded,
             EngineUnfit: lambda event: self._condemn(event.engine, event.cause),
+            WrongAnswer: lambda event: self._wrong(event.engine, event.cause),
             EngineProbed: self._on_probed,
             EngineHeld: lambda signal: self._on_hold(signal.engine, held=True),
             EngineReleased: lambda signal: self._on_hold(signal.engine, held=False),

@@ -60,6 +60,26 @@ def test_an_engine_that_answers_wrongly_is_taken_out_and_started_again(name: str
     assert max(tokens) < doubles.VOCABULARY
 
 
+@pytest.mark.parametrize(("name", "held_out"), [("separate", 40), ("async", 8)])
+def test_an_engine_that_is_lost_during_an_evaluation_is_back_before_it_is_over(name: str, held_out: int, tmp_path: Path) -> None:
+    """It has no weights then: the others are asked."""
+    shape = replace(SHAPES[name], held_out=held_out, steps=2, options=(("eval.every", 1),))
+    life = Life(shape, tmp_path, [Fault(what="kill", which="engine-0", event="Evaluate", count=2)]).live()
+    goes_on(life)
+    assert life.entries["Evaluated"] == life.entries["Evaluate"] >= 2 and life.entries["Restart"] == 1
+
+
+@pytest.mark.parametrize("faults", [3, 1000])
+def test_wrong_answers_to_held_out_prompts_count_as_others_do(faults: int, tmp_path: Path) -> None:
+    """An engine is taken out for as many of them as for others, and not believed then; else only those are asked again."""
+    fault = Fault(what="corrupt", which="engine-0", event="Evaluate", count=2, for_s=0.5, how="version")
+    shape = replace(SHAPES["separate"], held_out=8, steps=2, options=(("eval.every", 1), ("engine.faults", faults)))
+    life = Life(shape, tmp_path, [fault]).live()
+    goes_on(life)
+    assert life.entries["WrongAnswer"] >= 3 and life.entries["Evaluated"] == 3
+    assert life.entries["Condemn"] == life.entries["Restart"] == (faults == 3)
+
+
 @BOTH
 def test_an_engine_that_stands_still_is_taken_out(name: str, tmp_path: Path) -> None:
     fault = Fault(what="stall", which="engine-0", event="SegmentArrived", count=5, for_s=3000)

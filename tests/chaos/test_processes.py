@@ -39,7 +39,7 @@ ELSEWHERE = {
     "a model whose tensors are moved": {"Prove", "Proved"},
     "completions that move": {"Move"},
     "what is given up": {"Abort", "RequestFailed", "SyncFailed", "EvaluationCut", "RunBroken"},
-    "engines that lie": {"Condemn", "EngineUnfit", "Unwrite"},  # see test_conditions.py
+    "engines that lie": {"Condemn", "EngineUnfit", "WrongAnswer", "Unwrite"},  # see test_conditions.py
 }
 
 

@@ -15,7 +15,7 @@ from rollyard.engine.fake import Script
 from rollyard.evaluate import Evaluator
 from rollyard.prompts.source import Epochs, Row, Source
 from rollyard.rollout.seeds import completion_seed
-from rollyard.types import Completion, FinishReason, Prompt, Request, RequestId, Reward, Sampling
+from rollyard.types import Completion, FinishReason, Prompt, Request, RequestId, Reward, Sampling, WeightVersion
 from tests.right_values.fleet import Fleet
 from tests.right_values.hand import Hand
 from tests.right_values.learning import completion
@@ -100,7 +100,7 @@ def test_more_tokens_than_were_asked_are_refused_whole() -> None:
 class Answers:
     """Stands in for the controller: each completion is one token."""
 
-    async def complete(self, requests: Sequence[Request], engines: Sequence[str] = ()) -> list[Completion]:
+    async def complete(self, requests: Sequence[Request], engines: Sequence[str], version: WeightVersion) -> list[Completion]:
         self.requests = list(requests)
         return [completion((5,), group=request.id.group, member=request.id.member) for request in requests]
 
@@ -125,7 +125,7 @@ async def test_an_evaluation_counts_who_has_a_verdict(
 ) -> None:
     """4 prompts, 2 completions each."""
     prompts = tuple(Prompt(i, i, (2, 3), "p") for i in range(4))
-    found = await Evaluator(prompts, Sampling(4), 100, 2, 0).run(Answers(), Verdicts(*values))  # type: ignore[arg-type]
+    found = await Evaluator(prompts, Sampling(4), 100, 2, 0).run(Answers(), Verdicts(*values), WeightVersion(0))  # type: ignore[arg-type]
     assert (found.mean_reward, found.samples, found.unscored) == (mean, 8, unscored)
 
 
@@ -133,7 +133,7 @@ async def test_an_evaluation_asks_for_what_the_window_leaves_and_counts_who_coul
     """Window 32, up to 8 tokens: prompts of 30, 32 and 31."""
     prompts = tuple(Prompt(i, i, (2,) * n, "p") for i, n in enumerate((30, 32, 31)))
     answers = Answers()
-    found = await Evaluator(prompts, Sampling(8), 32, 1, 0).run(answers, Verdicts(1.0))  # type: ignore[arg-type]
+    found = await Evaluator(prompts, Sampling(8), 32, 1, 0).run(answers, Verdicts(1.0), WeightVersion(0))  # type: ignore[arg-type]
     assert [(request.id, request.sampling.max_tokens) for request in answers.requests] == [
         (RequestId(-1, 0), 2),
         (RequestId(-3, 0), 1),

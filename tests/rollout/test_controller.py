@@ -10,7 +10,7 @@ import pytest
 from rollyard.engine.fake import FakeEngine, Lie, Script
 from rollyard.errors import EngineError, EngineLost
 from rollyard.events import Abort, EngineDown, Event, Pause, Resume, Rollover, RunBroken
-from rollyard.fitness import Condemn, EngineUnfit
+from rollyard.fitness import Condemn, EngineUnfit, WrongAnswer
 from rollyard.rollout.controller import Controller
 from rollyard.types import Manifest, Request, RequestId, Sampling, WeightVersion
 from rollyard.watch.timeline import Timeline
@@ -42,7 +42,7 @@ async def test_an_engine_that_is_gone_is_a_lost_one_to_whoever_asks_it():
     controller.listen()
     controller.leave("a")
     del engines["a"]
-    with pytest.raises(EngineLost, match="no engine is left"):
+    with pytest.raises(EngineLost, match="engine a has left"):
         await controller.complete([Request(RequestId(-1, 0), (1,), Sampling(1), seed=0)], ("a",))
 
 
@@ -106,13 +106,67 @@ async def test_nobody_is_silent_while_this_process_stands_still_itself():
     await engine.close()
 
 
-async def test_a_wrong_answer_outside_the_core_is_reported():
-    controller, engine, heard, asking = await watched(60.0, vocabulary=97)
-    engine.lie = Lie.TOKENS
-    async with asyncio.timeout(10):
-        while not heard:  # noqa: ASYNC110 (it is told nowhere else)
-            await asyncio.sleep(0.01)
-    assert heard[0] == EngineUnfit("a", "it gave a wrong answer: a token that is not in the vocabulary")
-    asking.cancel()
+V0, V1 = WeightVersion(0), WeightVersion(1)
+
+
+async def two(*, loaded: int = 2) -> tuple[Controller, list[FakeEngine], list[Event]]:
+    """A controller of two engines, so many of which have weights."""
+    heard: list[Event] = []
+    engines = [FakeEngine(name, script=lambda _: Script((5,) * 40)) for name in "ab"]
+    for number, engine in enumerate(engines):
+        await engine.start()
+        if number < loaded:
+            await engine.prepare(Manifest(V0, (), 0))
+            await engine.load(V0)
+    named = {engine.id: engine for engine in engines}
+    controller = Controller(named, None, None, lambda *_: "", heard.append, heard.append, Timeline(), vocabulary=97)
+    controller.listen()
+    return controller, engines, heard
+
+
+def asked(count: int) -> list[Request]:
+    return [Request(RequestId(-1, member), (1,), Sampling(40), seed=member) for member in range(count)]
+
+
+async def closed(controller: Controller, engines: list[FakeEngine]) -> None:
     await controller.close()
-    await engine.close()
+    for engine in engines:
+        await engine.close()
+
+
+LIES = [lie for lie in Lie if lie not in (Lie.NONE, Lie.STRANGER)]
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_wrong_answer_outside_the_core_is_told_of_and_another_engine_asked(lie: Lie):
+    """Each is told of once, whatever else comes of that request."""
+    controller, engines, heard = await two()
+    engines[0].lie = lie
+    async with asyncio.timeout(10):
+        answers = await controller.complete(asked(4), version=V0)
+    assert [done.token_ids for done in answers] == [(5,) * 40] * 4 and all(len(done.logprobs) == 40 for done in answers)
+    assert [(type(event), event.engine) for event in heard] == [(WrongAnswer, "a")] * 2
+    await closed(controller, engines)
+
+
+async def test_a_request_outside_the_core_that_is_never_answered_rightly_is_given_up():
+    controller, engines, heard = await two()
+    engines[0].lie = engines[1].lie = Lie.NAN
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineError, match=r"10 answers to one request were wrong, .*: a logprob is not finite"):
+            await controller.complete(asked(1))
+    assert len(heard) == 10
+    await closed(controller, engines)
+
+
+async def test_who_has_no_weights_or_others_is_not_asked_outside_the_core():
+    controller, engines, heard = await two(loaded=1)
+    async with asyncio.timeout(10):
+        await controller.complete(asked(4))
+        await controller.complete(asked(4), version=V0)
+    assert engines[1].stats().generated_tokens == 0
+    for names, version in ((("b",), None), ((), V1)):
+        with pytest.raises(EngineLost, match="no engine is left that has weights"):
+            await controller.complete(asked(1), names, version)
+    assert not heard
+    await closed(controller, engines)

@@ -12,7 +12,6 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
-from time import monotonic
 
 from rollyard.engine import admission
 from rollyard.engine.capabilities import CAPABILITIES
@@ -59,7 +58,6 @@ class SGLangEngine:
         start_s: seconds the server may take to be there.
         sync_s: seconds that switching to new weights may take.
         drain_s: seconds that finishing what runs may take.
-        silent_s: seconds without a token, while requests run, after which it counts as lost.
     """
 
     def __init__(
@@ -74,11 +72,10 @@ class SGLangEngine:
         start_s: float,
         sync_s: float,
         drain_s: float,
-        silent_s: float = 120.0,
     ) -> None:
         self._id, self._client, self._architecture, self._tokenizer = id, client, architecture, tokenizer
         self._window = window
-        self._drain_s, self._silent_s = drain_s, silent_s
+        self._drain_s = drain_s
         self._control = Control(id, client, start_s, sync_s)
         self._about: About | None = None
         self._version: WeightVersion | None = None
@@ -368,12 +365,10 @@ class SGLangEngine:
         self._paused, self._draining = True, False
 
     async def _tick(self) -> None:
-        """Send what waits to be sent, and see that the server is not silent."""
+        """Send what waits to be sent."""
         while True:
             await asyncio.sleep(SEGMENT_S)
             self._flush()
-            if self._jobs and not self._paused and monotonic() - self._totals.heard_at > self._silent_s:
-                self._lose(EngineLost(f"it wrote nothing for {self._silent_s:g} s, and {len(self._jobs)} requests run"))
 
     def _flush(self) -> None:
         self._deliver([job.flush() for job in self._jobs.values() if job.written.unsent])
