@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollyard.durable import check_whole, commit_folder, remove_folder, seal, sync
-from rollyard.errors import CheckpointError, DurableError, JournalError
-from rollyard.journal.folder import RunFolder, age, is_checkpoint, keep_newest
+from rollyard.errors import CheckpointError, ConfigError, DurableError, JournalError
+from rollyard.journal.folder import CHECKPOINTS, RunFolder, age, is_checkpoint, keep_newest
 from rollyard.journal.journal import SLOW, SLOW_S
 from rollyard.protocols.training import Learner
 from rollyard.texts import visible
@@ -124,29 +124,45 @@ def _commit(draft: Path, target: Path, metrics: Path) -> None:
 class Whole:
     """Says of each checkpoint that the journal names whether it is whole, and remembers those that should be.
 
+    It is asked from the newest to the oldest, up to one that is whole. Those that were not kept are older than any that is
+    there, so it is never asked for one of them, unless no other is left.
+
     Args:
         folder: of the run.
+        begun: the step where each life that changed anything began.
     """
 
     folder: Path
-    damaged: list[str] = field(default_factory=list)
+    begun: Mapping[int, int] = field(default_factory=dict)
+    passed: list[str] = field(default_factory=list)  # what is wrong with each that is not whole
 
     def __call__(self, name: str) -> bool:
         if not is_checkpoint(name):
-            self.damaged.append(f"the journal names {name!r}, which is no checkpoint of the run")
+            self.passed.append(f"the journal names {name!r}, which is no checkpoint of the run")
             return False
         if not (self.folder / name).is_dir():
-            return False  # older than those that are kept
+            step, life = age(Path(name))
+            if not any(later > life and begun < step for later, begun in self.begun.items()):  # else that life deleted it
+                self.passed.append(f"{self.folder / name} is not there any more")
+            return False
         try:
             check_whole(self.folder / name)
         except DurableError as error:
-            self.damaged.append(str(error))
+            self.passed.append(str(error))
             return False
         return True
 
     def tell(self, version: WeightVersion) -> None:
-        """That others are not."""
-        for problem in self.damaged:
+        """That newer ones are not, and the run begins with this one.
+
+        Raises ConfigError when none is: beginning anew is another run.
+        """
+        if self.passed and not version.step:
+            more = f", and of {len(self.passed) - 1} older ones none is left" if len(self.passed) > 1 else ""
+            problem = f"the run has no whole checkpoint any more: {self.passed[0]}{more}"
+            remedy = "put one back as it was written; or begin a new run, with another --out or --name"
+            raise ConfigError(visible(problem), where=str(self.folder / CHECKPOINTS), remedy=visible(remedy))
+        for problem in self.passed:
             told = f"{problem}; the run goes on from version {version.step} instead"
             warnings.warn(visible(told), RuntimeWarning, stacklevel=2)
 

@@ -18,7 +18,7 @@ from rollyard.checks import check
 from rollyard.config import Config
 from rollyard.control import serving
 from rollyard.driver import Inbox
-from rollyard.environment import settle_environment
+from rollyard.environment import cache_folder, settle_environment
 from rollyard.errors import ConfigError, RollyardError, RunFailed
 from rollyard.events import EngineId
 from rollyard.journal.folder import RunFolder, check_folder, folder_of, make_folder, take_folder
@@ -27,11 +27,11 @@ from rollyard.journal.recover import Past
 from rollyard.model.architecture import Architecture
 from rollyard.objective import told
 from rollyard.protocols.rollouts import Environment
-from rollyard.resume import NOTHING, check_given, config_of, finished, given_directly, left_by, lives
+from rollyard.resume import NOTHING, check_files, check_given, config_of, finished, given_directly, left_by, lives
 from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Ring, Stopped
 from rollyard.stations import Stations
-from rollyard.warmup import architecture
+from rollyard.warmup import architecture, policy_folder
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.report import Report, ReportBuilder
 from rollyard.watch.sinks import JsonlSink, cut
@@ -223,10 +223,14 @@ class Run:
         if not self._again:
             return folder, NOTHING
         past = left_by(folder, self.config.run.steps)
-        folder.clear()
         self.finished = finished(folder, past, self.config.run.steps)
         if not self.finished and self._given is None:
             check_given(folder, given_directly(self._reward, self._environment))
+            path = self.config.model.path
+            model = Path(path) if path else policy_folder(self.config, cache_folder())
+            if folder.began.exists() and model.is_dir():  # one that is yet to be made is looked at once it is there
+                check_files(folder, self.config, model)
+        folder.clear()  # nothing is refused any more
         return folder, past
 
     def _go_on(self, folder: RunFolder, recorder: Recorder, past: Past) -> None:

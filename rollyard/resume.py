@@ -73,13 +73,18 @@ def config_of(folder: Path, overrides: Mapping[str, Any] | None = None) -> Confi
 
 
 def left_by(folder: RunFolder, steps: int) -> Past:
-    """What earlier lives left in the folder, whose lock is held. A checkpoint that is damaged is passed over, with a warning.
+    """What earlier lives left in the folder, whose lock is held.
 
-    Raises JournalError when their journal cannot be read; ConfigError when the run came further than `steps`.
+    A checkpoint that is damaged, or not there any more, is passed over with a warning.
+
+    Raises JournalError when their journal cannot be read; ConfigError when the run came further than `steps`, or none of its
+    checkpoints is left.
     """
     if not (folder.checkpoints() or folder.metrics.exists() or has_lives(folder.journal)):
         return NOTHING  # it was killed before anything was done
-    whole = Whole(folder.path)
+    with JournalReader(folder.journal) as journal:
+        begun = {life.incarnation: life.begun.step for life in journal.incarnations() if life.begun is not None}
+    whole = Whole(folder.path, begun)
     past = read_past(folder.journal, whole)
     whole.tell(past.version)
     if past.version.step > steps:
@@ -93,8 +98,9 @@ def finished(folder: RunFolder, past: Past, steps: int) -> str:
     if not past.lives:
         return ""
     with JournalReader(folder.journal) as journal:
-        life = journal.incarnation
-    if life.ended_at is None or life.failed or life.cause is None or past.recovered.batches:
+        begun = [life for life in journal.incarnations() if life.begun is not None]
+    life = begun[-1] if begun else None  # later ones ended in their start, and changed nothing
+    if life is None or life.ended_at is None or life.failed or life.cause is None or past.recovered.batches:
         return ""
     if past.version.step == steps:
         return f"{folder.path} has all its {steps} steps; --run.steps with a larger number makes it go on"

@@ -30,12 +30,16 @@ def base_policy(config: Config, cache: Path, progress: Callable[[str], None]) ->
         cache: folder of cached policies.
         progress: told in words how far it is; what it raises ends the work.
     """
-    task = TASKS[config.prompts.task]
-    named = json.dumps([RECIPE, task.name, config.warmup.model_dump()])
-    folder = cache / f"{task.name}-{hashlib.blake2b(named.encode(), digest_size=6).hexdigest()}"
+    folder = policy_folder(config, cache)
     if not folder.is_dir():
-        _make(task, config, folder, progress)
+        _make(TASKS[config.prompts.task], config, folder, progress)
     return folder
+
+
+def policy_folder(config: Config, cache: Path) -> Path:
+    """Where the task's base policy is, once it was made."""
+    named = json.dumps([RECIPE, config.prompts.task, config.warmup.model_dump()])
+    return cache / f"{config.prompts.task}-{hashlib.blake2b(named.encode(), digest_size=6).hexdigest()}"
 
 
 def architecture(config: Config) -> Architecture:

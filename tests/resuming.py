@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -18,12 +18,12 @@ from rollyard.durable import write_folder
 from rollyard.engine.fake import FakeEngine, Script
 from rollyard.events import EngineId, Rollover
 from rollyard.journal.recover import Past
-from rollyard.prompts.source import Without
+from rollyard.prompts.source import Row, Source
 from rollyard.protocols.training import Trainer
 from rollyard.protocols.weights import Evidence
 from rollyard.resume import NOTHING
 from rollyard.stations import Stations
-from rollyard.types import Prompt, Request, TrainBatch, TrainStats, WeightVersion
+from rollyard.types import Request, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.report import Report
 from rollyard.watch.step import Step
 
@@ -89,16 +89,9 @@ class Digest:
         """Nothing is open."""
 
 
-class Some(doubles.Endless):
-    """So many prompts."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self._count = count
-
-    def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
-        found, _ = super().take(min(count, self._count - self.cursor))
-        return found, self.cursor == self._count
+def remaining(count: int | None, done: Set[int]) -> Source:
+    """So many prompts, or prompts without end, but for those that are done."""
+    return Source(lambda place: (place, Row("")), lambda number, row: ((1,) * doubles.PROMPT_TOKENS, ""), count, done)
 
 
 class Asked(FakeEngine):
@@ -146,7 +139,7 @@ def stations(past: Past, life: Life, path: Path, of: Work, prompts: int, length:
     engine.asked, life.past, life.trainer = life.asked, past, Digest(past, path)
     trainers: Mapping[EngineId | None, Trainer] = {None: life.trainer}
     return Stations(
-        source=Without(Some(prompts), past.done),
+        source=remaining(prompts, past.done),
         held_out=(),
         scorer=doubles.Immediate(),
         text=lambda ids, stop, finish: "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import json
+import shutil
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rollyard.layers import options
 from rollyard.resume import OPEN, check_files, check_given, config_of, remember
 from rollyard.types import WeightVersion
 from tests.resuming import Death, Life, live, work
+from tests.rewards import share_of_a
 
 pytestmark = pytest.mark.filterwarnings("ignore:closing the run. Killed")
 
@@ -141,6 +143,65 @@ def test_the_newest_whole_checkpoint_is_gone_on_from(tmp_path, whole):
     assert life.past.version.step == 2 and life.weights == whole.weights
     assert [len(batch) for batch in life.past.recovered.batches] == [2], "its batch was there"
     assert sorted(path.name for path in newest.parent.iterdir()) == ["step-000004-life-1", "step-000005-life-1"]
+
+
+def test_a_checkpoint_that_is_gone_is_told_and_without_any_the_run_is_not_begun_anew(tmp_path, whole):
+    live(tmp_path, work(), stop_after=3)
+    above = tmp_path / "run" / "checkpoints"
+    shutil.rmtree(above / "step-000003")
+    with pytest.warns(RuntimeWarning, match=r"step-000003 is not there any more; the run goes on from version 2 instead"):
+        live(tmp_path, work(), death=Death("before checkpoint folder"))
+    life = live(tmp_path, work(), stop_after=1)  # that it is gone has been told: the life before began without it
+    assert life.past.version.step == 2
+    before = contents(tmp_path / "run")
+    for remade in (True, False):
+        shutil.rmtree(above)
+        if remade:
+            above.mkdir()
+        with pytest.raises(ConfigError, match=r"step-000003-life-2 is not there any more, and of.*put one back"):
+            live(tmp_path, work())
+    assert {name for name in before if not name.startswith("checkpoints")} == set(contents(tmp_path / "run"))
+
+
+def test_without_a_folder_for_checkpoints_a_run_that_named_none_goes_on(tmp_path, whole):
+    live(tmp_path, work(), death=Death("before checkpoint folder"))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert live(tmp_path, work()).weights == whole.weights
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_resume_that_is_refused_changes_nothing(stopped, tmp_path, monkeypatch, own):
+    """Not in the journal either: the next one would think that another life had been. `own`: the run makes its model itself."""
+    folder, config = RunFolder(stopped), config_of(stopped)
+    model = Path(config.model.path)
+    if own:
+        monkeypatch.setattr("rollyard.loop.policy_folder", lambda config, cache: model)
+        folder.write_config(config.model_copy(update={"model": config.model.model_copy(update={"path": ""})}))
+    remember(folder, config, model, ("reward",))
+    (stopped / "checkpoints" / ".step-000004.draft").mkdir()
+    before = contents(stopped)
+    with pytest.raises(ConfigError, match="the run was given its reward in Python"):
+        list(rollyard.Run.resume(stopped))
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not the model that the run began with"):
+        list(rollyard.Run.resume(stopped, reward=share_of_a))
+    assert contents(stopped) == before and (stopped / "checkpoints" / ".step-000004.draft").is_dir()
+
+
+def test_a_life_that_ended_in_its_start_is_not_asked_whether_the_run_is_finished(tmp_path):
+    live(tmp_path, work())
+
+    def broken(past):
+        raise RuntimeError("no engine today")
+
+    run = rollyard.Run.resume(tmp_path / "run", {"run.steps": 6}, stations=broken)
+    with pytest.raises(RuntimeError, match="no engine today"):
+        virtual.run(anext(run.steps()))
+    assert "has all its 5 steps" in live(tmp_path, work()).finished
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ class RunFolder:
 
     def checkpoints(self) -> tuple[Path, ...]:
         """Those that are there, whether they are named in the journal or not; the oldest first."""
-        return tuple(sorted((path for path in (self.path / CHECKPOINTS).iterdir() if NAMED.fullmatch(path.name)), key=age))
+        above = self.path / CHECKPOINTS
+        found = above.iterdir() if above.is_dir() else ()  # somebody may have deleted it
+        return tuple(sorted((path for path in found if NAMED.fullmatch(path.name)), key=age))
 
     def write_config(self, config: Config) -> None:
         """What the run is given from now on."""
@@ -72,6 +74,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Delete what a life that was killed was writing, and what of it nobody needs."""
+        (self.path / CHECKPOINTS).mkdir(exist_ok=True)
         clear_drafts(self.path)
         clear_drafts(self.path / CHECKPOINTS)
         for name in SCRATCH:

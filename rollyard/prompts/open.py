@@ -15,7 +15,7 @@ from rollyard import gym
 from rollyard.config import Config, PromptsConfig
 from rollyard.errors import ConfigError
 from rollyard.prompts.jsonl import read_rows
-from rollyard.prompts.source import Epochs, Render, Row, Source, Without, prompt_of
+from rollyard.prompts.source import Epochs, Render, Row, Source, prompt_of
 from rollyard.prompts.tasks.task import TASKS, Task
 from rollyard.protocols.rollouts import PromptSource
 from rollyard.texts import visible
@@ -54,29 +54,27 @@ async def open_prompts(
         done: ids of the stream's prompts that are not to come again.
     """
     prompts, seed = config.prompts, config.run.seed
-    cursor = next(place for place in count() if place not in done)
     render = _render(tokenizer, prompts)
     if prompts.task in TASKS:
         task = TASKS[prompts.task]
         made = map(partial(_task_row, task, HELD_OUT_SEED, held_out=True), range(prompts.held_out))
         apart: Iterable[tuple[int, Row] | None] = enumerate(made)
-        source = Source(lambda place: (place, _task_row(task, seed, place, held_out=False)), render, None, cursor)
+        source = Source(lambda place: (place, _task_row(task, seed, place, held_out=False)), render, None, done)
     elif prompts.task:
         name, options = prompts.task, prompts.options
         apart = _numbered(gym.held_out(name, options, prompts.held_out))
-        source = Source(lambda place: (place, _gym_row(gym.training(name, options, seed, place))), render, None, cursor)
+        source = Source(lambda place: (place, _gym_row(gym.training(name, options, seed, place))), render, None, done)
     else:
         rows, apart = _split(read_rows(Path(prompts.path), prompts.field), prompts, seed)
         limit = prompts.epochs * len(rows) or None
-        source = Source(Epochs(rows, shuffle=prompts.shuffle, seed=seed), render, limit, cursor)
-    remaining = Without(source, done) if done else source
+        source = Source(Epochs(rows, shuffle=prompts.shuffle, seed=seed), render, limit, done)
     held_out: list[Prompt] = []
     for tries, found in enumerate(apart):
         if found is not None:
             held_out.append(prompt_of(len(held_out), *found, render))
         if tries % AT_ONCE == 0:
             await asyncio.sleep(0)
-    return remaining, tuple(held_out)
+    return source, tuple(held_out)
 
 
 def _numbered(problems: Iterable[gym.Problem | None]) -> Iterator[tuple[int, Row] | None]:

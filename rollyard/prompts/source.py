@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from rollyard.errors import ConfigError
-from rollyard.protocols.rollouts import PromptSource
 from rollyard.types import Prompt
 
 Message = Mapping[str, str]
@@ -31,32 +30,35 @@ class Source:
         row: the place in the stream -> (number of the row in the data, the row). The same place gives the same row.
         render: (number of the row, the row) -> (token ids, text).
         limit: prompts in all, None for an endless stream.
-        cursor: where to go on.
+        done: places that are passed over; nothing is made of them.
     """
 
-    def __init__(self, row: Callable[[int], tuple[int, Row]], render: Render, limit: int | None, cursor: int = 0) -> None:
+    def __init__(
+        self, row: Callable[[int], tuple[int, Row]], render: Render, limit: int | None, done: Set[int] = frozenset()
+    ) -> None:
         self._row = row
         self._render = render
         self._limit = limit
-        self._cursor = cursor
+        self._done = done
+        self._cursor = 0
 
     @property
     def cursor(self) -> int:
-        """How many prompts were taken: the id of the next one."""
+        """How many places were passed: the id of the next prompt, unless that is done."""
         return self._cursor
 
     def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
-        """The next `count` prompts, and whether the stream is exhausted (fewer than asked only then).
+        """The next `count` prompts that are not done, and whether the stream is exhausted (fewer than asked only then).
 
         Raises ConfigError for a prompt without a single token.
         """
-        end = self._cursor + count if self._limit is None else min(self._cursor + count, self._limit)
-        prompts = tuple(self._prompt(place) for place in range(self._cursor, end))
-        self._cursor = end
-        return prompts, end == self._limit
-
-    def _prompt(self, place: int) -> Prompt:
-        return prompt_of(place, *self._row(place), self._render)
+        found: list[Prompt] = []
+        while len(found) < count and self._cursor != self._limit:
+            place = self._cursor
+            if place not in self._done:
+                found.append(prompt_of(place, *self._row(place), self._render))
+            self._cursor += 1
+        return tuple(found), self._cursor == self._limit
 
 
 def prompt_of(place: int, number: int, row: Row, render: Render) -> Prompt:
@@ -66,31 +68,6 @@ def prompt_of(place: int, number: int, row: Row, render: Render) -> Prompt:
         remedy = "give it a text that the tokenizer knows"
         raise ConfigError(f"the tokenizer makes no token of prompt {number}: {text!r}", where="prompts.path", remedy=remedy)
     return Prompt(place, number, token_ids, text, row.columns, () if isinstance(row.prompt, str) else row.prompt)
-
-
-class Without:
-    """A stream without the prompts that are done already (protocols.PromptSource).
-
-    Args:
-        source: the whole stream, at any place.
-        done: ids that are passed over.
-    """
-
-    def __init__(self, source: PromptSource, done: Set[int]) -> None:
-        self._source, self._done = source, done
-
-    @property
-    def cursor(self) -> int:
-        return self._source.cursor
-
-    def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
-        """The next `count` prompts that are not done, and whether the stream is exhausted (fewer than asked only then)."""
-        found: list[Prompt] = []
-        exhausted = False
-        while len(found) < count and not exhausted:
-            prompts, exhausted = self._source.take(count - len(found))
-            found += (prompt for prompt in prompts if prompt.id not in self._done)
-        return tuple(found), exhausted
 
 
 class Epochs:

@@ -38,10 +38,10 @@ from rollyard.journal.folder import RunFolder, keep_newest
 from rollyard.journal.journal import Journal
 from rollyard.journal.recover import Past
 from rollyard.loop import Run
-from rollyard.prompts.source import Without
 from rollyard.stations import Stations
 from rollyard.types import TrainBatch, TrainStats, WeightVersion
 from tests.exchange import lives
+from tests.resuming import remaining
 
 STEPS, GROUPS, SIZE, KEEP = 4, 2, 2, 1
 BALLAST = 3000  # bytes of a checkpoint that say nothing but which one it is
@@ -149,7 +149,7 @@ def stations(run: Path) -> Callable[[Past], Stations]:
         made = doubles.stations("async", WORK, doubles.Meter())
         for publisher in made.publishers.values():
             publisher._offered = replace(publisher._offered, version=past.version)  # type: ignore[attr-defined]
-        source = Without(doubles.Endless(), past.done)
+        source = remaining(None, past.done)
         return replace(made, source=source, trainers={None: Learner(past, run)})
 
     return make

@@ -24,12 +24,12 @@ from rollyard.exchange import folder
 from rollyard.exchange.agreed import FORMAT
 from rollyard.exchange.generation import Generation
 from rollyard.place.inline import DeviceThread
-from rollyard.prompts.source import Without
 from rollyard.protocols.weights import Evidence, TrainerEvidence
 from rollyard.stations import Stations, Trainers
 from rollyard.training import Training
 from rollyard.types import Request, TrainBatch, TrainStats, WeightVersion
 from rollyard.worker import Beginning
+from tests.resuming import remaining
 
 JOB: ContextVar[str] = ContextVar("JOB")
 AGREED = {"format": FORMAT}
@@ -193,7 +193,7 @@ def stations(config: Config, asked: set[int], recovered: set[int]) -> Stations:
     recovered |= exchange.folder.groups() - done
     engines: Mapping[str, Listening] = {name: Listening(name, asked, doubles.scripts(Work(1.0))) for name in ("e0", "e1")}
     return Stations(
-        source=Without(doubles.Endless(), done),
+        source=remaining(None, done),
         held_out=(),
         scorer=doubles.Immediate(),
         text=lambda ids, stop, finish: "",
