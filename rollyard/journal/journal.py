@@ -9,6 +9,7 @@ Reading: `rollyard.journal.reader`, or any SQLite client, also while the run is 
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import struct
 import time
@@ -77,7 +78,7 @@ class Journal:
     Args:
         path: the file, such as `runs/sort/journal.sqlite`. Its folder exists.
         run: what is said about the run as a whole.
-        clock: unix seconds, for the times in the rows.
+        clock: unix seconds, for the times in the rows. Where it goes back, they do not: what came later has a later one.
         timer: seconds, which decide when the next write is due.
         busy_s: seconds to wait for another process that holds the write lock.
         at: told `before NAME` and `after NAME` of every write. Everything is then written by the caller's own thread, so that
@@ -98,6 +99,7 @@ class Journal:
         at: Callable[[str], None] | None = None,
     ) -> None:
         self._path, self._clock, self._timer, self._at = path, clock, timer, at
+        self._last = 0.0  # time that was given to a row
         self._entries: list[
             float | Entry
         ] = []  # of whole steps, each after its time: no pairs, which the garbage collector counts
@@ -139,7 +141,7 @@ class Journal:
         with self._transaction("life"):
             (last,) = self._connection.execute("SELECT max(incarnation) FROM incarnations").fetchone()
             incarnation = 0 if last is None else int(last) + 1
-            row = (incarnation, run.name, run.rollyard, run.seed, run.group_size, run.config, self._clock())
+            row = (incarnation, run.name, run.rollyard, run.seed, run.group_size, run.config, self._now())
             self._connection.execute("INSERT INTO incarnations VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL, NULL, NULL)", row)
         return incarnation
 
@@ -184,22 +186,26 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------- recording
 
+    def _now(self) -> float:
+        self._last = max(self._clock(), math.nextafter(self._last, math.inf))
+        return self._last
+
     def record_step(self, entries: Iterable[Event | Instruction]) -> None:
         """Keep what the conductor saw and said in one of its steps. What the journal has no table for is ignored.
 
         It is written whole or not at all, see `tick`.
         """
         held, kinds = self._entries, self._rows.kinds
-        held.append(self._clock())
+        held.append(self._now())
         held.extend([entry for entry in entries if type(entry) in kinds])
 
     def record_beginning(self, version: WeightVersion) -> None:
         """Keep where this life of the run begins."""
-        self._entries += (self._clock(), Began(version))
+        self._entries += (self._now(), Began(version))
 
     def record_evaluation(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int = 0) -> None:
         """Keep a result on held-out prompts: mean over the `samples - unscored` completions that have a verdict."""
-        self._entries += (self._clock(), Judged(version, mean_reward, samples, unscored))
+        self._entries += (self._now(), Judged(version, mean_reward, samples, unscored))
 
     # --------------------------------------------------------------------------------------------- writing
 
@@ -281,7 +287,7 @@ class Journal:
         What is returned raises JournalError: the checkpoint does not count.
         """
         entries, self._entries = self._entries, []
-        entries += (self._clock(), Saved(version, folder, prompt_cursor, counters))
+        entries += (self._now(), Saved(version, folder, prompt_cursor, counters))
         if self._at is not None:
             self._commit(entries)
             done = Future[None]()

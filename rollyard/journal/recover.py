@@ -93,7 +93,7 @@ class _Past:
         return Past(version, folder, frozenset(done), recovered, counters, len(self._lives))
 
     def _filtered(self, last: int) -> int:
-        """Groups that were filtered since the batch of this step was first taken."""
+        """Groups that were filtered since the batch of this step was first taken: later in its life, or in a later one."""
         ((found,),) = self._query(FILTERED, DropReason.FILTERED, last)
         return int(found)
 

@@ -2,7 +2,8 @@
 
 Every row carries the `incarnation` it was written in: 0 for the first life of a run, one more for each resume. An
 incarnation is whole by itself: what a resumed run reuses of an earlier one it records again, in the step that admits the
-prompt. So of all incarnations that have a prompt, the newest says how it stands. Times are unix seconds.
+prompt. So of all incarnations that have a prompt, the newest says how it stands. Times are unix seconds, and within a life in
+the order in which things happened, also where the machine's clock went back.
 
 A life begins at the version `begun_step`, which is what the checkpoint held that it was resumed from: what earlier lives
 trained from there on is lost, and trained again. One step of the conductor is never written half.

@@ -12,6 +12,7 @@ The first life failed, the second has not ended.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -93,7 +94,7 @@ def train(step: int, group: Group, life: int = 0) -> Iterable[Event | Instructio
 
 def first_life(path: Path) -> Journal:
     """Not closed: what was recorded is in the file all the same, as after a kill."""
-    journal = Journal(path, RUN, clock=lambda: 1000.0)
+    journal = Journal(path, RUN, clock=itertools.count(1000.0, 1 / 64).__next__)
     journal.record_beginning(V0)
     journal.record_step((EngineUp("engine-0", slots=4, version=V0), Published(V0)))
     for step, group in enumerate((ONE, TWO, THREE)):
@@ -113,7 +114,7 @@ def first_life(path: Path) -> Journal:
 
 
 def second_life(path: Path) -> Journal:
-    journal = Journal(path, RUN, clock=lambda: 2000.0)
+    journal = Journal(path, RUN, clock=itertools.count(2000.0, 1 / 64).__next__)
     journal.record_beginning(V2)
     journal.record_step((Admit(THREE.prompt), Keep(THREE, recovered=True), *train(2, THREE, life=1)))
     journal.record_step((Admit(prompt(4)), Score(prompt(4), TALK), Scored(4, 0, Reward(None, {}, "no number"))))

@@ -40,7 +40,7 @@ TWO = {
     "trained": True,
     "dropped": None,
     "drop_cause": None,
-    "finished_at": 1000.0,
+    "finished_at": 1000.0625,
 }
 TALK = [{"prompt_ids": [6, 3], "tokens": 1, "finish": "stop"}, {"prompt_ids": [6, 3, 2, 9, 9], "tokens": 1, "finish": "context"}]
 

@@ -1,6 +1,8 @@
 """What the next life of a run takes over, by hand. Random histories are in test_many_lives."""
 
-from collections.abc import Iterable
+import itertools
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,8 +73,8 @@ def partial(member: int, ids: tuple[int, ...], *spans: tuple[WeightVersion, int]
 class Life:
     """One life of a run, as the journal is told of it."""
 
-    def __init__(self, path: Path, begun: WeightVersion = V0) -> None:
-        self.path, self.journal = path, Journal(path, RUN)
+    def __init__(self, path: Path, begun: WeightVersion = V0, clock: Callable[[], float] = time.time) -> None:
+        self.path, self.journal = path, Journal(path, RUN, clock=clock)
         self.journal.record_beginning(begun)
 
     def step(self, *entries: Event | Instruction) -> None:
@@ -213,9 +215,10 @@ def test_a_member_that_is_scored_again_is_recorded_once(path: Path) -> None:
     assert past(path).recovered.begun == (Begun(0, completions=(done,)),)
 
 
-def test_groups_that_were_filtered_since_the_last_batch_are_counted(path: Path) -> None:
+@pytest.mark.parametrize("each_s", [1.0, 0.0, -100.0], ids=["goes on", "stands still", "goes back"])
+def test_groups_that_were_filtered_since_the_last_batch_are_counted(path: Path, each_s: float) -> None:
     """The bound on them goes on. What comes with the batch itself may count: that is a bound that is kept all the same."""
-    life = Life(path)
+    life = Life(path, clock=itertools.count(1e9, each_s).__next__)
     for id_ in (0, 1, 2, 3):
         life.step(*complete(group_of(id_)))
     filtered = (*(Drop(0, member, DropReason.FILTERED) for member in (0, 1, None)),)
