@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import struct
 import tomllib
@@ -241,9 +242,18 @@ def _folders(place: Path) -> list[Path]:
 def goes_on(folder: RunFolder) -> bool:
     """Does a process of this machine hold the folder, as a run does while it lives? Looked up, so that no lock is taken."""
     try:
-        number = str(folder.path.stat().st_ino)
+        found = folder.path.stat()
         locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return False
-    words = [line.split() for line in locks if " FLOCK " in line and "->" not in line]
-    return any(line[5].rpartition(":")[2] == number for line in words)
+    held = {line.split()[5] for line in locks if " FLOCK " in line and "->" not in line}
+    devices = {f"{os.major(found.st_dev)}:{os.minor(found.st_dev)}", _device(folder.path.resolve(), mounts)}
+    numbers = [device.split(":") for device in devices if device]
+    return any(f"{int(major):02x}:{int(minor):02x}:{found.st_ino}" in held for major, minor in numbers)
+
+
+def _device(path: Path, mounts: list[str]) -> str:
+    """Of the file system that it lies on, as the kernel calls it: what `stat` says of some, such as btrfs, is another."""
+    places = {words[4]: words[2] for words in map(str.split, mounts)}
+    return next((places[str(each)] for each in (path, *path.parents) if str(each) in places), "")

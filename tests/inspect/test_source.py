@@ -194,6 +194,23 @@ def test_who_holds_the_folder_is_seen_and_not_disturbed(tmp_path: Path) -> None:
     assert not goes_on(folder)
 
 
+def test_a_folder_of_the_same_number_elsewhere_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tmp_path.stat()
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    locks = {
+        f"{device}:{found.st_ino}": True,
+        f"fe:7f:{found.st_ino}": False,
+        f"{device}:{found.st_ino}1": False,
+    }
+    read = Path.read_text
+    for lock, held in locks.items():
+        shown = f"1: FLOCK  ADVISORY  WRITE 7 {lock} 0 EOF\n"
+        monkeypatch.setattr(
+            Path, "read_text", lambda path, shown=shown, **how: shown if path.name == "locks" else read(path, **how)
+        )
+        assert goes_on(RunFolder(tmp_path)) == held, lock
+
+
 def test_files_beside_it_that_are_damaged_are_no_more_than_that(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert read_config(folder) is None and read_metrics(folder, Lives()).lines == ()
