@@ -64,8 +64,8 @@ def test_a_batch_in_which_all_were_cut(tmp_path, kind):
     assert (report.tokens.generated, report.tokens.trained, report.tokens.dropped) == (32, 0, {"filtered": 32})
     assert report.prompts.trained == 4 and report.staleness == {} and not report.finished.failed
     with JournalReader(run.folder.journal) as reader:
-        counts = reader.counts()
-    assert (counts.members_trained, counts.members_dropped, counts.trained) == (0, {"filtered": 8}, 4)
+        counts = "SELECT count(r.trained_step), count(r.dropped = 'filtered'), count(DISTINCT g.trained_step || ' ' || group_id)"
+        assert list(reader.query(f"{counts} FROM rollouts r JOIN groups g USING (group_id)")) == [(0, 8, 4)]
 
 
 def test_what_was_cut_is_not_trained_on_and_the_books_say_so(tmp_path):

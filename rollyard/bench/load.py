@@ -31,7 +31,6 @@ from rollyard.layers import resolve
 from rollyard.loop import Run
 
 WARM: Final = 2  # steps that are not measured
-GOALS: Final = {"completions": 20_000.0, "completions, journal": 10_000.0}  # a second
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +14,7 @@ from rollyard.errors import JournalError
 from rollyard.journal.decode import COMPLETION, PROMPT, VERDICT, completion_of, prompt_of, reward_of
 from rollyard.journal.journal import check_format, guarded
 from rollyard.journal.quiet import connect
-from rollyard.types import Completion, Group, Prompt, Rollout, WeightVersion
+from rollyard.types import Group, Prompt, Rollout, WeightVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,43 +32,6 @@ class Incarnation:
     ended_at: float | None
     cause: str | None
     failed: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Where prompts and members went, by what is written so far. The rest are live or in training."""
-
-    admitted: int
-    trained: int
-    dropped: dict[str, int]  # by reason
-    completions: int  # finished members
-    members_trained: int
-    members_dropped: dict[str, int]  # by reason
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    version: WeightVersion
-    folder: str
-    prompt_cursor: int
-    counters: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    version: WeightVersion
-    mean_reward: float | None
-    samples: int
-    unscored: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineEvent:
-    engine: str
-    event: str  # up, down, loaded, request failed
-    version: WeightVersion | None
-    text: str
-    happened_at: float  # unix seconds
 
 
 def has_lives(path: Path) -> bool:
@@ -165,16 +127,6 @@ class JournalReader:
         rollouts = (Rollout(completion_of(*row[:10]), reward_of(*row[10:])) for row in self._mine(sql, group))
         return Group(self.prompt(group), tuple(rollouts))
 
-    def unjudged(self) -> tuple[Completion, ...]:
-        """Finished members that have no verdict yet, in the order they finished."""
-        sql = f"""
-            SELECT {COMPLETION} FROM completions c
-            WHERE incarnation = ? AND NOT EXISTS (
-                SELECT 1 FROM verdicts v
-                WHERE v.incarnation = c.incarnation AND v.group_id = c.group_id AND v.member = c.member)
-            ORDER BY c.rowid"""
-        return tuple(completion_of(*row) for row in self._mine(sql))
-
     def batches(self) -> dict[int, tuple[int, ...]]:
         """Group ids of each batch taken, in order, by the step that trains it."""
         batches: dict[int, list[int]] = {}
@@ -182,59 +134,6 @@ class JournalReader:
         for step, group in self._mine(sql):
             batches.setdefault(step, []).append(group)
         return {step: tuple(groups) for step, groups in batches.items()}
-
-    def trained_steps(self) -> tuple[int, ...]:
-        """Steps whose batch was trained."""
-        sql = "SELECT step FROM batches WHERE incarnation = ? AND trained_at IS NOT NULL ORDER BY step"
-        return tuple(step for (step,) in self._mine(sql))
-
-    def counts(self) -> Counts:
-        return Counts(
-            admitted=self._count("SELECT count(*) FROM prompts WHERE incarnation = ?"),
-            trained=self._count("SELECT count(*) FROM groups WHERE incarnation = ? AND trained_step IS NOT NULL"),
-            dropped=self._by_reason("IS NULL"),
-            completions=self._count("SELECT count(*) FROM completions WHERE incarnation = ?"),
-            members_trained=self._count("SELECT count(*) FROM rollouts WHERE incarnation = ? AND trained_step IS NOT NULL"),
-            members_dropped=self._by_reason("IS NOT NULL"),
-        )
-
-    def _count(self, sql: str) -> int:
-        ((count,),) = self._mine(sql)
-        return int(count)
-
-    def _by_reason(self, member: str) -> dict[str, int]:
-        sql = f"SELECT reason, count(*) FROM drops WHERE incarnation = ? AND member {member} GROUP BY reason ORDER BY reason"
-        return dict(self._mine(sql))
-
-    def versions(self) -> tuple[WeightVersion, ...]:
-        """Versions published, in order."""
-        sql = "SELECT version_step, version_incarnation FROM versions WHERE incarnation = ? ORDER BY rowid"
-        return tuple(WeightVersion(*row) for row in self._mine(sql))
-
-    def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Checkpoints committed, oldest first."""
-        sql = """
-            SELECT version_step, version_incarnation, folder, prompt_cursor, counters
-            FROM checkpoints WHERE incarnation = ? ORDER BY rowid"""
-        return tuple(
-            Checkpoint(WeightVersion(step, life), folder, cursor, json.loads(counters))
-            for step, life, folder, cursor, counters in self._mine(sql)
-        )
-
-    def evaluations(self) -> tuple[Evaluation, ...]:
-        sql = """
-            SELECT version_step, version_incarnation, mean_reward, samples, unscored
-            FROM evaluations WHERE incarnation = ? ORDER BY rowid"""
-        return tuple(Evaluation(WeightVersion(step, life), *rest) for step, life, *rest in self._mine(sql))
-
-    def engine_events(self) -> tuple[EngineEvent, ...]:
-        sql = """
-            SELECT engine, event, version_step, version_incarnation, text, happened_at
-            FROM engine_events WHERE incarnation = ? ORDER BY rowid"""
-        return tuple(
-            EngineEvent(engine, event, None if step is None else WeightVersion(step, life), text, at)
-            for engine, event, step, life, text, at in self._mine(sql)
-        )
 
 
 def _incarnation(*row: Any) -> Incarnation:

@@ -142,9 +142,8 @@ def test_journals(scratch: Path, journal: bytes, data: st.DataObject) -> None:
     with suppress(JournalError):
         read_past(folder.journal, lambda name: True)
     with suppress(JournalError), JournalReader(folder.journal) as reader:
-        for read in (reader.checkpoints, reader.unjudged, reader.batches, reader.counts, reader.evaluations, reader.versions):
-            with suppress(JournalError):
-                read()
+        with suppress(JournalError):
+            reader.batches()
         with suppress(JournalError):
             reader.group(0)
 
