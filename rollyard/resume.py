@@ -21,9 +21,11 @@ from rollyard.errors import ConfigError
 from rollyard.journal.folder import RunFolder, refuse_foreign
 from rollyard.journal.reader import JournalReader, has_lives
 from rollyard.journal.recover import Past, read_past
+from rollyard.journal.schema import OWN
 from rollyard.layers import options, resolve, value
 from rollyard.lives import GroupsRecovered
 from rollyard.place.mode import USED_UP
+from rollyard.types import DropReason
 from rollyard.watch.lives import Lives
 from rollyard.worker import FIRST
 
@@ -132,10 +134,9 @@ def lives(folder: RunFolder, past: Past) -> Lives:
 
 
 REACHED: Final = "SELECT incarnation, max(step) + 1 FROM batches WHERE trained_at IS NOT NULL GROUP BY incarnation"
-DROPS: Final = """
-    SELECT group_id, member, reason FROM drops
-    JOIN (SELECT group_id, max(incarnation) AS incarnation FROM prompts GROUP BY group_id) USING (group_id, incarnation)
-    WHERE reason != 'stopped'"""
+DROPS: Final = f"""
+    SELECT group_id, member, reason FROM drops JOIN ({OWN}) USING (group_id, incarnation)
+    WHERE reason != '{DropReason.STOPPED}'"""
 
 
 # ------------------------------------------------------------------------------------- what the config does not say

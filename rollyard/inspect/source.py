@@ -18,16 +18,16 @@ from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.folder import CHECKPOINTS, JOURNAL, RunFolder
 from rollyard.journal.journal import check_format, guarded
 from rollyard.journal.quiet import connect, is_settled
+from rollyard.journal.schema import LOST, OWN
 
 REMEDY = "give the folder of a run, such as runs/NAME"
 
-# What survived, as the views of the journal say it: of a group what the newest life has that admitted it, and of batches those
-# at or before whose step no later life began. As tables, since it is asked for every row.
+# What survived, as the views of the journal say it. As tables, since it is asked for every row.
 SURVIVING = (
-    "CREATE TEMP TABLE own AS SELECT group_id, max(incarnation) AS incarnation FROM prompts GROUP BY group_id",
+    f"CREATE TEMP TABLE own AS {OWN}",
     "CREATE UNIQUE INDEX temp.own_group ON own (group_id, incarnation)",
-    """CREATE TEMP TABLE own_batch AS SELECT step, incarnation FROM batches b WHERE NOT EXISTS (
-    SELECT 1 FROM incarnations i WHERE i.incarnation > b.incarnation AND i.begun_step <= b.step)""",
+    f"""CREATE TEMP TABLE own_batch AS SELECT step, incarnation FROM batches b
+    WHERE NOT {LOST.format(life="b.incarnation", step="b.step")}""",
     "CREATE UNIQUE INDEX temp.own_step ON own_batch (step, incarnation)",
 )
 

@@ -36,6 +36,7 @@ from rollyard.journal.decode import (
 )
 from rollyard.journal.partials import joined
 from rollyard.journal.reader import JournalReader
+from rollyard.journal.schema import OWN
 from rollyard.lives import GroupsRecovered
 from rollyard.types import Begun, Completion, DropReason, Group, Partial, Rollout, WeightVersion
 
@@ -76,7 +77,7 @@ class _Past:
     def __init__(self, path: Path, reader: JournalReader) -> None:
         self._path, self._query = path, reader.query
         self._lives = {life.incarnation: life for life in reader.incarnations()}
-        self._life: dict[int, int] = dict(self._query("SELECT group_id, max(incarnation) FROM prompts GROUP BY group_id"))
+        self._life: dict[int, int] = dict(self._query(OWN))
         self._batches: dict[int, dict[int, list[int]]] = {}  # groups by step and life
         for life, step, group in self._query("SELECT incarnation, step, group_id FROM batch_groups ORDER BY 1, 2, position"):
             self._batches.setdefault(step, {}).setdefault(life, []).append(group)

@@ -49,7 +49,12 @@ from typing import Final
 APPLICATION_ID: Final = 0x726C7964  # "rlyd": tells a journal from any other SQLite file
 FORMAT: Final = 3
 
-_TABLES: Final = """
+# What survives of several lives. A life says how the prompts stand that no later one admitted; a step is lost where a later one
+# began at or before it.
+OWN: Final = "SELECT group_id, max(incarnation) AS incarnation FROM prompts GROUP BY group_id"
+LOST: Final = "EXISTS (SELECT 1 FROM incarnations i WHERE i.incarnation > {life} AND i.begun_step <= {step})"
+
+_TABLES: Final = f"""
 CREATE TABLE incarnations (
     incarnation INTEGER PRIMARY KEY,
     name TEXT NOT NULL,
@@ -219,11 +224,9 @@ GROUP BY p.incarnation, p.group_id;
 CREATE VIEW lineage AS
 SELECT g.group_id, g.incarnation, g.row, g.prompt, g.columns, g.members, g.judged,
        g.mean_reward, g.worst_reward, g.best_reward, g.tokens,
-       CASE WHEN NOT EXISTS (
-           SELECT 1 FROM incarnations i WHERE i.incarnation > g.incarnation AND i.begun_step <= g.trained_step
-       ) THEN g.trained_step END AS trained_step, g.dropped, g.drop_cause
-FROM groups g JOIN (SELECT group_id, max(incarnation) AS incarnation FROM prompts GROUP BY group_id)
-    USING (incarnation, group_id);
+       CASE WHEN NOT {LOST.format(life="g.incarnation", step="g.trained_step")} THEN g.trained_step END AS trained_step,
+       g.dropped, g.drop_cause
+FROM groups g JOIN ({OWN}) USING (incarnation, group_id);
 
 CREATE VIEW lineage_rollouts AS
 SELECT l.group_id, r.member, r.incarnation, r.prompt, r.completion, r.reward,
@@ -233,8 +236,7 @@ FROM lineage l JOIN rollouts r USING (incarnation, group_id);
 
 CREATE VIEW lineage_batches AS
 SELECT b.step, b.incarnation, b.taken_at, b.trained_at FROM batches b
-WHERE b.trained_at IS NOT NULL AND b.incarnation = (
-    SELECT max(i.incarnation) FROM incarnations i WHERE i.begun_step <= b.step OR i.incarnation = b.incarnation);
+WHERE b.trained_at IS NOT NULL AND NOT {LOST.format(life="b.incarnation", step="b.step")};
 """
 
 TABLES: Final = tuple(filter(str.strip, _TABLES.split(";")))  # a statement each
