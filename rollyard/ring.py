@@ -41,7 +41,7 @@ from rollyard.config import Config
 from rollyard.driver import Inbox, collecting_seldom
 from rollyard.environment import cache_folder
 from rollyard.episode.shell import Episodes
-from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, TimeLimitExceeded
+from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, TimeLimitExceeded, TrainError
 from rollyard.evaluate import Evaluator
 from rollyard.exchange.agreed import agreed
 from rollyard.exchange.generation import Generation
@@ -109,6 +109,8 @@ class Ring:
         self.nodes: Nodes = dict
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
         self._saved: WeightVersion | None = None
+        self._booked: WeightVersion | None = None  # the last one that the conductor knows to be trained
+        self._training: asyncio.Task[None] | None = None
         self._past: list[EngineStats] = []  # of engines that were lost
         self._episodes: Episodes | None = None
         self._learned: ev.EngineId | None = None  # the half that trained last
@@ -203,7 +205,7 @@ class Ring:
         if self._exchange is not None:
             self._activity = ""  # it says itself what it waits for
             version = await self._exchange.begin(config.run.steps)
-        self._saved = version
+        self._saved = self._booked = version
         self.conductor = conductor_of(config, stations, version, self._earlier, self._folder)
         self._recorder.resume(version, self._counts.dropped)
         self.nodes = stations.nodes
@@ -243,7 +245,9 @@ class Ring:
             self._happen(ev.EngineUp(engine.id, engine.slots, engine.version))
         while not self._finished:
             event, *more = await self._inbox.take()
-            if more:
+            if isinstance(event, ev.RunBroken) and event.failed:
+                await self.fail(event.cause)
+            elif more:
                 self._happen(event, *more)
             elif isinstance(event, ev.PromptsOffered):  # handing out requests is part of generating
                 with self._timeline.phase(Phase.GENERATE), self._timeline.spans.doing(Activity.PROMPTS):
@@ -252,8 +256,7 @@ class Ring:
                 for each in self.fleet.turns(event):
                     self._happen(each)
             if isinstance(event, ev.BatchTrained) and self._trained is not None:
-                groups, stats = self._trained
-                step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
+                step = self._book(event.version, *self._trained)
                 self._tell_of_flat_groups()
                 self.fleet.look()
                 self._picture()
@@ -277,6 +280,10 @@ class Ring:
             if action is not None:
                 self._start(action(instruction))
             self._finished = self._finished or isinstance(instruction, ev.Finish)
+
+    def _book(self, version: WeightVersion, groups: tuple[Group, ...], stats: TrainStats) -> Step:
+        self._trained, self._booked = None, version
+        return self._recorder.step(version, groups, stats, self._counts.dropped)
 
     def _tell_of_flat_groups(self) -> None:
         """Once: dynamic sampling has come to its bound."""
@@ -320,6 +327,7 @@ class Ring:
     # -------------------------------------------------------------------------------------- the instructions
 
     async def _train(self, instruction: ev.Train) -> None:
+        self._training = asyncio.current_task()
         groups, learner = instruction.groups, self._learners[instruction.half]
         with self._timeline.phase(Phase.TRAIN):
             try:
@@ -386,14 +394,25 @@ class Ring:
 
     # ----------------------------------------------------------------------------------------------- the end
 
+    async def fail(self, cause: str) -> None:
+        """End a run that cannot go on. What its own trainer has begun is trained, and in the books, first: it will be saved."""
+        if self._training is not None and self._exchange is None and not self._finished:
+            await asyncio.wait((self._training,))  # as long as a step may take
+        self.end(cause, failed=True)
+
     def end(self, cause: str, *, failed: bool) -> None:
         """Close the books of a run that did not finish by itself: whatever is live is dropped."""
         if self._finished:
             return
         self._finished = True
-        event = ev.RunBroken(cause, failed)
-        finish = [ev.Finish(cause, failed, not failed)] if self.conductor is None else self.conductor.step(event, 0.0)
-        self._recorder.record((event, *finish))
+        events: list[ev.Event] = [ev.RunBroken(cause, failed)]
+        trained, version = self._trained, self._newest.version if self.conductor is not None else None
+        if trained is not None and version is not None:
+            events.insert(0, ev.BatchTrained(version))  # that was about to be heard
+        finish = [ev.Finish(cause, failed, not failed)] if self.conductor is None else self.conductor.steps(events, 0.0)
+        self._recorder.record((*events, *finish))
+        if trained is not None and version is not None:
+            self._book(version, *trained)
 
     async def _rescue(self) -> None:
         """Save what a run that did not end as planned had learnt since its last checkpoint."""
@@ -404,6 +423,8 @@ class Ring:
             version = await self._newest.settle()
             if version == self._saved:
                 return
+            if version != self._booked:
+                raise TrainError("nobody heard how it was trained")
             await self._checkpoint(ev.Checkpoint(version))
         except RollyardError as error:
             warnings.warn(f"version {version.step} is not saved: {error}", RuntimeWarning, stacklevel=2)
