@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from rollyard.config import Config
 from rollyard.driver import Inbox, collecting_seldom
 from rollyard.environment import cache_folder
 from rollyard.episode.shell import Episodes
-from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, TimeLimitExceeded, TrainError
+from rollyard.errors import ConfigError, EngineError, EngineLost, JournalError, RollyardError, TimeLimitExceeded, TrainError
 from rollyard.evaluate import Evaluator
 from rollyard.exchange.agreed import agreed
 from rollyard.exchange.generation import Generation
@@ -218,6 +218,7 @@ class Ring:
         self._activity = "starting the stations"
         await stations.start()
         if self._injector is not None:
+            self._injector.broke = self._inbox.put_nowait
             self._injector.begin(self._folder.path, self._earlier.lives, version.step)
         self._activity = ""
 
@@ -438,37 +439,46 @@ class Ring:
 
         That of an earlier life stays, where this one ended in its start.
 
-        Raises JournalError when the journal's last rows cannot be written.
+        Raises JournalError when the journal's last rows cannot be written, unless the run has failed for another reason.
         """
         self._closing = True
         if self._injector is not None:
-            await self._injector.close()  # nobody stands still who is to end
+            with _warned(OSError):
+                await self._injector.close()  # nobody stands still who is to end
             self._recorder.survived(self._injector.survival)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        try:
-            with self._timeline.phase(Phase.SETUP), self._timeline.spans.doing(Activity.CLOSING, "stations"):
-                await self._built.aclose()
-        except Exception as error:  # noqa: BLE001 (the report comes all the same)
-            _warn_about(error)
+        with _warned(Exception), self._timeline.phase(Phase.SETUP), self._timeline.spans.doing(Activity.CLOSING, "stations"):
+            await self._built.aclose()
         self._recorder.placed(self.nodes(), {} if self.conductor is None else self.fleet.slow)
+        try:
+            report = self._report()
+            if self._folder.fresh or self.conductor is not None:
+                with _warned(OSError):
+                    report.write(self._folder.report)
+                with _warned(OSError):
+                    self._recorder.accounts.write_trace(self._folder.trace)
+        finally:
+            with _warned(JournalError) if self._recorder.finish.failed else nullcontext():
+                self._recorder.close_journal()
+        return report
+
+    def _report(self) -> Report:
         counts, live = self._counts, 0 if self.conductor is None else self.conductor.live_tokens
-        report = self._recorder.close(
+        return self._recorder.close(
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),
             Counts(counts.members_admitted, counts.members_trained, dict(counts.members_dropped)),
             TokenLedger(counts.tokens.generated, counts.tokens.trained, dict(counts.tokens.dropped), live),
             Filtering(counts.dropped.get(DropReason.FILTERED, 0), counts.refills, counts.unfiltered),
             [*self._past, *(engine.stats() for engine in self._engines)],
         )
-        try:
-            if self._folder.fresh or self.conductor is not None:
-                report.write(self._folder.report)
-                self._recorder.accounts.write_trace(self._folder.trace)
-        finally:
-            self._recorder.close_journal()
-        return report
 
 
-def _warn_about(error: BaseException) -> None:
-    warnings.warn(visible(f"closing the run: {type(error).__name__}: {error}"), RuntimeWarning, stacklevel=2)
+@contextmanager
+def _warned(kind: type[Exception]) -> Iterator[None]:
+    """The rest is closed all the same, and what ended the run is what is raised."""
+    try:
+        yield
+    except kind as error:
+        warnings.warn(visible(f"closing the run: {type(error).__name__}: {error}"), RuntimeWarning, stacklevel=3)
