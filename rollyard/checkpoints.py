@@ -70,7 +70,11 @@ class Checkpoints:
             self._naming = version, naming
             await asyncio.shield(naming)
         with self._told("checkpoint pruned"):
-            await asyncio.to_thread(keep_newest, self._folder, self._keep)
+            try:
+                await asyncio.to_thread(keep_newest, self._folder, self._keep)
+            except OSError as error:  # the new one is safe
+                told = f"an older checkpoint cannot be deleted, which is tried again with the next one: {error}"
+                warnings.warn(visible(told), RuntimeWarning, stacklevel=2)
 
     async def _named(self, version: WeightVersion) -> bool:
         """Has it a name already? A row that is being written is written whatever becomes of whoever waits for it."""

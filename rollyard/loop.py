@@ -207,7 +207,7 @@ class Run:
                     held.callback(folder.remove)
                 raise
             except Exception as error:
-                ring.end(str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}", failed=True)
+                await ring.fail(str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}")
                 raise
             finally:
                 self._ring = None

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from rollyard.config import Config
 from rollyard.driver import Inbox, collecting_seldom
 from rollyard.environment import cache_folder
 from rollyard.episode.shell import Episodes
-from rollyard.errors import ConfigError, EngineError, EngineLost, RollyardError, TimeLimitExceeded
+from rollyard.errors import ConfigError, EngineError, EngineLost, JournalError, RollyardError, TimeLimitExceeded, TrainError
 from rollyard.evaluate import Evaluator
 from rollyard.exchange.agreed import agreed
 from rollyard.exchange.generation import Generation
@@ -109,6 +109,8 @@ class Ring:
         self.nodes: Nodes = dict
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
         self._saved: WeightVersion | None = None
+        self._booked: WeightVersion | None = None  # the last one that the conductor knows to be trained
+        self._training: asyncio.Task[None] | None = None
         self._past: list[EngineStats] = []  # of engines that were lost
         self._episodes: Episodes | None = None
         self._learned: ev.EngineId | None = None  # the half that trained last
@@ -203,7 +205,7 @@ class Ring:
         if self._exchange is not None:
             self._activity = ""  # it says itself what it waits for
             version = await self._exchange.begin(config.run.steps)
-        self._saved = version
+        self._saved = self._booked = version
         self.conductor = conductor_of(config, stations, version, self._earlier, self._folder)
         self._recorder.resume(version, self._counts.dropped)
         self.nodes = stations.nodes
@@ -216,6 +218,7 @@ class Ring:
         self._activity = "starting the stations"
         await stations.start()
         if self._injector is not None:
+            self._injector.broke = self._inbox.put_nowait
             self._injector.begin(self._folder.path, self._earlier.lives, version.step)
         self._activity = ""
 
@@ -243,7 +246,9 @@ class Ring:
             self._happen(ev.EngineUp(engine.id, engine.slots, engine.version))
         while not self._finished:
             event, *more = await self._inbox.take()
-            if more:
+            if isinstance(event, ev.RunBroken) and event.failed:
+                await self.fail(event.cause)
+            elif more:
                 self._happen(event, *more)
             elif isinstance(event, ev.PromptsOffered):  # handing out requests is part of generating
                 with self._timeline.phase(Phase.GENERATE), self._timeline.spans.doing(Activity.PROMPTS):
@@ -252,8 +257,7 @@ class Ring:
                 for each in self.fleet.turns(event):
                     self._happen(each)
             if isinstance(event, ev.BatchTrained) and self._trained is not None:
-                groups, stats = self._trained
-                step = self._recorder.step(event.version, groups, stats, self._counts.dropped)
+                step = self._book(event.version, *self._trained)
                 self._tell_of_flat_groups()
                 self.fleet.look()
                 self._picture()
@@ -277,6 +281,10 @@ class Ring:
             if action is not None:
                 self._start(action(instruction))
             self._finished = self._finished or isinstance(instruction, ev.Finish)
+
+    def _book(self, version: WeightVersion, groups: tuple[Group, ...], stats: TrainStats) -> Step:
+        self._trained, self._booked = None, version
+        return self._recorder.step(version, groups, stats, self._counts.dropped)
 
     def _tell_of_flat_groups(self) -> None:
         """Once: dynamic sampling has come to its bound."""
@@ -320,6 +328,7 @@ class Ring:
     # -------------------------------------------------------------------------------------- the instructions
 
     async def _train(self, instruction: ev.Train) -> None:
+        self._training = asyncio.current_task()
         groups, learner = instruction.groups, self._learners[instruction.half]
         with self._timeline.phase(Phase.TRAIN):
             try:
@@ -386,14 +395,25 @@ class Ring:
 
     # ----------------------------------------------------------------------------------------------- the end
 
+    async def fail(self, cause: str) -> None:
+        """End a run that cannot go on. What its own trainer has begun is trained, and in the books, first: it will be saved."""
+        if self._training is not None and self._exchange is None and not self._finished:
+            await asyncio.wait((self._training,))  # as long as a step may take
+        self.end(cause, failed=True)
+
     def end(self, cause: str, *, failed: bool) -> None:
         """Close the books of a run that did not finish by itself: whatever is live is dropped."""
         if self._finished:
             return
         self._finished = True
-        event = ev.RunBroken(cause, failed)
-        finish = [ev.Finish(cause, failed, not failed)] if self.conductor is None else self.conductor.step(event, 0.0)
-        self._recorder.record((event, *finish))
+        events: list[ev.Event] = [ev.RunBroken(cause, failed)]
+        trained, version = self._trained, self._newest.version if self.conductor is not None else None
+        if trained is not None and version is not None:
+            events.insert(0, ev.BatchTrained(version))  # that was about to be heard
+        finish = [ev.Finish(cause, failed, not failed)] if self.conductor is None else self.conductor.steps(events, 0.0)
+        self._recorder.record((*events, *finish))
+        if trained is not None and version is not None:
+            self._book(version, *trained)
 
     async def _rescue(self) -> None:
         """Save what a run that did not end as planned had learnt since its last checkpoint."""
@@ -404,6 +424,8 @@ class Ring:
             version = await self._newest.settle()
             if version == self._saved:
                 return
+            if version != self._booked:
+                raise TrainError("nobody heard how it was trained")
             await self._checkpoint(ev.Checkpoint(version))
         except RollyardError as error:
             warnings.warn(f"version {version.step} is not saved: {error}", RuntimeWarning, stacklevel=2)
@@ -417,37 +439,46 @@ class Ring:
 
         That of an earlier life stays, where this one ended in its start.
 
-        Raises JournalError when the journal's last rows cannot be written.
+        Raises JournalError when the journal's last rows cannot be written, unless the run has failed for another reason.
         """
         self._closing = True
         if self._injector is not None:
-            await self._injector.close()  # nobody stands still who is to end
+            with _warned(OSError):
+                await self._injector.close()  # nobody stands still who is to end
             self._recorder.survived(self._injector.survival)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        try:
-            with self._timeline.phase(Phase.SETUP), self._timeline.spans.doing(Activity.CLOSING, "stations"):
-                await self._built.aclose()
-        except Exception as error:  # noqa: BLE001 (the report comes all the same)
-            _warn_about(error)
+        with _warned(Exception), self._timeline.phase(Phase.SETUP), self._timeline.spans.doing(Activity.CLOSING, "stations"):
+            await self._built.aclose()
         self._recorder.placed(self.nodes(), {} if self.conductor is None else self.fleet.slow)
+        try:
+            report = self._report()
+            if self._folder.fresh or self.conductor is not None:
+                with _warned(OSError):
+                    report.write(self._folder.report)
+                with _warned(OSError):
+                    self._recorder.accounts.write_trace(self._folder.trace)
+        finally:
+            with _warned(JournalError) if self._recorder.finish.failed else nullcontext():
+                self._recorder.close_journal()
+        return report
+
+    def _report(self) -> Report:
         counts, live = self._counts, 0 if self.conductor is None else self.conductor.live_tokens
-        report = self._recorder.close(
+        return self._recorder.close(
             Counts(counts.admitted, counts.trained, dict(counts.dropped)),
             Counts(counts.members_admitted, counts.members_trained, dict(counts.members_dropped)),
             TokenLedger(counts.tokens.generated, counts.tokens.trained, dict(counts.tokens.dropped), live),
             Filtering(counts.dropped.get(DropReason.FILTERED, 0), counts.refills, counts.unfiltered),
             [*self._past, *(engine.stats() for engine in self._engines)],
         )
-        try:
-            if self._folder.fresh or self.conductor is not None:
-                report.write(self._folder.report)
-                self._recorder.accounts.write_trace(self._folder.trace)
-        finally:
-            self._recorder.close_journal()
-        return report
 
 
-def _warn_about(error: BaseException) -> None:
-    warnings.warn(visible(f"closing the run: {type(error).__name__}: {error}"), RuntimeWarning, stacklevel=2)
+@contextmanager
+def _warned(kind: type[Exception]) -> Iterator[None]:
+    """The rest is closed all the same, and what ended the run is what is raised."""
+    try:
+        yield
+    except kind as error:
+        warnings.warn(visible(f"closing the run: {type(error).__name__}: {error}"), RuntimeWarning, stacklevel=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from rollyard.durable import write_file
 from rollyard.errors import JournalError
 from rollyard.events import EngineId, Event, Instruction
 from rollyard.protocols.processes import Process
+from rollyard.texts import visible
 from rollyard.types import Segment
 
 Launch = Callable[..., Awaitable[Process]]  # of protocols.Launcher
@@ -69,6 +71,7 @@ class Injector:
         self._bent: dict[EngineId, How] = {}
         self._random = [Random(f"{fault.seed} {number}") for number, fault in enumerate(faults)]
         self._tasks: set[asyncio.Task[None]] = set()
+        self.broke: Callable[[BaseException], None] = _told  # takes what a fault could not do
         self.join(RUN, (RUN,), Own())
 
     @property
@@ -211,7 +214,17 @@ class Injector:
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.broke(error)
+
+
+def _told(error: BaseException) -> None:
+    warnings.warn(visible(f"a fault cannot be carried out: {type(error).__name__}: {error}"), RuntimeWarning, stacklevel=2)
 
 
 async def _until_ended(channel: Process, leave: Callable[[], None]) -> None:

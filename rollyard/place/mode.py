@@ -135,6 +135,7 @@ class Mode:
         self._stored = 0  # batches of an earlier life that come as soon as they are wanted
         self._ending = ""  # why the run ends once what is under way is done
         self._stopped = False
+        self._failing = ""  # why the run fails as soon as what is being trained is trained
         self._finish_line: Finish | None = None
         self._handlers: dict[type[Event | Signal], Callable[..., Iterable[Output]]] = {
             GroupsRecovered: self._on_recovered,
@@ -156,7 +157,7 @@ class Mode:
             RolloutsFailed: lambda signal: self._finish(signal.cause, failed=True),
             RolloverFailed: lambda signal: self._finish(signal.cause, failed=True),
             StopRequested: self._on_stop,
-            RunBroken: lambda event: self._finish(event.cause, failed=event.failed, stopped=not event.failed),
+            RunBroken: self._on_broken,
         }
 
     def step(self, message: Event | Signal, now: float) -> list[Output]:
@@ -315,7 +316,8 @@ class Mode:
         leaving = engine in self._leaving
         for engines in (self._engines, self._returning, self._returned, self._leaving, self._emptied):
             engines.discard(engine)
-        if not leaving and self._restarts[engine] < self._schedule.restarts and not self._ending and self._finish_line is None:
+        going_on = not (self._stopped or self._failing) and self._finish_line is None
+        if not leaving and going_on and self._restarts[engine] < self._schedule.restarts:
             self._restarts[engine] += 1
             self._returning.add(engine)
             yield Restart(engine)
@@ -323,7 +325,7 @@ class Mode:
             self._lost.add(engine)
             if not self.shares:  # else its process has a trainer too
                 self._unretired.add(engine)
-            if self._engines <= self._leaving and not self._returning:
+            if self._engines <= self._leaving and not self._returning and not self._stopped:
                 yield from self._finish(f"no engine is left: {event.cause}", failed=True)
         yield from self._on_still(engine)
 
@@ -397,7 +399,8 @@ class Mode:
 
     def _on_trained(self, event: BatchTrained) -> Iterable[Output]:
         self._trained, self._doing = event.version, Doing.FREE
-        return ()
+        if self._failing:
+            yield from self._finish(self._failing, failed=True)
 
     def _on_checkpointed(self, _: Checkpointed) -> Iterable[Output]:
         if self._doing is Doing.SAVING:
@@ -420,7 +423,15 @@ class Mode:
         elif not self._ending:
             self._ending, self._wanted = USED_UP, False
 
+    def _on_broken(self, event: RunBroken) -> Iterable[Output]:
+        """Whatever is under way: nobody will say what came of it."""
+        self._doing = Doing.FREE
+        return self._finish(event.cause, failed=event.failed, stopped=not event.failed)
+
     def _finish(self, cause: str, *, failed: bool = False, stopped: bool = False) -> Iterable[Output]:
-        """Drop whatever is live; the core answers when it has."""
+        """Drop whatever is live; the core answers when it has. What is being trained will be saved: it is trained first."""
+        if failed and self._doing is Doing.TRAINING:
+            self._failing = self._failing or cause
+            return
         self._doing, self._finish_line = Doing.FINISHING, Finish(cause, failed, stopped)
         yield RolloutsCancelled()

@@ -248,8 +248,13 @@ def check_journal(life: Life) -> None:
         taken: dict[int, list[int]] = {}
         for step, group in reader.query(TAKEN):
             taken.setdefault(step, []).append(group)
+        saved = max((step for (step,) in reader.query("SELECT version_step FROM checkpoints")), default=0)
+        trained_steps = {step for (step,) in reader.query("SELECT step FROM lineage_batches")}
     trained = [group for groups in taken.values() for group in groups]
     assert len(trained) == len(set(trained)), f"a prompt is in two batches: {taken}"
+    assert trained_steps >= set(range(saved)), "a checkpoint has a batch that was not trained, as the journal has it"
+    told = [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()] if saved else []
+    assert told == list(range(1, len(told) + 1)) and len(told) >= saved, "the metrics have not each step once"
     if not life.failed:
         assert sorted(taken) == list(range(life.shape.steps))
 
