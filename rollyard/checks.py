@@ -12,6 +12,7 @@ from rollyard.config import Config, EngineConfig, TrainConfig
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
 from rollyard.engine.vllm import arguments as vllm
+from rollyard.episode import workers as episodes
 from rollyard.episode.load import SHIPPED
 from rollyard.episode.open import environment_of
 from rollyard.errors import ConfigError
@@ -20,9 +21,11 @@ from rollyard.model.architecture import Architecture
 from rollyard.place.layout import REWARD_MODEL, layout
 from rollyard.prompts.open import check_prompts
 from rollyard.protocols.rollouts import Environment
+from rollyard.reward import workers as rewards
 from rollyard.reward.classifier import check_folder as check_classifier
+from rollyard.reward.function import Takes
 from rollyard.reward.judge import check_parse, check_template
-from rollyard.reward.open import Given, check_rewards, judges_of
+from rollyard.reward.open import Given, check_rewards, judges_of, reads_in_workers
 from rollyard.train.external import load_adapter
 from rollyard.weights.shares import check_divides
 
@@ -96,9 +99,16 @@ def _check_faults(config: Config, reward: Given | None) -> None:
     if config.environment.name in ("", *SHIPPED) or not config.environment.workers:
         there["environment"] = "no environment plays in a process of its own"
     judges = judges_of(config, reward, optional=True)
-    if all(host.name != REWARD_MODEL for host in away) and all(judge.direct for judge, _ in judges):
+    functions, reads = [judge for judge, _ in judges if not judge.direct], reads_in_workers(config)
+    if all(host.name != REWARD_MODEL for host in away) and not functions and not reads:
         there["reward"] = "no reward is judged in a process of its own"
     there |= {name: "" for host in away for name in (host.name, host.engine) if name}
+    pools = {rewards.ALONE: config.reward.workers if functions or reads else 0}
+    pools[rewards.TOGETHER] = int(any(Takes.of(judge.function).asynchronous for judge in functions))
+    if not there["environment"]:
+        plays = config.environment.workers
+        pools |= {episodes.SHARED: plays, episodes.ALONE: max(plays, episodes.SUSPECTS)}
+    there |= {f"{name} {number}": "" for name, size in pools.items() for number in range(size)}
     engines = {"engine", *(name for host in away if host.engine for name in (host.name, host.engine))}
     path = Path(config.run.inject)
     check_faults(read_faults(path), there, engines, path)

@@ -44,6 +44,7 @@ SHORT = {  # short names of common options
     "--overwrite": "run.overwrite",
     "--steps": "run.steps",
     "--seed": "run.seed",
+    "--inject": "run.inject",
     "--lr": "train.lr",
     "--view": "watch.view",
 }

@@ -166,6 +166,7 @@ def _check_place(config: Config) -> None:
     if kind == "openai":
         problem = "an OpenAI-compatible server takes no new weights: it is for judges, teachers and evaluation"
         raise ConfigError(problem, where="engine.kind", remedy="train with embedded, vllm or sglang")
+    _check_no_secret(place.ray_address, "place.ray_address", "give such as HOST:PORT, and the cluster's token by RAY_AUTH_TOKEN")
     if place.ray_address and place.runtime != "ray":
         problem = "a Ray cluster is named, and the run does not use Ray"
         raise ConfigError(problem, where="place.ray_address", remedy="add --place.runtime ray")
@@ -324,9 +325,7 @@ def check_address(url: str, where: str, example: str, key: str) -> None:
     Args:
         key: the variable that a secret is given by.
     """
-    if any(sign in url for sign in "@?#"):  # before anything of it is shown
-        problem = "an address has no user, no password and no query here: it is kept in the run's folder, and shown"
-        raise ConfigError(problem, where=where, remedy=f"give such as {example}, and the key by {key}")
+    _check_no_secret(url, where, f"give such as {example}, and the key by {key}")  # before anything of it is shown
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
@@ -334,6 +333,12 @@ def check_address(url: str, where: str, example: str, key: str) -> None:
         fits = False
     if not fits:
         raise ConfigError(f"{url!r} is no address", where=where, remedy=f"give such as {example}")
+
+
+def _check_no_secret(address: str, where: str, remedy: str) -> None:
+    if any(sign in address for sign in "@?#"):
+        problem = "an address has no user, no password and no query here: it is kept in the run's folder, and shown"
+        raise ConfigError(problem, where=where, remedy=remedy)
 
 
 def _check_warmup(warmup: WarmupConfig) -> None:

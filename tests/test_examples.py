@@ -81,6 +81,47 @@ def test_the_file_of_faults_fits_a_run_with_engines_of_its_own(tmp_path):
     assert rollyard.Run(config, reward=lambda prompt, completion: 0.0).injector is not None
 
 
+def quick(prompt: str, completion: str) -> float:
+    return 0.0
+
+
+async def slow(prompt: str, completion: str) -> float:
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("which", "options", "reward", "there"),
+    [
+        ("reward worker 2", {"reward.workers": 3}, quick, True),
+        ("reward worker 3", {"reward.workers": 3}, quick, False),
+        ("coroutine reward worker 0", {}, slow, True),
+        ("coroutine reward worker 0", {}, quick, False),
+        ("reward", {"reward.judge.url": "http://h:1/v1", "reward.judge.model": "m", "reward.judge.parse": r"(\d)"}, None, True),
+        ("environment worker 1", {"environment.name": "{mine}", "environment.workers": 2}, quick, True),
+        ("environment worker 2", {"environment.name": "{mine}", "environment.workers": 2}, quick, False),
+        ("lone environment worker 0", {"environment.name": "{mine}"}, quick, True),
+        ("environment worker 0", {}, quick, False),
+        ("half-0", {"place.placement": "swap", "rollout.max_staleness": 1}, quick, True),
+        ("trainer-0", {"place.placement": "async", "place.runtime": "ray"}, quick, True),
+        ("engine-1", {"place.placement": "async", "place.generate": 2}, quick, True),
+        ("engine-2", {"place.placement": "async", "place.generate": 2}, quick, False),
+    ],
+)
+def test_whom_faults_may_name(tmp_path, which, options, reward, there):
+    """All that docs/chaos.md names, and as many as there are."""
+    faults, mine = tmp_path / "faults.toml", tmp_path / "mine.py"
+    faults.write_text(f'[[fault]]\nwhat = "kill"\nwhich = "{which}"\nstep = 1\n')
+    mine.write_text("async def play(ask, prompt):\n    return 0.0\n")
+    given = {name: f"{mine}:play" if value == "{mine}" else value for name, value in options.items()}
+    given |= {"run.inject": str(faults), "run.out": str(tmp_path / "run")}
+    config = resolve(preset="sort", environment={}, overrides=given).config
+    if there:
+        assert rollyard.Run(config, reward=reward).injector is not None
+    else:
+        with pytest.raises(ConfigError, match=f"there is no process '{which}'"):
+            rollyard.Run(config, reward=reward)
+
+
 NODE = Bundle(cpus=96, gpus=8)
 
 

@@ -100,8 +100,6 @@ def _misfits(fault: Fault) -> Iterator[tuple[str, str, str]]:
         yield "count", "it counts events, and none is named", "give event too, or leave it out"
     if fault.step is not None and fault.times > 1:
         yield "times", "a step is trained once", 'leave it out, or give event = "BatchTrained"'
-    if fault.which == "run" and fault.what != "kill":
-        yield "what", "a run can only kill itself", "use kill, or name another process"
     needs = _NEEDS[fault.what]
     for name in ("for_s", "factor", "how"):
         given = getattr(fault, name) is not None

@@ -96,6 +96,12 @@ class Record:
             delay_s = None if now is None else now - self.began
             self.survived = replace(self.survived, outcome=outcome, delay_s=delay_s)
 
+    def goes_on_with_all(self, now: float) -> None:
+        """It stood still, and so did what it met."""
+        for key, tokens in list(self.met.items()):
+            self.note(key, "recovered", tokens)
+        self.settle("it went on", now)
+
     @property
     def ends(self) -> bool:
         """The run ends with such a fault, and its effects are seen in its next life."""
@@ -223,7 +229,9 @@ class Survival:
             case Scored() if record.kind == "reward" and not record.met:
                 record.settle("it went on", now)
             case BatchTrained() | Checkpointed() if record.kind == "trainer" and not record.ends and not record.lasts:
-                record.settle("it went on", now)
+                record.goes_on_with_all(now)
+            case Event() if record.kind == "run" and not record.ends and not record.lasts:
+                record.goes_on_with_all(now)
 
 
 def _reused(entry: Reuse | Keep) -> Iterator[tuple[Key, int]]:

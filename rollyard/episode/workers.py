@@ -26,6 +26,7 @@ from rollyard.protocols.processes import Channel
 from rollyard.types import Asking, Prompt, Reply, Reward
 from rollyard.verdict import cause_of
 
+SHARED, ALONE = "environment worker", "lone environment worker"  # what each is called, with a number
 GRACE_S = 2.0  # seconds in which a worker tells by itself that an environment took too long
 PATIENCE_S = 2.0  # seconds of waiting for the policy in a process that others want: about what it takes to start another
 SUSPECTS = 2  # processes at a time for one suspect each, at least
@@ -51,8 +52,8 @@ class InWorkers:
         self._visits: dict[int, _Visit] = {}
         self._numbers = itertools.count()
         pool = partial(Pool, launch, TARGET, content, environment=environment, greet=self._greet, losses=Losses(LOSSES * size))
-        self._shared = pool(name="environment worker", size=size, places=places)
-        self._alone = pool(name="lone environment worker", size=max(size, SUSPECTS))
+        self._shared = pool(name=SHARED, size=size, places=places)
+        self._alone = pool(name=ALONE, size=max(size, SUSPECTS))
 
     def start(self) -> None:
         """Begin to start a process, so that the first episode does not wait for it."""

@@ -148,10 +148,14 @@ def _check_options(config: Config, judges: Sequence[Judge]) -> None:
             raise ConfigError(problem, where=f"reward.{ours.option}", remedy=f"leave it out, or add {name} to reward.function")
 
 
+def reads_in_workers(config: Config) -> bool:
+    """Is a judge's answer read by a function, which may hang?"""
+    return bool(config.reward.judge.url) and config.reward.judge.parse != BY_NUMBER
+
+
 def _check_workers(config: Config, judges: Sequence[Judge]) -> None:
     """So is one of worker processes that nobody needs."""
-    takes, judge = [Takes.of(judge.function) for judge in judges if not judge.direct], config.reward.judge
-    reads = bool(judge.url) and judge.parse != BY_NUMBER
+    takes, reads = [Takes.of(judge.function) for judge in judges if not judge.direct], reads_in_workers(config)
     for names, heeded, problem in (
         (FOR_WORKERS, takes or reads, "no reward is judged in a worker process"),
         (("concurrency",), any(each.asynchronous for each in takes), "no reward is a coroutine function"),

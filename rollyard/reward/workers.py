@@ -20,6 +20,7 @@ from rollyard.reward.origin import write
 from rollyard.settle import Surroundings
 from rollyard.types import Completion, Prompt, Reward
 
+ALONE, TOGETHER = "reward worker", "coroutine reward worker"  # what each is called, with a number
 GRACE_S = 0.5  # seconds in which a worker tells by itself that a coroutine took too long
 
 
@@ -51,12 +52,12 @@ class Crew:
     @property
     def single(self) -> Pool:
         """One call at a time in each process."""
-        return self._pool("reward worker", self.config.workers, 1)
+        return self._pool(ALONE, self.config.workers, 1)
 
     @property
     def together(self) -> Pool:
         """Many calls at a time in one process."""
-        return self._pool("coroutine reward worker", 1, self.config.concurrency)
+        return self._pool(TOGETHER, 1, self.config.concurrency)
 
     async def close(self) -> None:
         """End all of them; no more are started. Closing twice is harmless."""

@@ -58,7 +58,6 @@ def test_a_file_of_faults(tmp_path: Path) -> None:
             "[[fault]]\nwhat = 'corrupt'\nwhich = 'engine'\nstep = 1\nfor_s = inf\nhow = 'short'",
             "fault 1: for_s: inf does not fit",
         ),
-        ("[[fault]]\nwhat = 'stall'\nwhich = 'run'\nstep = 1\nfor_s = 1", "fault 1: what: a run can only kill itself"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, text: str, told: str) -> None:

@@ -13,8 +13,10 @@ from random import Random
 import pytest
 
 import rollyard
+from rollyard.errors import RollyardError
 from rollyard.inspect.check import check
 from rollyard.journal.folder import RunFolder
+from rollyard.journal.reader import JournalReader
 from rollyard.types import DropReason
 from rollyard.watch.report import Report, read_report
 from tests.chaos.lives import leaving_nothing
@@ -94,6 +96,44 @@ def test_several_faults(seed: int, tmp_path: Path, mark: str) -> None:
     lied = dropped.pop(DropReason.DISTRUSTED, 0)  # what an engine had written that gave wrong answers then
     assert not lied or any(each.what == "corrupt" for each in run.report.survival), dropped
     assert sum(dropped.values()) <= 2 * sum(each.what == "kill" for each in run.report.survival), dropped
+
+
+def test_a_run_that_stands_still_itself_goes_on_and_blames_nobody(tmp_path: Path, mark: str) -> None:
+    """For longer than an engine may be silent, while its engines go on."""
+    faults, folder = tmp_path / "faults.toml", tmp_path / "run"
+    faults.write_text("[[fault]]\nwhat = 'stall'\nwhich = 'run'\nevent = 'SegmentArrived'\ncount = 10\nfor_s = 3\n")
+    options = [f"--warmup.{name}={value}" for name, value in BASE.items()]
+    options += [f"--out={folder}", "--steps=6", f"--inject={faults}", "--view=plain", "--rollout.max_staleness=1"]
+    options += ["--rollout.group_size=2", "--rollout.groups_per_step=4", "--engine.kernels=plain", "--engine.silent_s=1"]
+    options += ["--place.placement=async", "--place.generate=2", "--prompts.held_out=0"]
+    command = [sys.executable, "-m", "rollyard", "run", "--preset", "sort", *options]
+    done = subprocess.run(command, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = read_report(folder / "report.json")
+    assert report.steps == 6 and report.prompts.trained == 24 and not report.prompts.dropped and not report.members.dropped
+    sound(report, folder)
+    (stood,) = report.survival
+    assert stood.outcome == "it went on" and stood.recovered == stood.met and stood.delay_s is not None and stood.delay_s >= 3
+    with JournalReader(folder / "journal.sqlite") as journal:
+        assert list(journal.query("SELECT engine, text FROM engine_events WHERE event = 'down'")) == []
+
+
+def test_a_run_whose_half_was_killed_is_resumed(tmp_path: Path, mark: str) -> None:
+    """It has a trainer and an engine: the run ends with it, in one line."""
+    faults, folder = tmp_path / "faults.toml", tmp_path / "run"
+    faults.write_text("[[fault]]\nwhat = 'kill'\nwhich = 'half-1'\nevent = 'Scored'\ncount = 20\n")
+    options = {"place.placement": "swap", "rollout.max_staleness": 1, "checkpoint.every": 1, "run.inject": str(faults)}
+    first = rollyard.Run(config(folder, **options, run__steps=6, prompts__held_out=0), reward=share_of_a)
+    with leaving_nothing(collected=True), pytest.raises(RollyardError, match="half"):
+        list(first)
+    assert first.report is not None and [each.process for each in first.report.survival] == ["half-1"]
+    with leaving_nothing(collected=True):
+        later = rollyard.Run.resume(folder, reward=share_of_a)
+        steps = [step.step for step in later]
+    assert steps[-1] == 6 and later.report is not None and later.report.lives.count == 2
+    assert later.report.prompts.trained == 24 and not later.report.prompts.dropped
+    sound(later.report, folder)
+    assert [each.outcome.partition(" ")[0] for each in later.report.survival] == ["resumed"]
 
 
 @pytest.mark.parametrize("placement", ["colocated", "async"])

@@ -58,6 +58,19 @@ def test_a_trainer_at_every_kind_of_event(tmp_path: Path) -> None:
             assert first.weights == uninterrupted(shape).weights  # it was not needed any more
 
 
+@pytest.mark.filterwarnings("ignore:version .* is not saved")
+@pytest.mark.parametrize("kind", ["Scored", "HandOver"])
+def test_a_half_in_the_midst_of_it(kind: str, tmp_path: Path) -> None:
+    """Of two that take turns: it is called by its engine or its trainer, and the run ends with it and goes on."""
+    shape = SHAPES["swap"]
+    for number, which in enumerate(("engine", "trainer", "half engine-1")):
+        fault, folder = Fault(what="kill", which=which, event=kind, count=1 + number), made(tmp_path, which)
+        first = Life(shape, folder, [fault]).live()
+        assert first.struck and first.struck[0].startswith("half "), (fault, first.survival)
+        assert first.failed, fault
+        as_if_nothing_had_happened(Life(shape, folder, [fault], again=True).live(), f"{fault}")
+
+
 @pytest.mark.parametrize("kind", ["GroupsRecovered", "Reuse"])
 def test_in_its_second_life(kind: str, tmp_path: Path) -> None:
     """As it takes over what the first one left."""

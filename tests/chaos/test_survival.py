@@ -50,6 +50,20 @@ def strike(survival: Survival, what: str, process: str, kind: str, engine: str =
     return survival.struck(Survived(1, what, process, 0, now), kind, engine, now)
 
 
+def test_a_run_that_stands_still_goes_on_with_all_that_it_had() -> None:
+    survival = Survival()
+    hear(survival, generate(0), generate(1, engine="b"), wrote(0, 3), wrote(1, 4, engine="b"))
+    record = strike(survival, "stall", "run", "run")
+    assert record.survived.met == Tally(2, 7) and not record.survived.outcome
+    hear(survival, wrote(0, 1), now=11.0)  # it had been heard before
+    assert not record.survived.outcome
+    record.lasts = False
+    hear(survival, wrote(0, 1), now=15.0)
+    found = record.survived
+    assert (found.outcome, found.delay_s, found.recovered) == ("it went on", 5.0, Tally(2, 7))
+    assert found.lost == found.repeated == Tally()
+
+
 def test_an_engine_that_is_killed_and_started_again() -> None:
     """Of four members that it writes, one goes on, one has lost tokens, one is dropped; one is another engine's."""
     survival = Survival()

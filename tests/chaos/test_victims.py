@@ -13,12 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.chaos.victims import Local
+from rollyard.chaos.victims import HOLDER, Local
 
 BUSY = "import time\nwhile True: time.sleep(0.001)"
+ITSELF = """
+import asyncio, sys
+from rollyard.chaos.victims import Own
+asyncio.run(Own().hold(0.5, 1.0))
+sys.exit(7)
+"""
 HOLD = """
 import asyncio, sys
-from rollyard.chaos.victims import Local
+from rollyard.chaos.victims import HOLDER, Local
 asyncio.run(Local(int(sys.argv[1])).hold(60.0, 1.0))
 """
 
@@ -76,6 +82,33 @@ def test_a_process_goes_on_when_who_holds_it_is_killed(victim: subprocess.Popen[
         holder.kill()
         holder.wait()
     assert soon(victim, False) and victim.poll() is None
+
+
+@pytest.mark.parametrize("whom", ["holder", "other"])
+def test_a_process_goes_on_when_one_of_those_that_hold_it_is_killed(victim: subprocess.Popen[bytes], whom: str) -> None:
+    """SIGKILL leaves nobody time to let go."""
+    command = [sys.executable, "-ISE", "-c", HOLDER, str(-victim.pid), "1" if whom == "other" else "60", "60", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as holder:
+        assert soon(victim, True)
+        (other,) = map(int, Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split())
+        os.kill(holder.pid if whom == "holder" else other, signal.SIGKILL)
+        if whom == "holder":
+            holder.wait()
+        assert soon(victim, False) and victim.poll() is None
+        until = time.monotonic() + 20
+        while Path(f"/proc/{other}").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not Path(f"/proc/{other}").exists(), "it is left"
+
+
+def test_a_run_makes_itself_stand_still_and_goes_on() -> None:
+    run = subprocess.Popen([sys.executable, "-c", ITSELF], env={**os.environ, "PYTHONPATH": os.getcwd()})
+    try:
+        assert soon(run, True) and soon(run, False)
+        assert run.wait(20) == 7
+    finally:
+        run.kill()
+        run.wait()
 
 
 async def test_a_process_is_killed_also_while_it_stands_still(victim: subprocess.Popen[bytes]) -> None:

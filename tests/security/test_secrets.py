@@ -78,6 +78,7 @@ ADDRESSES = {
     "engine.url": {"engine.kind": "sglang", "place.placement": "separate"},
     "reward.judge.url": {"reward.judge.model": "m"},
     "reward.remote.url": {},
+    "place.ray_address": {"place.runtime": "ray", "place.device": "cpu"},
 }
 
 
@@ -89,11 +90,12 @@ def test_an_address_with_more_than_a_place_is_refused_and_not_shown(where: str, 
     """It would be kept in config.toml and in the journal, and shown in messages."""
     with pytest.raises(ConfigError, match="no user, no password and no query") as caught:
         rollyard.resolve(preset="sort", environment={}, overrides={where: url, **ADDRESSES[where]})
-    assert caught.value.where == where and "planted-token" not in str(caught.value) and "_KEY" in caught.value.remedy
+    assert caught.value.where == where and "planted-token" not in str(caught.value)
+    assert ("RAY_AUTH_TOKEN" if where == "place.ray_address" else "_KEY") in caught.value.remedy
 
 
 def test_every_option_that_is_an_address_is_checked() -> None:
-    assert {option.name for option in options() if option.name.endswith("url")} == set(ADDRESSES)
+    assert {option.name for option in options() if option.name.endswith(("url", "ray_address"))} == set(ADDRESSES)
 
 
 def test_no_option_takes_a_key() -> None:
