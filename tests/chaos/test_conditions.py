@@ -45,7 +45,6 @@ def test_an_engine_that_is_ten_times_slower(name: str, tmp_path: Path) -> None:
     life = Life(SHAPES[name], tmp_path, [Fault(what="slow", which="engine-1", event="Generate", for_s=900, factor=10)]).live()
     goes_on(life)
     assert life.entries["Condemn"] == 0 and life.seconds > uninterrupted(life.shape).seconds
-    assert life.report is not None and set(life.report.slow) == {"engine-1"}
 
 
 @pytest.mark.parametrize("how", ["short", "vocabulary", "version"])
