@@ -225,7 +225,7 @@ class Run:
         past = left_by(folder, self.config.run.steps)
         self.finished = finished(folder, past, self.config.run.steps)
         if not self.finished and self._given is None:
-            check_given(folder, given_directly(self._reward, self._environment))
+            check_given(folder, given_directly(self._reward, self._environment), past)
             path = self.config.model.path
             model = Path(path) if path else policy_folder(self.config, cache_folder())
             if folder.began.exists() and model.is_dir():  # one that is yet to be made is looked at once it is there

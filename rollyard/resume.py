@@ -6,6 +6,7 @@ Nothing here changes the run's folder.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -25,6 +26,7 @@ from rollyard.journal.schema import OWN
 from rollyard.layers import options, resolve, value
 from rollyard.lives import GroupsRecovered
 from rollyard.place.mode import USED_UP
+from rollyard.texts import visible
 from rollyard.types import DropReason
 from rollyard.watch.lives import Lives
 from rollyard.worker import FIRST
@@ -168,10 +170,13 @@ def remember(folder: RunFolder, config: Config, model: Path, given: tuple[str, .
     write_file(folder.began, BEGAN.dump_json(Began(_digests(config, model), given), indent=1))
 
 
-def check_given(folder: RunFolder, given: tuple[str, ...]) -> None:
-    """Raises ConfigError when the run was given something else directly."""
+def check_given(folder: RunFolder, given: tuple[str, ...], past: Past = NOTHING) -> None:
+    """Raises ConfigError when the run was given something else directly. Without the file that says it, nobody can tell."""
     if not folder.began.exists():
-        return  # it was killed before it had begun
+        if past.version.step:  # else it was killed before it had begun
+            told = f"{folder.began} is not there any more: model, prompts and reward are taken as they are now"
+            warnings.warn(visible(told), RuntimeWarning, stacklevel=2)
+        return
     for name in sorted({*_began(folder).given} ^ {*given}):
         if name in given:
             raise ConfigError(f"the run was not given its {name} directly", where=name, remedy="leave it out")

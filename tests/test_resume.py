@@ -7,6 +7,7 @@ import fnmatch
 import json
 import shutil
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from rollyard.durable import check_whole, write_folder
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.folder import RunFolder, take_folder
 from rollyard.layers import options
-from rollyard.resume import OPEN, check_files, check_given, config_of, remember
+from rollyard.resume import NOTHING, OPEN, check_files, check_given, config_of, remember
 from rollyard.types import WeightVersion
 from tests.resuming import Death, Life, live, work
 from tests.rewards import share_of_a
@@ -277,6 +278,10 @@ def test_a_model_or_prompts_that_changed_are_found(tmp_path):
         check_given(folder, ())
     with pytest.raises(ConfigError, match="the run was not given its environment directly"):
         check_given(folder, ("environment", "reward"))
+    folder.began.unlink()
+    with pytest.warns(RuntimeWarning, match=r"began\.json is not there any more"):
+        check_given(folder, (), replace(NOTHING, version=WeightVersion(1)))
+    check_given(folder, ())
     folder.began.write_text("{")
     with pytest.raises(ConfigError, match="does not say what the run began with"):
         check_given(folder, ())
