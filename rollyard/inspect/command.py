@@ -20,7 +20,8 @@ from rollyard.errors import ConfigError
 from rollyard.inspect import show
 from rollyard.inspect.check import check
 from rollyard.inspect.detail import Detail, detail
-from rollyard.inspect.export import export, span_record, turn_record
+from rollyard.inspect.export import export
+from rollyard.inspect.exported import span_record, turn_record
 from rollyard.inspect.overview import overview
 from rollyard.inspect.select import ANY, GROUP_SORTS, ROLLOUT_SORTS, Rows, Wanted, groups, rollouts
 from rollyard.inspect.source import Lives, Source, find

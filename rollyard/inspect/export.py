@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 from rollyard.durable import writing
 from rollyard.errors import ConfigError
+from rollyard.inspect.exported import Exported, span_record, turn_record
 from rollyard.inspect.select import TAKEN
 from rollyard.inspect.source import Source
 from rollyard.journal.codec import unpack_floats, unpack_ids, unpack_spans, unpack_turns
 from rollyard.journal.decode import COMPLETION, PROMPT, VERDICT, check_completion, check_prompt, check_verdict
-from rollyard.types import Turn, VersionSpan
-
-PART = 2**24  # bytes of tokens and texts, about, that are in memory at once
-ROWS = 4096  # and rollouts
 
 ROLLOUTS = """
     SELECT {prompt}, {completion}, {verdict}, b.step + 1, b.trained_at IS NOT NULL AND dm.reason IS NULL,
@@ -30,39 +26,6 @@ ROLLOUTS = """
     LEFT JOIN drops dg ON dg.incarnation = c.incarnation AND dg.group_id = c.group_id AND ifnull(dg.member, -1) = -1
     WHERE {groups} ORDER BY c.rowid"""
 COLUMNS = tuple(columns.count(",") + 1 for columns in (PROMPT, COMPLETION, VERDICT))
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """One finished rollout. Tokens and logprobs are still the journal's bytes, columns and parts its JSON."""
-
-    life: int
-    group: int
-    member: int
-    row: int
-    prompt: str
-    prompt_ids: bytes  # [tokens], int32
-    columns: str
-    completion: str
-    token_ids: bytes  # [tokens], int32
-    logprobs: bytes  # [tokens], float32
-    spans: tuple[VersionSpan, ...]
-    turns: tuple[Turn, ...]
-    finish: str
-    reward: float | None
-    rewards: str
-    problem: str
-    step: int | None
-    trained: bool
-    dropped: str | None
-    drop_cause: str | None
-    finished_at: float
-
-    @property
-    def size(self) -> int:
-        """Bytes, about."""
-        turns = sum(len(turn.prompt_ids) for turn in self.turns)
-        return 2 * len(self.token_ids) + len(self.prompt) + len(self.completion) + len(self.columns) + 32 * turns + 500
 
 
 def export(source: Source, path: Path, *, overwrite: bool) -> int:
@@ -180,14 +143,3 @@ def _record(row: Exported) -> dict[str, Any]:
         "drop_cause": row.drop_cause,
         "finished_at": row.finished_at,
     }
-
-
-def span_record(span: VersionSpan) -> dict[str, int]:
-    """Which version wrote so many tokens, and the oldest whose keys and values they attended to."""
-    (step, life), (kv_step, kv_life), tokens = span
-    return {"step": step, "life": life, "oldest_kv_step": kv_step, "oldest_kv_life": kv_life, "tokens": tokens}
-
-
-def turn_record(turn: Turn) -> dict[str, Any]:
-    """What an answer of an episode came after, how many tokens it has, and how it ended."""
-    return {"prompt_ids": turn.prompt_ids, "tokens": turn.tokens, "finish": turn.finish.value}

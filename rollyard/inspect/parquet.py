@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollyard.inspect.export import PART, ROWS, Exported, span_record, turn_record
+from rollyard.inspect.exported import PART, ROWS, Exported, span_record, turn_record
 from rollyard.journal.codec import unpack_parts
 
 SPAN = pa.struct([(name, pa.int32()) for name in ("step", "life", "oldest_kv_step", "oldest_kv_life", "tokens")])
