@@ -278,7 +278,7 @@ def test_a_model_or_prompts_that_changed_are_found(tmp_path):
     with pytest.raises(ConfigError, match="the run was not given its environment directly"):
         check_given(folder, ("environment", "reward"))
     folder.began.write_text("{")
-    with pytest.raises(ConfigError, match="does not say what the run began with"):
+    with pytest.raises(ConfigError, match=r"does not say what the run began with: Invalid JSON: [^\n]*\(restore"):
         check_given(folder, ())
 
 
