@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -59,17 +61,22 @@ def test_explain_shows_values_and_where_they_come_from(here, capsys):
         (["run", "--preset", "tiny", "--model", "nowhere"], "nowhere"),
         (["run", "--model", "m", "--prompts", "none.jsonl", "--reward", "x.py:f"], "there is no folder m"),
         (["run", "--preset", "tiny", "--reward", "none.py:f"], "there is no file"),
-        (["run", "--preset", "tiny", "--train.lrr", "1"], "did you mean train.lr?"),
+        (["run", "--preset", "tiny", "--train.lrr", "1"], "did you mean --train.lr?"),
         (["run", "--preset", "tiny", "--batch.token_budget", "9"], "use at least 64"),
         (["run", "--preset", "tiny", "--engine.pages", "1"], "use 0 or at least 5"),
         (["run", "--preset", "tiny", "--engine.page_tokens", "1000000"], "use at most 64"),
+        (["resume", "runs/x", "--preset", "tiny"], "a run goes on with the options in its config.toml"),
+        (["resume", "runs/x", "--run.stpes", "3"], "did you mean --run.steps?"),
+        (["resume", "runs/x", "y"], "'y' is too much"),
+        (["inspect", "runs/x", "--train.lr=3"], "there is no option '--train.lr'        see `rollyard inspect --help`"),
+        (["inspect", "runs/x", "steps", "--limt", "3"], "did you mean --limit?"),
         (["train", "--preset", "tiny"], "give --exchange.folder DIR to both"),
         (["dance"], "invalid choice"),
         (["bench"], "WHAT"),
         (["bench", "engine", "--workload", "none"], "invalid choice: 'none'"),
         (["bench", "engine", "--model", "nowhere"], "there is no folder nowhere"),
         (["bench", "train", "--peer", "hf"], "--peer"),
-        (["bench", "step", "--rounds", "0"], "--rounds"),
+        (["bench", "step", "--rounds", "0"], "'0' does not fit: give a whole number of at least 1"),
         (["bench", "train", "--run.steps", "3"], "--run.steps"),
         (["bench", "train", "--model", ".", "--train.lr", "fast"], "'fast' does not fit"),
     ],
@@ -86,6 +93,34 @@ def test_what_is_told_does_not_drive_the_terminal(here, capsys):
     assert cli.main(["run", "--preset", "tiny", "--reward", "\x1b]0;owned\x07\x9b2J:f"]) == 2
     told = capsys.readouterr().err
     assert "␛]0;owned" in told.replace("\n", "") and not any(sign in told for sign in "\x1b\x07\x9b")
+
+
+def test_a_warning_is_a_line_without_a_place_in_the_code_and_in_python_it_stays_one(here, capsys, monkeypatch):
+    def explain(resolved):
+        warnings.warn("two\nlines, \x1b[2J of [it]", RuntimeWarning, stacklevel=1)
+        return "explained"
+
+    monkeypatch.setattr(cli, "_explanation", explain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert cli.main(["explain", "--preset", "tiny"]) == 0
+    assert capsys.readouterr().err == "warning: two lines, ␛[2J of [it]\n"
+    with pytest.warns(RuntimeWarning, match="two"):
+        explain(None)
+
+
+@pytest.mark.parametrize("cause", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_with_the_folder_and_what_helps(here, capsys, monkeypatch, cause):
+    def full(self, content):
+        raise OSError(cause, os.strerror(cause))
+
+    monkeypatch.setattr(Path, "write_bytes", full)  # the first file of a run
+    assert cli.main(["run", "--preset", "tiny", "--out", "x"]) == 2
+    told = capsys.readouterr().err
+    assert f"{os.strerror(cause)}: 'x'" in told and "make room there" in told
+    monkeypatch.setattr(cli, "_run", lambda resolved: full(None, b""))
+    assert cli.main(["run", "--preset", "tiny"]) == 1
+    assert "make room there" in capsys.readouterr().err
 
 
 def test_a_failing_run_ends_with_1_and_leaves_a_report(here, capsys):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sqlite3
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from rollyard import cli
+from rollyard.inspect.source import Source
 from rollyard.journal.folder import RunFolder
 from rollyard.journal.journal import Journal
 from rollyard.types import WeightVersion
@@ -91,6 +96,20 @@ def test_sql_for_people_and_for_programs(told):
     assert told("--sql", sql, "--limit", "1").endswith("the first 1; --limit N shows more\n")
 
 
+def test_ctrl_c_ends_a_question_that_takes_long(run, monkeypatch):
+    def begun(*arguments):
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return only_read(*arguments)
+
+    only_read = Source.only_read
+    monkeypatch.setattr(Source, "only_read", begun)
+    long = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 100000000) SELECT "
+    for what in ("count(*) FROM c", "x FROM c WHERE x < 0"):  # its first row, and the next one
+        before = time.process_time()
+        assert cli.main(["inspect", str(run.path), "--sql", long + what]) == cli.STOPPED
+        assert time.process_time() - before < 3  # all of it takes tens of seconds
+
+
 def test_nothing_that_was_written_drives_the_terminal(told):
     """What a policy wrote is shown as it is, and no markup of ours either."""
     for arguments in (["rollouts"], ["rollout", "0", "1"], ["rollouts", "--json"], ["--sql", "SELECT text FROM completions"]):
@@ -103,12 +122,17 @@ def test_an_export_says_how_many(told, tmp_path):
     assert json.loads(told("export", str(tmp_path / "out.jsonl"), "--overwrite", "--json"))["rollouts"] == 8
 
 
+def test_an_export_that_fails_names_the_path_that_was_given(told):
+    assert "'/proc/x.jsonl'" in told("export", "/proc/x.jsonl", code=1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        (["--limit", "x"], "'x' does not fit: give a whole number of at least 0"),
         (["rollout", "0", "9"], "it has 0, 1"),
         (["rollout", "17", "0"], "groups 0 to 4 were admitted"),
-        (["rollout", "x", "0"], "invalid"),
+        (["rollout", "x", "0"], "GROUP: 'x' does not fit: give a whole number"),
         (["rollouts", "--sort", "nicest"], "invalid choice"),
         (["rollouts", "--limit", "-1"], "--limit"),
         (["steps", "--sort", "worst"], "no option '--sort'"),
