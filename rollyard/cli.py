@@ -26,7 +26,7 @@ from rollyard.errors import ConfigError, RollyardError
 from rollyard.inspect.command import add_inspect, inspect
 from rollyard.layers import Resolved, nearest, options, presets, resolve, value
 from rollyard.texts import visible
-from rollyard.watch.screen import Screen
+from rollyard.watch.screen import Screen, warnings_as_lines
 
 if TYPE_CHECKING:
     from rollyard.loop import Run
@@ -61,6 +61,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
+    with warnings_as_lines():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     settle_environment()
     console = Screen(stderr=True)
     try:

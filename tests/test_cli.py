@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,20 @@ def test_what_is_told_does_not_drive_the_terminal(here, capsys):
     assert cli.main(["run", "--preset", "tiny", "--reward", "\x1b]0;owned\x07\x9b2J:f"]) == 2
     told = capsys.readouterr().err
     assert "␛]0;owned" in told.replace("\n", "") and not any(sign in told for sign in "\x1b\x07\x9b")
+
+
+def test_a_warning_is_a_line_without_a_place_in_the_code_and_in_python_it_stays_one(here, capsys, monkeypatch):
+    def explain(resolved):
+        warnings.warn("two\nlines, \x1b[2J of [it]", RuntimeWarning, stacklevel=1)
+        return "explained"
+
+    monkeypatch.setattr(cli, "_explanation", explain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert cli.main(["explain", "--preset", "tiny"]) == 0
+    assert capsys.readouterr().err == "warning: two lines, ␛[2J of [it]\n"
+    with pytest.warns(RuntimeWarning, match="two"):
+        explain(None)
 
 
 def test_a_failing_run_ends_with_1_and_leaves_a_report(here, capsys):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -22,3 +25,23 @@ class Screen(Console):
             renderable = renderable.copy()
             renderable.plain = shown
         return super().render(renderable, options)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """While the block lasts, each warning of this process is one line on standard error, without the place in the code."""
+
+    def show(message: Warning | str, *_: object) -> None:
+        line = Text.assemble(("warning:", "bold yellow"), " ", " ".join(str(message).split()))
+        screen = Screen(stderr=True)
+        with screen.capture() as shown:
+            screen.print(line, soft_wrap=True, highlight=False)
+        with suppress(OSError, AttributeError):  # nobody reads it any more, or there is no standard error
+            sys.stderr.write(shown.get())  # a live panel has put itself in the way there, and stays below the line
+
+    before = warnings.showwarning
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before

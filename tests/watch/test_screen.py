@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Group
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +18,7 @@ from rich.text import Text
 from rollyard.texts import visible
 from rollyard.watch.draw import table
 from rollyard.watch.report import Finished
-from rollyard.watch.screen import Screen
+from rollyard.watch.screen import Screen, warnings_as_lines
 from rollyard.watch.terminal import Terminal
 from tests.watch.test_draw import REPORT
 
@@ -61,3 +63,12 @@ def test_each_sign_is_one_sign(text):
     assert len(shown) == len(text) and visible(shown) == shown
     assert not any(sign in shown for sign in CONTROL) and shown.encode().decode() == shown
     assert all(new == old or old in CONTROL or "\ud800" <= old <= "\udfff" for old, new in zip(text, shown, strict=True))
+
+
+def test_a_warning_goes_above_a_live_panel():
+    screen = Screen(file=io.StringIO(), force_terminal=True, width=60)
+    with warnings.catch_warnings(), warnings_as_lines(), Live("panel", console=screen, auto_refresh=False):
+        warnings.simplefilter("always")
+        warnings.warn("the disk is full", RuntimeWarning, stacklevel=1)
+    told = screen.file.getvalue()
+    assert "warning: the disk is full" in told and "panel" in told.split("full")[1]
