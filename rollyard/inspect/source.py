@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.folder import CHECKPOINTS, JOURNAL, RunFolder
-from rollyard.journal.journal import check_format, guarded
+from rollyard.journal.journal import check_format, guarded, is_stopped
 from rollyard.journal.quiet import connect, is_settled
 from rollyard.journal.schema import LOST, OWN
 
@@ -150,6 +150,8 @@ class Source:
             names = tuple(column[0] for column in cursor.description or ())
             problem = "" if names else "that is no SELECT"
         except (sqlite3.Error, sqlite3.Warning) as error:
+            if is_stopped(error):
+                raise KeyboardInterrupt from None
             problem = str(error)
         if problem:
             raise ConfigError(problem, where="--sql", remedy="give one SELECT; docs/journal.md has tables and views")

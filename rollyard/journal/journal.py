@@ -49,12 +49,22 @@ class RunRecord:
     config: str
 
 
+def is_stopped(error: Exception) -> bool:
+    """Was it Ctrl-C that ended what SQLite did? It keeps to itself what was raised meanwhile (see `quiet.connect`)."""
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
+
+
 @contextmanager
 def guarded(path: Path) -> Iterator[None]:
-    """SQLite's errors, and numbers that it has no room for, as JournalError naming the file."""
+    """SQLite's errors, and numbers that it has no room for, as JournalError naming the file.
+
+    Raises KeyboardInterrupt when it was Ctrl-C that ended what SQLite did.
+    """
     try:
         yield
     except (sqlite3.Error, struct.error, OverflowError) as error:
+        if is_stopped(error):
+            raise KeyboardInterrupt from None
         raise JournalError(f"{path}: {error}") from error
 
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from rollyard.journal.journal import guarded
 
+HEARD = 100_000  # instructions of SQLite, some milliseconds, between two moments in which Python hears of Ctrl-C
 LOG, INDEX = "-wal", "-shm"  # beside the file: what was written since it was last folded in, and where in that what is
 
 
@@ -29,6 +30,7 @@ def connect(path: Path) -> sqlite3.Connection:
     with guarded(path):
         connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{how}", uri=True, isolation_level=None)
         connection.text_factory = _text
+        connection.set_progress_handler(lambda: 0, HEARD)
         if alone:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # by itself: no index of the log in a file
     return connection

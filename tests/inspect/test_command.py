@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sqlite3
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from rollyard import cli
+from rollyard.inspect.source import Source
 from rollyard.journal.folder import RunFolder
 from rollyard.journal.journal import Journal
 from rollyard.types import WeightVersion
@@ -89,6 +94,20 @@ def test_sql_for_people_and_for_programs(told):
     assert json.loads(told("--sql", sql, "--limit", "1", "--json")) == {"token_ids": "0200000003000000", "none": None}
     assert "<8 bytes>" in told("--sql", sql) and "--limit" not in told("--sql", sql)
     assert told("--sql", sql, "--limit", "1").endswith("the first 1; --limit N shows more\n")
+
+
+def test_ctrl_c_ends_a_question_that_takes_long(run, monkeypatch):
+    def begun(*arguments):
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return only_read(*arguments)
+
+    only_read = Source.only_read
+    monkeypatch.setattr(Source, "only_read", begun)
+    long = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 100000000) SELECT "
+    for what in ("count(*) FROM c", "x FROM c WHERE x < 0"):  # its first row, and the next one
+        before = time.process_time()
+        assert cli.main(["inspect", str(run.path), "--sql", long + what]) == cli.STOPPED
+        assert time.process_time() - before < 3  # all of it takes tens of seconds
 
 
 def test_nothing_that_was_written_drives_the_terminal(told):
