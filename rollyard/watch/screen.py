@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -31,11 +32,18 @@ class Screen(Console):
 def warnings_as_lines() -> Iterator[None]:
     """While the block lasts, each warning of this process is one line on standard error, without the place in the code."""
 
-    def show(message: Warning | str, *_: object) -> None:
-        line = Text.assemble(("warning:", "bold yellow"), " ", " ".join(str(message).split()))
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        told = Text.assemble(("warning:", "bold yellow"), " ", " ".join(str(message).split()))
         screen = Screen(stderr=True)
         with screen.capture() as shown:
-            screen.print(line, soft_wrap=True, highlight=False)
+            screen.print(told, soft_wrap=True, highlight=False)
         with suppress(OSError, AttributeError):  # nobody reads it any more, or there is no standard error
             sys.stderr.write(shown.get())  # a live panel has put itself in the way there, and stays below the line
 
