@@ -21,6 +21,7 @@ from rollyard.bench.setting import Setting
 from rollyard.bench.theory import Work
 from rollyard.bench.turns import Tell
 from rollyard.control import Order, ask
+from rollyard.durable import is_full
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
 from rollyard.inspect.command import add_inspect, inspect
@@ -49,6 +50,7 @@ SHORT = {  # short names of common options
     "--view": "watch.view",
 }
 WIDE = 200  # columns of a table that goes to a file
+ROOM = "make room there, then do it again; a run that had begun goes on with `rollyard resume RUN_FOLDER`"
 STOPPED = 130  # exit code after Ctrl-C
 
 
@@ -95,6 +97,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         return STOPPED
     except (RollyardError, OSError) as error:
         console.print(f"[bold red]failed:[/] {_plain(str(error))}", soft_wrap=True)
+        if is_full(str(error)):
+            console.print(f"        {ROOM}", soft_wrap=True)
         return 1
 
 

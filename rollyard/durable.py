@@ -6,6 +6,7 @@ what was there as it was.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -24,13 +25,38 @@ WHOLE: Final = "whole.json"  # in a folder that was sealed: bytes of each file, 
 LEFT: Final = re.compile(r"\..+\.(draft|old)(-\w+)?")  # what a writer that was killed leaves; nothing else is ours
 
 
+FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
+
+
+def is_full(told: str) -> bool:
+    """Does an error say that a disk has no room? It does so in the words of the system or of SQLite, whatever it is by now."""
+    return any(words in told for words in FULL)
+
+
+@contextmanager
+def naming(path: Path, draft: Path | None = None) -> Iterator[None]:
+    """An OSError of this block names `path`, where it names nothing, as that of a write, or `draft` and what is in it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or not (error.filename is None or isinstance(error.filename, str)):
+            raise
+        found = path
+        if error.filename is not None:
+            if draft is None or not Path(error.filename).is_relative_to(draft):
+                raise
+            found = path / Path(error.filename).relative_to(draft)
+        raise OSError(error.errno, error.strerror, str(found)) from error
+
+
 def sync(path: Path) -> None:
     """To the disk: a file's content, or a folder's names."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with naming(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextmanager
@@ -38,11 +64,12 @@ def writing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """A file that has another name for the length of a block, and is `path` after it. Texts are UTF-8. One writer a path."""
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with draft.open(mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        with naming(path, draft):
+            with draft.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
@@ -69,10 +96,11 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """
     make_folder(folder.parent)
     draft = folder.with_name(f".{folder.name}.draft-{secrets.token_hex(4)}")
-    draft.mkdir()
     try:
-        write(draft)
-        commit_folder(draft, folder)
+        with naming(folder, draft):
+            draft.mkdir()
+            write(draft)
+            commit_folder(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # gone already when all went well
 

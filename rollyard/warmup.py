@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollyard.config import Config
+from rollyard.durable import naming
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.prompts.tasks.task import TASKS, Task
@@ -76,9 +77,10 @@ def _make(task: Task, config: Config, folder: Path, progress: Callable[[str], No
     warmup, shape = config.warmup, architecture(config)
     with tempfile.TemporaryDirectory() as draft:
         source = Path(draft)
-        (source / "config.json").write_text(json.dumps(shape.to_hf()))
-        (source / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
-        _save_tokenizer(_vocabulary(task), source)
+        with naming(source):
+            (source / "config.json").write_text(json.dumps(shape.to_hf()))
+            (source / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+            _save_tokenizer(_vocabulary(task), source)
         tokenizer = Tokenizer(source)
 
         def row(before: str, answer: str) -> TrainingRow:

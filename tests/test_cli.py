@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -101,6 +102,20 @@ def test_a_warning_is_a_line_without_a_place_in_the_code_and_in_python_it_stays_
     assert capsys.readouterr().err == "warning: two lines, ␛[2J of [it]\n"
     with pytest.warns(RuntimeWarning, match="two"):
         explain(None)
+
+
+@pytest.mark.parametrize("cause", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_with_the_folder_and_what_helps(here, capsys, monkeypatch, cause):
+    def full(self, content):
+        raise OSError(cause, os.strerror(cause))
+
+    monkeypatch.setattr(Path, "write_bytes", full)  # the first file of a run
+    assert cli.main(["run", "--preset", "tiny", "--out", "x"]) == 2
+    told = capsys.readouterr().err
+    assert f"{os.strerror(cause)}: 'x'" in told and "make room there" in told
+    monkeypatch.setattr(cli, "_run", lambda resolved: full(None, b""))
+    assert cli.main(["run", "--preset", "tiny"]) == 1
+    assert "make room there" in capsys.readouterr().err
 
 
 def test_a_failing_run_ends_with_1_and_leaves_a_report(here, capsys):

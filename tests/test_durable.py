@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 from pathlib import Path
 
@@ -29,6 +30,33 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.
 
 def _fails(*_: object) -> None:
     raise OSError("no space left on device")
+
+
+FULL = errno.ENOSPC, os.strerror(errno.ENOSPC)
+
+
+def test_whatever_fails_is_told_with_the_name_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "new"
+
+    def within(draft: Path) -> None:
+        (draft / "none" / "file").touch()
+
+    def full(*_: object) -> None:
+        raise OSError(*FULL)  # as a write says it: without a name
+
+    with pytest.raises(FileNotFoundError, match=rf"'{path}/none/file'$"):
+        durable.write_folder(path, within)
+    with pytest.raises(OSError, match=rf"No space left on device: '{path}'$"):
+        durable.write_folder(path, full)
+    with pytest.raises(FileNotFoundError, match=rf"'{path}/file'$"):
+        durable.write_file(path / "file", b"")
+    with pytest.raises(FileNotFoundError, match=r"'other'$"), durable.writing(path):
+        Path("other").read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (lambda: durable.write_file(path, b""), lambda: durable.sync(path.parent)):
+        with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}") as told:
+            write()
+        assert durable.is_full(str(told.value)) and "draft" not in str(told.value)
 
 
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import tomli_w
 
 from rollyard.config import Config
-from rollyard.durable import clear_drafts, remove_folder, write_file, write_folder
+from rollyard.durable import clear_drafts, is_full, remove_folder, write_file, write_folder
 from rollyard.errors import ConfigError
 
 CONFIG, METRICS, JOURNAL, CHECKPOINTS = "config.toml", "metrics.jsonl", "journal.sqlite", "checkpoints"
@@ -163,7 +163,8 @@ def make_folder(config: Config) -> RunFolder:
             _remove(path)
         lock = _make(path, _content(config))
     except OSError as error:
-        raise ConfigError(f"cannot be written: {error}", where="run.out", remedy="give a folder that can be written") from None
+        remedy = "make room there, or give another folder" if is_full(str(error)) else "give a folder that can be written"
+        raise ConfigError(f"cannot be written: {error}", where="run.out", remedy=remedy) from None
     return RunFolder(path, lock)
 
 
