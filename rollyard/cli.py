@@ -24,7 +24,7 @@ from rollyard.control import Order, ask
 from rollyard.durable import is_full
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
-from rollyard.inspect.command import add_inspect, inspect
+from rollyard.inspect.command import add_inspect, inspect, whole
 from rollyard.layers import Resolved, nearest, options, presets, resolve, value
 from rollyard.texts import visible
 from rollyard.watch.screen import Screen, warnings_as_lines
@@ -50,12 +50,26 @@ SHORT = {  # short names of common options
     "--view": "watch.view",
 }
 WIDE = 200  # columns of a table that goes to a file
+KEEPS = "leave it out: a run goes on with the options in its config.toml, and with those given here, such as --run.steps 400"
 ROOM = "make room there, then do it again; a run that had begun goes on with `rollyard resume RUN_FOLDER`"
 STOPPED = 130  # exit code after Ctrl-C
 
 
 class _Parser(argparse.ArgumentParser):
-    """Mistakes on the command line are ConfigErrors like any other."""
+    """Mistakes on the command line are ConfigErrors like any other. `remedies`: for options that only other commands have."""
+
+    remedies: Mapping[str, str] = {}
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Each command refuses what it does not know: what would be right depends on what it knows."""
+        given, unknown = super().parse_known_args(args, namespace)
+        if not unknown:
+            return given, unknown
+        flag, help_ = unknown[0].partition("=")[0], f"see `{self.prog} --help`"
+        if not unknown[0].startswith("-"):
+            raise ConfigError(f"{unknown[0]!r} is too much", where="command line", remedy=help_)
+        remedy = self.remedies.get(flag) or nearest(flag, self._option_string_actions, help_)
+        raise ConfigError(f"there is no option {flag!r}", where=self.prog, remedy=remedy)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, where="command line", remedy=f"see `{self.prog} --help`")
@@ -71,11 +85,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     settle_environment()
     console = Screen(stderr=True)
     try:
-        given, unknown = _parser().parse_known_args(arguments)
-        if unknown:
-            name = unknown[0].lstrip("-").partition("=")[0]
-            remedy = nearest(name, [option.name for option in options()])
-            raise ConfigError(f"there is no option {unknown[0]!r}", where="command line", remedy=remedy)
+        given = _parser().parse_args(arguments)
         if given.command == "bench":
             return _bench(given, console)
         if given.command == "engines":
@@ -123,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "go on with a run that was killed or stopped, from its newest whole checkpoint"
     command = commands.add_parser("resume", help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
     command.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="of the run, such as runs/NAME")
+    command.remedies = {"--preset": KEEPS}
     _add_options(command, SHORT)
     _add_bench(commands)
     _add_engines(commands)
@@ -187,10 +198,7 @@ def _add_placements(kinds: Any) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    return whole(text, 1)
 
 
 def _add_options(command: argparse.ArgumentParser, short_names: Mapping[str, str], sections: Collection[str] = ()) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from rollyard.errors import ConfigError
+from rollyard.texts import in_a_line
 
 NAME = "control.sock"
 LINE = 2**16  # bytes of an order or an answer at most
@@ -91,7 +92,8 @@ def ask(folder: Path, order: Order) -> Answer:
             remedy = "ask again: it answers while it goes on, not while a program that iterates over it does other work"
             raise ConfigError(problem, where=str(folder), remedy=remedy) from None
         except (OSError, ValidationError) as error:
-            raise ConfigError(f"the run does not answer: {error}", where=str(folder), remedy="look whether it goes on") from None
+            problem = f"the run does not answer: {in_a_line(error)}"
+            raise ConfigError(problem, where=str(folder), remedy="look whether it goes on") from None
     if told.problem:
         raise ConfigError(told.problem, where=told.where, remedy=told.remedy)
     return told

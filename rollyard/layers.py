@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -180,11 +180,11 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What an unknown option was probably meant to be, as the remedy of an error."""
+def nearest(name: str, known: Collection[str], other: str = "`rollyard explain` lists all options") -> str:
+    """What an unknown option was probably meant to be, as the remedy of an error; `other` when nothing is like it."""
     leaf = name.rpartition(".")[2]
     close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(leaf, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else "`rollyard explain` lists all options"
+    return f"did you mean {close[0]}?" if close else other
 
 
 def _leaves(section: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -26,7 +26,7 @@ from rollyard.journal.schema import OWN
 from rollyard.layers import options, resolve, value
 from rollyard.lives import GroupsRecovered
 from rollyard.place.mode import USED_UP
-from rollyard.texts import visible
+from rollyard.texts import in_a_line, visible
 from rollyard.types import DropReason
 from rollyard.watch.lives import Lives
 from rollyard.worker import FIRST
@@ -201,7 +201,7 @@ def _began(folder: RunFolder) -> Began:
     try:
         return BEGAN.validate_json(folder.began.read_bytes())
     except (OSError, ValidationError) as error:
-        problem = f"it does not say what the run began with: {' '.join(str(error).split())}"
+        problem = f"it does not say what the run began with: {in_a_line(error)}"
         raise ConfigError(problem, where=str(folder.began), remedy="restore the file, or begin a new run") from None
 
 

@@ -24,7 +24,7 @@ from rollyard.durable import write_file
 from rollyard.errors import JournalError
 from rollyard.events import EngineId, Event, Instruction
 from rollyard.protocols.processes import Process
-from rollyard.texts import visible
+from rollyard.texts import in_a_line, visible
 from rollyard.types import Segment
 
 Launch = Callable[..., Awaitable[Process]]  # of protocols.Launcher
@@ -240,5 +240,5 @@ def _read(path: Path) -> list[Record]:
     except FileNotFoundError:  # no fault happened in earlier lives
         return []
     except (OSError, ValidationError) as error:
-        raise JournalError(f"{path}: what faults came of cannot be read: {error}") from error
+        raise JournalError(f"{path}: what faults came of cannot be read: {in_a_line(error)}") from error
     return [replace(record, met={(group, member): tokens for group, member, tokens in met}) for record, met in records]

@@ -59,9 +59,9 @@ def add_inspect(commands: Any) -> None:
     for name, sorts in (("groups", GROUP_SORTS), ("rollouts", ROLLOUT_SORTS)):
         _add_filters(parsers[name], list(sorts))
     parsers["rollouts"].add_argument("--finish", choices=[str(each) for each in FinishReason], help="that ended so")
-    parsers["rollouts"].add_argument("--group", type=_number, metavar="N", help="of this prompt")
-    parsers["rollout"].add_argument("group", type=_number, metavar="GROUP", help="id of the prompt")
-    parsers["rollout"].add_argument("member", type=_number, metavar="MEMBER", help="which of its completions, from 0 on")
+    parsers["rollouts"].add_argument("--group", type=whole, metavar="N", help="of this prompt")
+    parsers["rollout"].add_argument("group", type=whole, metavar="GROUP", help="id of the prompt")
+    parsers["rollout"].add_argument("member", type=whole, metavar="MEMBER", help="which of its completions, from 0 on")
     parsers["rollout"].add_argument("--colour", choices=COLOURS, default=COLOURS[0], help="what colours say (default: version)")
     parsers["export"].add_argument("file", type=Path, metavar="FILE", help="a name that ends with .parquet or .jsonl")
     parsers["export"].add_argument("--overwrite", action="store_true", help="replace the file if it is there")
@@ -70,24 +70,29 @@ def add_inspect(commands: Any) -> None:
 def _add_common(parser: argparse.ArgumentParser, *, limit: bool) -> None:
     absent = argparse.SUPPRESS  # what was said before the view stands
     parser.add_argument("--json", action="store_true", default=absent, help="one JSON object, or one a line for lists")
-    parser.add_argument("--life", type=_number, default=absent, metavar="N", help="what was recorded in this life, from 0 on")
+    parser.add_argument("--life", type=whole, default=absent, metavar="N", help="what was recorded in this life, from 0 on")
     parser.add_argument("--all", action="store_true", dest="each", default=absent, help="each life; default: what survived")
     if limit:
-        parser.add_argument("--limit", type=_number, default=absent, metavar="N", help=f"rows at most, 0: all (default: {LIMIT})")
+        parser.add_argument("--limit", type=whole, default=absent, metavar="N", help=f"rows at most, 0: all (default: {LIMIT})")
 
 
 def _add_filters(parser: argparse.ArgumentParser, sorts: list[str]) -> None:
     reasons = [ANY, *(str(each) for each in DropReason)]
     parser.add_argument("--sort", choices=sorts, default="id", help=f"what comes first: {', '.join(sorts)} (default: id)")
     parser.add_argument("--dropped", nargs="?", const=ANY, default="", choices=reasons, help="left untrained, for this reason")
-    parser.add_argument("--step", type=_number, metavar="N", help="taken into the batch of this step; 1 is the first")
+    parser.add_argument("--step", type=whole, metavar="N", help="taken into the batch of this step; 1 is the first")
     parser.add_argument("--text", default="", help="with this text in the prompt or in what was written")
 
 
-def _number(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 2**63:
-        raise ValueError(text)
+def whole(text: str, least: int = 0) -> int:
+    """Of an option. Raises what argparse tells as it is."""
+    wanted = f"{text!r} does not fit: give a whole number of at least {least}"
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(wanted) from None
+    if not least <= number < 2**63:
+        raise argparse.ArgumentTypeError(wanted)
     return number
 
 

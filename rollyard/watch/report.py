@@ -18,6 +18,7 @@ from rollyard.chaos.survival import Survived
 from rollyard.durable import write_file
 from rollyard.errors import JournalError
 from rollyard.events import Drop, EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
+from rollyard.texts import in_a_line
 from rollyard.types import Canary, DropReason, EngineStats, Handed, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.lives import Lives
@@ -254,7 +255,7 @@ def read_report(path: Path) -> Report:
             **record,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise JournalError(f"{path}: not a report of this version of Rollyard: {error}") from error
+        raise JournalError(f"{path}: not a report of this version of Rollyard: {in_a_line(error)}") from error
 
 
 def _read_curve(record: dict[str, Any]) -> RewardCurve:

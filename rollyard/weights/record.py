@@ -14,6 +14,7 @@ from torch import Tensor
 from rollyard.errors import CheckpointError, WeightSyncError
 from rollyard.model.folder import weight_files
 from rollyard.model.transformer import CausalLM
+from rollyard.texts import in_a_line
 from rollyard.types import Manifest, WeightVersion
 from rollyard.weights import probe, wire
 from rollyard.weights.flat import marked
@@ -42,7 +43,7 @@ def manifest_of(folder: Path) -> Manifest:
     try:
         found = wire.MANIFEST.validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError) as error:
-        raise WeightSyncError(f"{folder / MANIFEST} cannot be read: {error}") from error
+        raise WeightSyncError(f"{folder / MANIFEST} cannot be read: {in_a_line(error)}") from error
     return replace(found, source=str(folder))
 
 

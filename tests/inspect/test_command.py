@@ -122,12 +122,17 @@ def test_an_export_says_how_many(told, tmp_path):
     assert json.loads(told("export", str(tmp_path / "out.jsonl"), "--overwrite", "--json"))["rollouts"] == 8
 
 
+def test_an_export_that_fails_names_the_path_that_was_given(told):
+    assert "'/proc/x.jsonl'" in told("export", "/proc/x.jsonl", code=1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        (["--limit", "x"], "'x' does not fit: give a whole number of at least 0"),
         (["rollout", "0", "9"], "it has 0, 1"),
         (["rollout", "17", "0"], "groups 0 to 4 were admitted"),
-        (["rollout", "x", "0"], "invalid"),
+        (["rollout", "x", "0"], "GROUP: 'x' does not fit: give a whole number"),
         (["rollouts", "--sort", "nicest"], "invalid choice"),
         (["rollouts", "--limit", "-1"], "--limit"),
         (["steps", "--sort", "worst"], "no option '--sort'"),

@@ -23,6 +23,7 @@ from rollyard.engine.http import Client, ServerRefused
 from rollyard.engine.vllm.core import ADAPTER_NAME, Asked, Output, labels_of
 from rollyard.engine.vllm.sockets import make_folder
 from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
+from rollyard.texts import in_a_line
 from rollyard.types import WeightVersion
 
 QUICK_S = 60.0  # seconds for what should take none; a server waits for its running step
@@ -284,7 +285,7 @@ class ServerCore:
             answer = (await self.ask("rollyard_about"))[0]
             about = _About.model_validate(answer)
         except (ServerRefused, ValidationError, IndexError) as error:
-            problem = f"{self._client.url} is no vLLM server that can be driven: {error}"
+            problem = f"{self._client.url} is no vLLM server that can be driven: {in_a_line(error)}"
             raise ConfigError(problem, where=WHERE, remedy=REMEDY) from None
         for name, wanted in WANTED.items():
             if (found := getattr(about, name)) != wanted:
