@@ -60,7 +60,10 @@ class Checkpoints:
         target = self._folder.checkpoint(version.step, self._life)
         draft = target.with_name(f".{target.name}.draft-{secrets.token_hex(4)}")  # one that was given up may still be written
         with self._told("checkpoint folder"):
-            written = await learner.save(draft)
+            try:
+                written = await learner.save(draft)
+            except CheckpointError as error:  # the name of a draft says nothing to people
+                raise CheckpointError(str(error).replace(str(draft), str(target))) from error
             if written == draft:
                 await self._committed(draft, target)
         with self._told("checkpoint row"):
@@ -119,7 +122,7 @@ def _commit(draft: Path, target: Path, metrics: Path) -> None:
             sync(metrics)
             sync(metrics.parent)
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error}") from error
+        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # gone already when all went well; else it is in the way of the next
 

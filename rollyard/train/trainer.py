@@ -338,7 +338,7 @@ class ReferenceTrainer:
         try:
             save(self._model, folder, self._source, lambda draft: self._state.write(draft, self._version))
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder} cannot be written: {error}") from error
+            raise CheckpointError(f"{folder} cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
     def _become(self, version: WeightVersion) -> None:
         if not self._model.stamp.whole:
