@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -174,12 +174,15 @@ class Whole:
             warnings.warn(visible(told), RuntimeWarning, stacklevel=2)
 
 
-def clear(folder: RunFolder, named: str) -> None:
+def clear(folder: RunFolder, named: str, unnamed: Sequence[Path] = ()) -> None:
     """Delete whatever is newer than the one that the run goes on from: it has no name, or is not whole.
 
     Args:
         named: that one, relative to the run's folder; empty: none.
+        unnamed: of them those that stay, under another name: else they would count as the newest.
     """
+    for found in unnamed:
+        commit_folder(found, found.with_name(f"unnamed-{secrets.token_hex(4)}-{found.name}"))
     for found in folder.checkpoints():
         if not named or age(found) > age(Path(named)):
             remove_folder(found)

@@ -27,7 +27,17 @@ from rollyard.journal.recover import Past
 from rollyard.model.architecture import Architecture
 from rollyard.objective import told
 from rollyard.protocols.rollouts import Environment
-from rollyard.resume import NOTHING, check_files, check_given, config_of, finished, given_directly, left_by, lives
+from rollyard.resume import (
+    NOTHING,
+    changed_options,
+    check_files,
+    check_given,
+    config_of,
+    finished,
+    given_directly,
+    left_by,
+    lives,
+)
 from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Ring, Stopped
 from rollyard.stations import Stations
@@ -223,6 +233,8 @@ class Run:
         if not self._again:
             return folder, NOTHING
         past = left_by(folder, self.config.run.steps)
+        for error in changed_options(folder, self.config) if past.lives else ():
+            raise error  # somebody has edited the file
         self.finished = finished(folder, past, self.config.run.steps)
         if not self.finished and self._given is None:
             check_given(folder, given_directly(self._reward, self._environment), past)
@@ -235,7 +247,7 @@ class Run:
 
     def _go_on(self, folder: RunFolder, recorder: Recorder, past: Past) -> None:
         """The next life has begun: what the folder has of steps that will be done again is no more."""
-        clear(folder, past.checkpoint)
+        clear(folder, past.checkpoint, past.unnamed)
         folder.write_config(self.config)
         rows = cut(folder.metrics, past.version.step)
         recorder.go_on(lives(folder, past), past.counters.get("report"), rows)

@@ -6,9 +6,10 @@ Nothing here changes the run's folder.
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from rollyard.checkpoints import Whole
 from rollyard.config import Config
-from rollyard.durable import write_file
-from rollyard.errors import ConfigError
-from rollyard.journal.folder import RunFolder, refuse_foreign
+from rollyard.durable import is_whole, write_file
+from rollyard.errors import ConfigError, JournalError
+from rollyard.journal.beside import lost_end, options_of, without_metrics
+from rollyard.journal.folder import CHECKPOINTS, RunFolder, refuse_foreign
 from rollyard.journal.reader import JournalReader, has_lives
 from rollyard.journal.recover import Past, read_past
 from rollyard.journal.schema import OWN
@@ -50,6 +52,8 @@ OPEN: Final = (
     "reward.judge.url", "reward.judge.retries", "reward.judge.concurrency",
     "reward.remote.url", "reward.remote.retries", "reward.remote.concurrency", "reward.remote.cache",
 )  # fmt: skip
+SET_ANEW: Final = ("run.out", "run.overwrite")  # by each resume
+ABSENT: Final = object()
 NOTHING: Final = Past(FIRST, "", frozenset(), GroupsRecovered(()), {}, 0)  # what a first life goes on from
 
 WHOLLY: Final = 2**24  # bytes of a file that are all looked at, in a fingerprint; of a larger one only some
@@ -70,31 +74,81 @@ def config_of(folder: Path, overrides: Mapping[str, Any] | None = None) -> Confi
     for option in options():
         name = option.name
         if value(before, name) != value(now, name) and not any(fnmatch(name, each) for each in OPEN):
-            problem = f"the run in {folder} has {value(before, name)!r}: with {value(now, name)!r} it would be another run"
-            remedy = "leave it out; or begin a new run with it, from a checkpoint of this one: --model.path RUN/checkpoints/STEP"
-            raise ConfigError(problem, where=name, remedy=remedy)
+            raise another(folder, name, value(before, name), value(now, name), "leave it out")
     return now.model_copy(update={"run": now.run.model_copy(update={"out": str(folder), "overwrite": False})})
+
+
+def another(folder: Path, name: str, had: object, has: object, remedy: str) -> ConfigError:
+    """An option that may not be another one in a later life."""
+    problem = f"the run in {folder} has {had!r}: with {has!r} it would be another run"
+    remedy = f"{remedy}; or begin a new run with it, from a checkpoint of this one: --model.path RUN/checkpoints/STEP"
+    return ConfigError(problem, where=name, remedy=remedy)
 
 
 def left_by(folder: RunFolder, steps: int) -> Past:
     """What earlier lives left in the folder, whose lock is held.
 
-    A checkpoint that is damaged, or not there any more, is passed over with a warning.
+    A checkpoint that is damaged, or not there any more, is passed over with a warning. So it is told when there is more of the
+    run than the journal knows, and when steps that survive have no metrics.
 
     Raises JournalError when their journal cannot be read; ConfigError when the run came further than `steps`, or none of its
     checkpoints is left.
     """
-    if not (folder.checkpoints() or folder.metrics.exists() or has_lives(folder.journal)):
-        return NOTHING  # it was killed before anything was done
+    try:
+        if not (folder.checkpoints() or folder.metrics.exists() or has_lives(folder.journal)):
+            return NOTHING  # it was killed before anything was done
+        return _left_by(folder, steps)
+    except JournalError as error:
+        raise JournalError(f"{error} ({_without_journal(folder)})") from error
+
+
+def _left_by(folder: RunFolder, steps: int) -> Past:
     with JournalReader(folder.journal) as journal:
         begun = {life.incarnation: life.begun.step for life in journal.incarnations() if life.begun is not None}
     whole = Whole(folder.path, begun)
     past = read_past(folder.journal, whole)
+    lost = lost_end(folder)
+    if lost is not None:
+        told = f"{folder.journal}: {lost}; a run goes on from what its journal knows, and checkpoints that it does not are kept"
+        warnings.warn(visible(f"{told}, as {CHECKPOINTS}/unnamed-*"), RuntimeWarning, stacklevel=2)
+        past = replace(past, unnamed=lost.checkpoints)
     whole.tell(past.version)
     if past.version.step > steps:
         problem = f"the run has version {past.version.step} already"
         raise ConfigError(problem, where="run.steps", remedy=f"use {past.version.step} or more")
+    if absent := without_metrics(folder, past.version.step):
+        told = f"{folder.metrics} has no rows of steps {absent}: they are missing in it, and in the report, from now on"
+        warnings.warn(visible(told), RuntimeWarning, stacklevel=2)
     return past
+
+
+def _without_journal(folder: RunFolder) -> str:
+    """What can be done where it cannot be read."""
+    back = "put the journal back as it was, with its -wal file; or begin a new run"
+    whole = [path for path in folder.checkpoints() if is_whole(path)]
+    if not whole:
+        return back
+    if (whole[-1] / "adapter_config.json").exists():
+        return f"{back}: {whole[-1]} is a PEFT adapter, to be merged into its model first"
+    return f"{back}, which can begin with a checkpoint as with any Hugging Face folder: --model.path {whole[-1]}"
+
+
+def changed_options(folder: RunFolder, config: Config) -> Iterator[ConfigError]:
+    """Options that are others than the run had so far, as its journal has them, and may not be. Raises JournalError."""
+    with JournalReader(folder.journal) as journal:
+        before = options_of(journal.incarnation)
+    now = json.loads(config.model_dump_json())
+    for name in (option.name for option in options()):
+        had, has = (_of(tree, name) for tree in (before, now))
+        if had is not ABSENT and had != has and not any(fnmatch(name, each) for each in (*OPEN, *SET_ANEW)):
+            yield another(folder.path, name, had, has, f"put it back, in {folder.config}")
+
+
+def _of(tree: Any, name: str) -> Any:
+    """Of the option of this dotted name. What another version of Rollyard did not know yet is absent."""
+    for part in name.split("."):
+        tree = tree.get(part, ABSENT) if isinstance(tree, dict) else ABSENT
+    return tree
 
 
 def finished(folder: RunFolder, past: Past, steps: int) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import json
+import re
 import shutil
+import sqlite3
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from rollyard.checkpoints import Checkpoints
 from rollyard.config import Config
 from rollyard.durable import check_whole, write_folder
 from rollyard.errors import ConfigError, JournalError
+from rollyard.inspect.check import check
 from rollyard.journal.folder import RunFolder, take_folder
 from rollyard.layers import options
 from rollyard.resume import NOTHING, OPEN, check_files, check_given, config_of, remember
@@ -170,6 +174,83 @@ def test_without_a_folder_for_checkpoints_a_run_that_named_none_goes_on(tmp_path
     assert live(tmp_path, work()).weights == whole.weights
 
 
+def cut_off(folder: Path, step: int, end: int) -> None:
+    """The journal as it was when the checkpoint of `step` had been named, and batches up to `end` had been trained."""
+    with closing(sqlite3.connect(folder / "journal.sqlite")) as connection, connection:
+        for table, column in (("checkpoints", "version_step"), ("batch_groups", "step + 1"), ("batches", "step + 1")):
+            connection.execute(f"DELETE FROM {table} WHERE {column} > {step if table == 'checkpoints' else end}")
+        connection.execute("UPDATE incarnations SET ended_at = NULL, cause = NULL, failed = NULL")
+
+
+def findings(folder: Path) -> dict[str, str]:
+    return {found.what: found.text for found in check(RunFolder(folder)) if not found.sound}
+
+
+def test_a_journal_that_lost_its_end_is_told_and_checkpoints_that_it_does_not_name_stay(tmp_path, whole):
+    live(tmp_path, work(), stop_after=2)
+    live(tmp_path, work(), checkpoint__keep=9)
+    run = tmp_path / "run"
+    assert not findings(run)
+    cut_off(run, 2, 3)
+    lost = (
+        "it has lost its end: it knows 3 steps, and beside it there are step-000004-life-1, step-000005-life-1, metrics of step 5"
+    )
+    assert findings(run)["journal.sqlite"] == lost
+    with pytest.warns(RuntimeWarning, match=f"{lost}; a run goes on from what its journal knows"):
+        life = live(tmp_path, work(), stop_after=1)
+    assert life.past.version.step == 2
+    above = run / "checkpoints"
+    kept = sorted(path.name.split("-", 2)[2] for path in above.glob("unnamed-*"))
+    assert kept == ["step-000004-life-1", "step-000005-life-1"] and all(check_whole(path) is None for path in above.iterdir())
+    life = live(tmp_path, work(), checkpoint__keep=1)  # nothing is told any more, and the newest that counts is the run's own
+    assert life.past.version.step == 3 and life.weights == whole.weights
+    assert [path.name for path in RunFolder(run).checkpoints()] == ["step-000005-life-3"]
+
+
+def test_one_newest_checkpoint_without_a_name_is_what_a_kill_leaves(tmp_path):
+    live(tmp_path, work(), death=Death("before checkpoint row", 2))
+    assert (tmp_path / "run" / "checkpoints" / "step-000005").is_dir() and not findings(tmp_path / "run")
+    live(tmp_path, work(), stop_after=1)
+    assert not list((tmp_path / "run" / "checkpoints").glob("*step-000005"))
+
+
+@pytest.mark.parametrize("rows", [(1, 3), ()])
+def test_steps_without_metrics_are_told(stopped, rows):
+    metrics = stopped / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[step - 1] for step in rows))
+    if not rows:
+        metrics.unlink()
+    absent = "2" if rows else "1-3"
+    assert findings(stopped)["metrics.jsonl"] == f"it has no rows of steps {absent}"
+    with pytest.warns(RuntimeWarning, match=f"has no rows of steps {absent}: they are missing"):
+        live(stopped.parent, work(), stop_after=1)
+    assert rows_of(stopped.parent)[-1] == (4, 1)
+
+
+def test_a_config_that_was_edited_by_hand_is_held_against_the_journal(stopped, whole):
+    folder, config = RunFolder(stopped), config_of(stopped)
+    for name, option, new in (("train", "lr", 0.5), ("checkpoint", "keep", 1)):
+        section = getattr(config, name)
+        folder.write_config(config.model_copy(update={name: section.model_copy(update={option: new})}))
+        if name == "train":
+            told = r"train\.lr: the run in .* has 1e-06: with 0\.5 it would be another run"
+            assert re.match(told, findings(stopped)["config.toml"])
+            with pytest.raises(ConfigError, match=told):
+                live(stopped.parent, work())
+    assert not findings(stopped) and live(stopped.parent, work()).weights == whole.weights
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no database" * 1000])
+def test_without_a_journal_a_checkpoint_is_still_worth_something(stopped, content):
+    for path in stopped.glob("journal.sqlite*"):
+        path.unlink()
+    if content is not None:
+        (stopped / "journal.sqlite").write_bytes(content)
+    with pytest.raises(JournalError, match=r"put the journal back.*Hugging Face folder: --model\.path .*/step-000003\)"):
+        live(stopped.parent, work())
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -182,6 +263,8 @@ def test_a_resume_that_is_refused_changes_nothing(stopped, tmp_path, monkeypatch
     if own:
         monkeypatch.setattr("rollyard.loop.policy_folder", lambda config, cache: model)
         folder.write_config(config.model_copy(update={"model": config.model.model_copy(update={"path": ""})}))
+        with closing(sqlite3.connect(folder.journal)) as connection, connection:
+            connection.execute("UPDATE incarnations SET config = json_set(config, '$.model.path', '')")
     remember(folder, config, model, ("reward",))
     (stopped / "checkpoints" / ".step-000004.draft").mkdir()
     before = contents(stopped)

@@ -46,7 +46,7 @@ class Past:
     """Where the next life of a run begins, and what it takes over.
 
     `done` are the ids of prompts that are not asked again: trained before `version`, dropped for good, or in one of
-    `recovered.batches`.
+    `recovered.batches`. `unnamed` are checkpoints that the journal has lost: they are not gone on from, and not deleted.
     """
 
     version: WeightVersion  # step 0 without a checkpoint
@@ -55,6 +55,7 @@ class Past:
     recovered: GroupsRecovered
     counters: Mapping[str, Any]  # as they were given with the checkpoint; none without one
     lives: int  # so far
+    unnamed: tuple[Path, ...] = ()
 
 
 def read_past(path: Path, whole: Callable[[str], bool]) -> Past:

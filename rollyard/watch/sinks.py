@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.durable import write_file
+from rollyard.journal.beside import rows_by_step
 
 
 class JsonlSink:
@@ -43,17 +44,9 @@ def cut(path: Path, step: int) -> tuple[dict[str, Any], ...]:
 
     Raises OSError when the file cannot be written.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
+    if not path.exists():
         return ()
-    found: dict[int, tuple[bytes, dict[str, Any]]] = {}
-    for line in lines:
-        try:
-            record = json.loads(line)
-            found[int(record["step"])] = line, record
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            continue
+    found = rows_by_step(path)
     kept = [found[each] for each in sorted(found) if each <= step]
     write_file(path, b"".join(line + b"\n" for line, _ in kept))
     return tuple(record for _, record in kept)

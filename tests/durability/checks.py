@@ -85,7 +85,10 @@ def check_metrics(path: Path, least: int) -> None:
 
 def check_past(run: Path, least: int, learnt: Learnt) -> None:
     """What the next life is given."""
-    past = left_by(RunFolder(run), STEPS)
+    try:
+        past = left_by(RunFolder(run), STEPS)
+    except RuntimeWarning as told:  # of something that is missing, which no cut may bring about
+        raise AssertionError(str(told)) from told
     assert past.version.step >= least
     if past.checkpoint:
         check_checkpoint(run / past.checkpoint, past.version.step, learnt)
