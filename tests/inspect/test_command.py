@@ -96,13 +96,15 @@ def test_sql_for_people_and_for_programs(told):
     assert told("--sql", sql, "--limit", "1").endswith("the first 1; --limit N shows more\n")
 
 
-def test_ctrl_c_ends_a_question_that_takes_long(run, monkeypatch):
+def test_ctrl_c_ends_a_question_that_takes_long(run, monkeypatch, request):
     def begun(*arguments):
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         return only_read(*arguments)
 
     only_read = Source.only_read
     monkeypatch.setattr(Source, "only_read", begun)
+    before_us = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before_us))
     long = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 100000000) SELECT "
     for what in ("count(*) FROM c", "x FROM c WHERE x < 0"):  # its first row, and the next one
         before = time.process_time()
