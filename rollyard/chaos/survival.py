@@ -220,7 +220,7 @@ class Survival:
             case Generate() | Train() if record.ends and survived.life < life:
                 again = max(record.step - self._way.step, 0)
                 record.settle(f"resumed after step {self._way.step}, {again} trained again", now)
-            case EngineDown(engine) if engine == record.engine:
+            case EngineDown(engine) if engine == record.engine and not record.ends:
                 record.lasts = False
             case EngineResumed(engine) | SegmentArrived(engine) if not record.lasts and engine == record.engine:
                 record.settle("started again" if survived.what == "kill" else "it went on", now)
