@@ -152,3 +152,12 @@ def test_a_trainer_that_is_killed_ends_a_life_and_the_next_one_goes_on() -> None
 
 def _partial(member: int, tokens: int) -> Partial:
     return Partial(member, (5,) * tokens, (-1.0,) * tokens, (VersionSpan(V, V, tokens),))
+
+
+def test_a_half_that_is_killed_is_resumed_with_the_run_whatever_is_heard_of_its_engine_first() -> None:
+    survival = Survival()
+    record = strike(survival, "kill", "half-1", "trainer", "b")
+    hear(survival, ev.EngineDown("b", "killed"), ev.Finish("one half is lost", failed=True))
+    survival.begin(0)
+    hear(survival, ev.EngineResumed("b"), generate(0, engine="b"), now=20.0, life=1)
+    assert record.survived.outcome == "resumed after step 0, 0 trained again"
