@@ -61,13 +61,13 @@ def test_a_write_may_arrive_in_part_and_a_later_one_without_it() -> None:
 
 def test_records_of_one_folder() -> None:
     records = [
-        Record(Op.MKDIR, "/root/one"),
-        Record(Op.RENAME, "/root/one/a", "/root/one/b"),
-        Record(Op.SYNC, "/root/one", "durable.py:sync:1"),
-        Record(Op.MARK, "/root/one/named 3"),
-        Record(Op.UNLINK, "/root/other/a"),
+        Record(Op.MKDIR, "/runs/one"),
+        Record(Op.RENAME, "/runs/one/a", "/runs/one/b"),
+        Record(Op.SYNC, "/runs/one", "durable.py:sync:1"),
+        Record(Op.MARK, "/runs/one/named 3"),
+        Record(Op.UNLINK, "/runs/other/a"),
     ]
-    assert below(records, Path("/root/one")) == [
+    assert below(records, Path("/runs/one")) == [
         Record(Op.RENAME, "a", "b"),
         Record(Op.SYNC, "", "durable.py:sync:1"),
         Record(Op.MARK, "named 3"),
