@@ -460,7 +460,8 @@ class Ring:
                 with _warned(OSError):
                     self._recorder.accounts.write_trace(self._folder.trace)
         finally:
-            with _warned(JournalError) if self._recorder.finish.failed else nullcontext():
+            finish = self._recorder.finish
+            with _warned(JournalError, told=finish.cause) if finish.failed else nullcontext():
                 self._recorder.close_journal()
         return report
 
@@ -476,9 +477,10 @@ class Ring:
 
 
 @contextmanager
-def _warned(kind: type[Exception]) -> Iterator[None]:
-    """The rest is closed all the same, and what ended the run is what is raised."""
+def _warned(kind: type[Exception], told: str = "") -> Iterator[None]:
+    """The rest is closed all the same, and what ended the run is what is raised. What was `told` already is not said again."""
     try:
         yield
     except kind as error:
-        warnings.warn(visible(f"closing the run: {type(error).__name__}: {error}"), RuntimeWarning, stacklevel=3)
+        if str(error) not in told:
+            warnings.warn(visible(f"closing the run: {type(error).__name__}: {error}"), RuntimeWarning, stacklevel=3)
