@@ -30,6 +30,7 @@ from rollyard.texts import visible
 from rollyard.watch.screen import Screen, warnings_as_lines
 
 if TYPE_CHECKING:
+    from rollyard.config import Config
     from rollyard.loop import Run
     from rollyard.watch.snapshot import Header
     from rollyard.watch.terminal import Terminal, View
@@ -222,7 +223,7 @@ def _add_options(command: argparse.ArgumentParser, short_names: Mapping[str, str
         )
 
 
-def _resolved(given: argparse.Namespace) -> Resolved:
+def _resolved(given: argparse.Namespace) -> Resolved[Config]:
     return resolve(preset=given.preset, file=given.file, overrides=_overrides(given))
 
 
@@ -230,7 +231,7 @@ def _overrides(given: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in vars(given).items() if "." in name}
 
 
-def _explanation(resolved: Resolved) -> Table:
+def _explanation(resolved: Resolved[Config]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("option", "value", "from", "meaning"):
         table.add_column(column, overflow="fold")
@@ -243,7 +244,7 @@ def _explanation(resolved: Resolved) -> Table:
     return table
 
 
-def _run(resolved: Resolved) -> int:
+def _run(resolved: Resolved[Config]) -> int:
     from rollyard.loop import Run
     from rollyard.watch.terminal import Terminal, open_view
 
@@ -274,7 +275,7 @@ def _go(run: Run, console: Terminal) -> int:
     return STOPPED if stopped else 0
 
 
-def _train(resolved: Resolved) -> int:
+def _train(resolved: Resolved[Config]) -> int:
     from rollyard.training import Training
     from rollyard.watch.terminal import Terminal
 

@@ -27,18 +27,33 @@ def conductor_of(config: Config, stations: Stations, version: WeightVersion, pas
         folder: of the run.
     """
     rollover, counts, weights = worker.rollover_of(config), _counted(past, folder), config.weights
-    policy, schedule = _policy(config, stations), _schedule(config, stations, past)
+    policy = policy_of(config, stations.window, stations.vocabulary, stations.player is not None)
+    evaluated = past.counters.get("report", {}).get("evaluated")
+    schedule = schedule_of(
+        config,
+        len(stations.engines),
+        evaluate=bool(stations.held_out),
+        restarts=config.place.restarts if stations.launch else 0,
+        evaluated=None if evaluated is None else WeightVersion(*evaluated),
+    )
     return Conductor(policy, schedule, rollover, version, config.place.placement, weights.retries, counts)
 
 
-def _policy(config: Config, stations: Stations) -> RolloutPolicy:
+def policy_of(config: Config, window: int, vocabulary: int = 0, episodes: bool = False) -> RolloutPolicy:
+    """The rules of a run's rollouts.
+
+    Args:
+        window: tokens of prompt and completion at most.
+        vocabulary: tokens have lower numbers; 0: nobody knows.
+        episodes: an environment plays with the policy.
+    """
     rollout = config.rollout
     return RolloutPolicy(
         group_size=rollout.group_size,
         groups_per_batch=rollout.groups_per_step,
         batches=config.run.steps,
         sampling=worker.sampling_of(config),
-        window=stations.window,
+        window=window,
         max_staleness=rollout.max_staleness,
         max_live_groups=rollout.max_live_groups,
         oversample=rollout.oversample,
@@ -47,32 +62,42 @@ def _policy(config: Config, stations: Stations) -> RolloutPolicy:
         overtaking=rollout.overtaking,
         on_stale=rollout.on_stale,
         retries=rollout.retries,
-        vocabulary=stations.vocabulary,
+        vocabulary=vocabulary,
         faults=config.engine.faults,
         failures=config.engine.failures,
         min_scored=rollout.min_scored,
         give_up_after=rollout.give_up_after,
         seed=config.run.seed,
         exact=config.place.placement == "swap",
-        turns=config.environment.turns if stations.player is not None else 0,
+        turns=config.environment.turns if episodes else 0,
         filter=rollout.filter,
         refills=rollout.refills,
         mask_truncated=config.advantage.overlong == "mask",
     )
 
 
-def _schedule(config: Config, stations: Stations, past: Past) -> Schedule:
-    weights, evaluated = config.weights, past.counters.get("report", {}).get("evaluated")
+def schedule_of(
+    config: Config, engines: int, *, evaluate: bool, restarts: int, evaluated: WeightVersion | None = None
+) -> Schedule:
+    """When what is done in a run.
+
+    Args:
+        engines: at its start.
+        evaluate: there are held-out prompts.
+        restarts: times that each engine is started again.
+        evaluated: the version that an earlier life evaluated last.
+    """
+    weights = config.weights
     return Schedule(
         steps=config.run.steps,
-        engines=len(stations.engines),
-        evaluate=bool(stations.held_out),
+        engines=engines,
+        evaluate=evaluate,
         evaluate_every=config.eval.every,
         checkpoint_every=config.checkpoint.every,
         prove=weights.canary,
-        restarts=config.place.restarts if stations.launch else 0,
+        restarts=restarts,
         probe_every=weights.probe_every if weights.probe and config.place.apart else 0,
-        evaluated=None if evaluated is None else WeightVersion(*evaluated),
+        evaluated=evaluated,
     )
 
 

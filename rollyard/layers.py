@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -22,6 +22,8 @@ from rollyard.combinations import check
 from rollyard.config import Config
 from rollyard.errors import ConfigError
 from rollyard.events import Rollover
+
+Tree = TypeVar("Tree", bound=Config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +37,16 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Generic[Tree]):
     """A config and where each value came from: `origins["train.lr"]` is such as "default" or "preset sort"."""
 
-    config: Config
+    config: Tree
     origins: Mapping[str, str]
 
 
-def options() -> Iterator[Option]:
+def options(tree: type[Config] = Config) -> Iterator[Option]:
     """Every option, in the order of the tree."""
-    for name, leaf in _leaves(Config):
+    for name, leaf in _leaves(tree):
         yield Option(name, _values(leaf.annotation), leaf.default, leaf.description or "")
 
 
@@ -68,7 +70,7 @@ def resolve(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
-) -> Resolved:
+) -> Resolved[Config]:
     """Join the layers and check the whole.
 
     Args:
@@ -80,14 +82,31 @@ def resolve(
     Raises:
         ConfigError: naming the option, where it was set, and what would be right.
     """
+    return resolve_tree(Config, check, preset=preset, file=file, environment=environment, overrides=overrides)
+
+
+def resolve_tree(
+    tree: type[Tree],
+    checked: Callable[[Tree], None],
+    *,
+    preset: str = "",
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Resolved[Tree]:
+    """The same for a tree that has more options than a run's.
+
+    Args:
+        checked: raises ConfigError for what does not go together.
+    """
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if preset:
-        layers.append((f"preset {preset}", _flatten(_read_preset(preset), f"preset {preset}")))
+        layers.append((f"preset {preset}", _flatten(_read_preset(preset), f"preset {preset}", tree)))
     if file is not None:
-        layers.append((f"file {file}", _flatten(_read_toml(file), str(file))))
+        layers.append((f"file {file}", _flatten(_read_toml(file), str(file), tree)))
     layers.append(("environment", _from_environment(os.environ if environment is None else environment)))
     layers.append(("command line", overrides or {}))
-    known = {option.name for option in options()}
+    known = {option.name for option in options(tree)}
     values: dict[str, Any] = {}
     origins = dict.fromkeys(known, "default")
     for origin, layer in layers:
@@ -96,14 +115,14 @@ def resolve(
                 raise ConfigError(f"there is no option {name!r}", where=origin, remedy=nearest(name, known))
             values[name] = value
             origins[name] = origin
-    config = _build(values, origins)
-    check(config)
+    config = _build(tree, values, origins)
+    checked(config)
     return Resolved(config, origins)
 
 
-def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
+def _build(kind: type[Tree], values: Mapping[str, Any], origins: Mapping[str, str]) -> Tree:
     tree: dict[str, Any] = {}
-    types = {name: leaf.annotation for name, leaf in _leaves(Config)}
+    types = {name: leaf.annotation for name, leaf in _leaves(kind)}
     for name, value in values.items():
         *sections, leaf = name.split(".")
         branch = tree
@@ -111,7 +130,7 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
             branch = branch.setdefault(section, {})
         branch[leaf] = _converted(name, types[name], value, origins[name])
     try:
-        return Config.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         parts = [str(part) for part in first["loc"]]  # below an option, what part of its value
@@ -153,11 +172,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"not valid TOML: {error}", where=str(path), remedy="see toml.io for the format") from None
 
 
-def _flatten(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def _flatten(given: Mapping[str, Any], origin: str, tree: type[Config]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for section, values in tree.items():
+    for section, values in given.items():
         if not isinstance(values, dict):
-            remedy = f"{section} is a section: [{section}]" if section in Config.model_fields else "sections are such as [train]"
+            remedy = f"{section} is a section: [{section}]" if section in tree.model_fields else "sections are such as [train]"
             raise ConfigError(f"{section!r} stands outside any section", where=origin, remedy=remedy)
         flat.update(_below(section, values))
     return flat

@@ -1,0 +1,76 @@
+"""What is simulated: the options of a run, and besides what the run would find: devices, lengths, costs, failures."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rollyard.config import Config, Count, Natural, NonNegative, Positive, Section, Share
+
+
+class ClusterConfig(Section):
+    """How many devices there are follows from the options of `place`."""
+
+    hardware: str = Field("H100", description="kind of device, of the table in docs/simulator.md; or cpu, this machine measured")
+    node: Natural = Field(0, description="devices of a node (0: as the table says)")
+    price: NonNegative = Field(0.0, description="money that one device costs an hour (0: not told)")
+
+
+class WorkloadConfig(Section):
+    """How long prompts and completions are. A completion is cut at rollout.max_tokens."""
+
+    mean_tokens: NonNegative = Field(0.0, description="mean of a completion once it is cut (0: a quarter of rollout.max_tokens)")
+    sigma: NonNegative = Field(1.0, description="standard deviation of the logarithm of a completion's length")
+    between: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.65, description="share of that variance that lies between prompts, the rest between completions of one prompt"
+    )
+    growth: float = Field(0.0, description="how much longer completions get at each step, as a share (0.01: by 1 %)")
+    prompt_tokens: Count = Field(512, description="mean of a prompt")
+    prompt_sigma: NonNegative = Field(0.0, description="standard deviation of the logarithm of a prompt's length")
+    trace: str = Field(
+        "", description="JSONL or Parquet of a run instead, as `rollyard inspect RUN --export` writes it (empty: as above)"
+    )
+
+
+class CostsConfig(Section):
+    """Constants of the cost model; `--calibrate RUN` fits them to a run. What hardware states is multiplied by a share."""
+
+    decode_bandwidth: Share = Field(0.7, description="share of the memory's bandwidth that decoding reaches")
+    decode_flops: Share = Field(0.5, description="share of peak FLOPs that decoding reaches")
+    prefill_flops: Share = Field(0.5, description="share of peak FLOPs that prefill reaches")
+    step_s: NonNegative = Field(0.003, description="seconds of a decode step besides")
+    sequence_s: NonNegative = Field(0.0, description="seconds that each running sequence adds to that")
+    tensor_parallel_s: NonNegative = Field(0.002, description="seconds that tensor parallelism adds to that")
+    train_flops: Share = Field(0.35, description="share of peak FLOPs that training reaches")
+    recompute: bool = Field(True, description="activations are computed again backwards: 8 FLOPs a parameter and token, not 6")
+    logprob_passes: Natural = Field(0, description="forward passes over a batch besides, of 2 FLOPs a parameter and token")
+    minibatch_s: NonNegative = Field(0.0, description="seconds of an optimizer step besides")
+    token_s: NonNegative = Field(0.0, description="seconds that training takes a token besides")
+    link: Share = Field(0.8, description="share of a link's or network card's rate that weights reach")
+    disk: Positive = Field(2e9, description="bytes/s of the common disk, of one reader or writer")
+    barrier_s: NonNegative = Field(0.1, description="seconds of a weight sync besides")
+    probe_s: NonNegative = Field(0.0, description="seconds that a probe takes an engine at a load")
+    sleep_s: NonNegative = Field(0.0, description="seconds that an engine takes to sleep, and again to wake (colocated)")
+    score_s: NonNegative = Field(0.0, description="seconds of a verdict")
+    score_workers: Count = Field(64, description="verdicts at a time")
+    message_s: NonNegative = Field(0.0, description="seconds that the driver is busy with a completion")
+
+
+class FailuresConfig(Section):
+    """Engines that are lost, and engines that come and go."""
+
+    node_hours: NonNegative = Field(0.0, description="mean hours between two failures of a node (0: none)")
+    restart_s: NonNegative = Field(300.0, description="seconds until an engine that was lost is up again")
+    joins: tuple[str, ...] = Field(
+        (), description="STEP:+N or STEP:-N: so many engines come, or leave, once so many steps are trained (with commas)"
+    )
+
+
+class Scenario(Config):
+    """Everything a simulated run depends on; all options of a run are among them."""
+
+    cluster: ClusterConfig = ClusterConfig()
+    workload: WorkloadConfig = WorkloadConfig()
+    costs: CostsConfig = CostsConfig()
+    failures: FailuresConfig = FailuresConfig()
