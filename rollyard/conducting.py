@@ -27,7 +27,7 @@ def conductor_of(config: Config, stations: Stations, version: WeightVersion, pas
         folder: of the run.
     """
     rollover, counts, weights = worker.rollover_of(config), _counted(past, folder), config.weights
-    policy = policy_of(config, stations.window, stations.vocabulary, stations.player is not None)
+    policy = policy_of(config, stations.window, episodes=stations.player is not None)
     evaluated = past.counters.get("report", {}).get("evaluated")
     schedule = schedule_of(
         config,
@@ -39,12 +39,11 @@ def conductor_of(config: Config, stations: Stations, version: WeightVersion, pas
     return Conductor(policy, schedule, rollover, version, config.place.placement, weights.retries, counts)
 
 
-def policy_of(config: Config, window: int, vocabulary: int = 0, episodes: bool = False) -> RolloutPolicy:
+def policy_of(config: Config, window: int, *, episodes: bool = False) -> RolloutPolicy:
     """The rules of a run's rollouts.
 
     Args:
         window: tokens of prompt and completion at most.
-        vocabulary: tokens have lower numbers; 0: nobody knows.
         episodes: an environment plays with the policy.
     """
     rollout = config.rollout
@@ -62,7 +61,6 @@ def policy_of(config: Config, window: int, vocabulary: int = 0, episodes: bool =
         overtaking=rollout.overtaking,
         on_stale=rollout.on_stale,
         retries=rollout.retries,
-        vocabulary=vocabulary,
         faults=config.engine.faults,
         failures=config.engine.failures,
         min_scored=rollout.min_scored,

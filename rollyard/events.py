@@ -71,9 +71,12 @@ class EngineLeaving(Event):
 
 @dataclass(frozen=True, slots=True)
 class SegmentArrived(Event):
+    """An engine wrote. `problem` is of its tokens, each of which whoever tells this has looked at."""
+
     engine: EngineId
     segment: Segment
     text: str = ""  # the whole completion's text, given with the last segment
+    problem: str = ""  # what is wrong with the tokens (`rollout.answers`), so that they are not to be taken
 
 
 @dataclass(frozen=True, slots=True)

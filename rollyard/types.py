@@ -1,11 +1,13 @@
 """The vocabulary, in the order data flows. Every record is frozen and slotted.
 
 Prompt -> Request -> Segment -> Completion -> Rollout -> Group -> Sample -> TrainBatch -> WeightVersion
+
+Tokens are tuples; where they may be any sequence, a simulation has `plan.tokens.Told`, which only knows how many they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -113,7 +115,7 @@ class Prompt:
 
     id: int
     row: int  # the row of the data set it came from
-    token_ids: tuple[int, ...]  # [tokens]
+    token_ids: Sequence[int]  # [tokens]
     text: str
     columns: Mapping[str, object] = field(default_factory=dict)  # handed to the reward by name
     messages: tuple[Mapping[str, str], ...] = ()  # role and content of each, where the data has a conversation
@@ -128,10 +130,10 @@ class Request:
     """
 
     id: RequestId
-    prompt_ids: tuple[int, ...]  # [tokens]
+    prompt_ids: Sequence[int]  # [tokens]
     sampling: Sampling
     seed: int  # 64 bits, from (run seed, prompt, member)
-    written_ids: tuple[int, ...] = ()  # [tokens]
+    written_ids: Sequence[int] = ()  # [tokens]
     priority: int = 0  # lower goes first
 
 
@@ -143,8 +145,8 @@ class Segment:
     """
 
     request: RequestId
-    token_ids: tuple[int, ...]  # [tokens]
-    logprobs: tuple[float, ...]  # [tokens], under the distribution each token was drawn from
+    token_ids: Sequence[int]  # [tokens]
+    logprobs: Sequence[float]  # [tokens], under the distribution each token was drawn from
     version: WeightVersion
     oldest_kv: WeightVersion  # the oldest version whose keys and values these tokens attended to
     finish: FinishReason | None = None
@@ -167,7 +169,7 @@ class Turn:
     of a completion with the tokens 5 6 7.
     """
 
-    prompt_ids: tuple[int, ...]  # [tokens], all that the policy saw before it
+    prompt_ids: Sequence[int]  # [tokens], all that the policy saw before it
     tokens: int  # of the completion's tokens, those of earlier turns come first
     finish: FinishReason
 
@@ -188,7 +190,7 @@ class Asking:
 class Reply:
     """What the policy wrote in one turn. `text` is without special tokens, and cut before a stop string."""
 
-    token_ids: tuple[int, ...]  # [tokens], as they were sampled
+    token_ids: Sequence[int]  # [tokens], as they were sampled
     text: str
     finish: FinishReason
 
@@ -203,8 +205,8 @@ class Completion:
 
     group: int
     member: int
-    token_ids: tuple[int, ...]  # [tokens], what the policy sampled, end-of-sequence included
-    logprobs: tuple[float, ...]  # [tokens]
+    token_ids: Sequence[int]  # [tokens], what the policy sampled, end-of-sequence included
+    logprobs: Sequence[float]  # [tokens]
     spans: tuple[VersionSpan, ...]
     finish: FinishReason
     text: str
@@ -256,8 +258,8 @@ class Partial:
     """What was written of an answer that has not ended. Spans cover the tokens in order."""
 
     member: int
-    token_ids: tuple[int, ...]  # [tokens]
-    logprobs: tuple[float, ...]  # [tokens]
+    token_ids: Sequence[int]  # [tokens]
+    logprobs: Sequence[float]  # [tokens]
     spans: tuple[VersionSpan, ...]
 
 

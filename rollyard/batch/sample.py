@@ -100,12 +100,12 @@ class _Row:
     advantages: tuple[float, ...] = ()
     sampled: int = 0
 
-    def extend(self, prompt: tuple[int, ...], done: Completion, first: int, end: int, advantage: float) -> None:
+    def extend(self, prompt: Sequence[int], done: Completion, first: int, end: int, advantage: float) -> None:
         """What comes next: the rest of `prompt`, which begins with all that is here, and tokens `first` to `end` of `done`."""
         between, sampled = prompt[len(self.token_ids) :], end - first
-        self.token_ids += between + done.token_ids[first:end]
+        self.token_ids += (*between, *done.token_ids[first:end])
         self.mask += (False,) * len(between) + (True,) * sampled
-        self.logprobs += (0.0,) * len(between) + done.logprobs[first:end]
+        self.logprobs += (*(0.0,) * len(between), *done.logprobs[first:end])
         self.advantages += (0.0,) * len(between) + (advantage,) * sampled
         self.sampled += sampled
 

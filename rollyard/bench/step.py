@@ -48,7 +48,7 @@ class Loop:
         step = await anext(self._steps)
         seconds = time.perf_counter() - started
         completions = [rollout.completion for group in step.groups for rollout in group.rollouts]
-        self.prompts.append(Counter(group.prompt.token_ids for group in step.groups for _ in group.rollouts))
+        self.prompts.append(Counter(tuple(group.prompt.token_ids) for group in step.groups for _ in group.rollouts))
         return Measured(
             seconds,
             (

@@ -22,7 +22,7 @@ class Transcript:
     def __init__(self, ask: Ask, prompt: Prompt) -> None:
         self._ask = ask
         self.token_ids = list(prompt.token_ids)
-        self._answered: tuple[int, ...] = ()
+        self._answered: Sequence[int] = ()
 
     async def answer(self, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Reply:
         """Ask the policy, and keep what it wrote. Raises ValueError as `protocols.Ask` does."""

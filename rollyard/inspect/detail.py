@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.errors import ConfigError
@@ -22,8 +23,8 @@ class Detail:
     prompt: Prompt
     verdict: Reward
     text: str
-    token_ids: tuple[int, ...]  # [tokens]
-    logprobs: tuple[float, ...]  # [tokens]
+    token_ids: Sequence[int]  # [tokens]
+    logprobs: Sequence[float]  # [tokens]
     spans: tuple[VersionSpan, ...]
     turns: tuple[Turn, ...]
     finished_at: float | None

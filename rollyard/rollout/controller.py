@@ -37,8 +37,8 @@ from rollyard.events import (
 )
 from rollyard.fitness import Condemn, EngineUnfit, WrongAnswer
 from rollyard.protocols.rollouts import Engine, PromptSource, Scorer
+from rollyard.rollout.answers import problem_of, wrong_tokens
 from rollyard.rollout.silence import Silence
-from rollyard.rollout.state import problem_of
 from rollyard.types import (
     Activity,
     Completion,
@@ -97,7 +97,7 @@ class Controller:
         self._unjudged: deque[Score] = deque()
         self._lost: dict[EngineId, EngineLost] = {}  # and how
         self._silence = Silence(silent_s)
-        self._tokens = range(vocabulary or 2**32)
+        self._vocabulary = vocabulary
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: dict[EngineId, asyncio.Task[None]] = {}
 
@@ -314,7 +314,8 @@ class Controller:
                     if private is not None and private.engine == engine.id:
                         self._hear_private(private, segment)
                     else:
-                        self._post(SegmentArrived(engine.id, segment, self._follow(engine.id, segment)))
+                        problem = wrong_tokens(segment, self._vocabulary)
+                        self._post(SegmentArrived(engine.id, segment, self._follow(engine.id, segment, problem), problem))
         except EngineLost as error:
             self._lose(engine.id, error)
 
@@ -333,7 +334,7 @@ class Controller:
 
     def _hear_private(self, private: _Private, segment: Segment) -> None:
         """One that answers wrongly is told of as in the rollouts, and asked no more once it has ended the request."""
-        if private.wrong is None and (problem := private.problem(segment, self._tokens.stop)):
+        if private.wrong is None and (problem := private.problem(segment, self._vocabulary)):
             private.wrong = WrongAnswer(private.engine, problem)
             self._post(private.wrong)
             if segment.finish is None:
@@ -349,21 +350,19 @@ class Controller:
         else:
             private.done.set_result(private.completion(segment, self._text))
 
-    def _all_words(self, token_ids: Sequence[int]) -> bool:
-        return not token_ids or (min(token_ids) in self._tokens and max(token_ids) in self._tokens)
-
-    def _follow(self, engine: EngineId, segment: Segment) -> str:
+    def _follow(self, engine: EngineId, segment: Segment, problem: str) -> str:
         """Keep the tokens until the last segment; then give the text of the whole completion."""
         written = self._written[engine].get(segment.request)
         if written is None:
             return ""
         written.token_ids.extend(segment.token_ids)
+        written.wrong |= bool(problem)
         if segment.finish is None:
             return ""
         del self._written[engine][segment.request]
         self._timeline.close(Phase.GENERATE)
         cut = segment.finish in (FinishReason.ABORT, FinishReason.ERROR)
-        if cut or not self._all_words(written.token_ids):  # the core refuses those
+        if cut or written.wrong:  # the core refuses it, and it may have no text
             return ""
         return self._text(written.token_ids, written.stop, segment.finish)
 
@@ -413,6 +412,7 @@ class _Written:
 
     stop: tuple[str, ...]
     token_ids: list[int]
+    wrong: bool = False
 
 
 @dataclass(slots=True)
@@ -431,7 +431,7 @@ class _Private:
     def problem(self, segment: Segment, vocabulary: int) -> str:
         """What is wrong with it; empty when nothing is."""
         left = self.request.sampling.max_tokens - len(self.token_ids)
-        problem = problem_of(segment, left, segment.version.step, vocabulary)
+        problem = problem_of(segment, left, segment.version.step, wrong_tokens(segment, vocabulary))
         if not problem and segment.token_ids and self.version not in (None, segment.version):
             problem = f"tokens of version {tuple(segment.version)}, and {tuple(self.version or ())} was asked"
         return problem

@@ -42,6 +42,7 @@ from rollyard.events import (
 )
 from rollyard.fitness import Condemn, EngineProbed, EngineUnfit, WrongAnswer
 from rollyard.lives import GroupsRecovered, Wrote
+from rollyard.rollout.answers import problem_of
 from rollyard.rollout.batches import Batches
 from rollyard.rollout.departures import Departures
 from rollyard.rollout.dispatch import Dispatch
@@ -53,7 +54,7 @@ from rollyard.rollout.moving import Moves
 from rollyard.rollout.playing import Playing
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.recovery import Recovery
-from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase, problem_of
+from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase
 from rollyard.turns import Asked, EpisodeEnded, Tell
 from rollyard.types import DropReason, FinishReason, Prompt, RequestId, Segment, Verdict
 
@@ -284,7 +285,7 @@ class RolloutCore:
         group = self._live.groups.get(segment.request.group)
         if member is not None and group is not None:
             oldest_allowed = self._live.due(group.prompt.id) - self._policy.max_staleness
-            problem = problem_of(segment, group.left(member), oldest_allowed, self._policy.vocabulary)
+            problem = problem_of(segment, group.left(member), oldest_allowed, event.problem)
             if problem or (segment.token_ids and (problem := self._health.took_none(event.engine, segment.version))):
                 self._ledger.came(segment, wanted=False)
                 yield from self._give_up(segment, event.engine, problem)
@@ -340,7 +341,7 @@ class RolloutCore:
         if finish is FinishReason.ABORT or (finish is FinishReason.LENGTH and group.clamped):
             finish = FinishReason.CONTEXT if group.clamped else FinishReason.LENGTH
         member.phase, member.engine = Phase.SCORING, None
-        self._lengths.finished(group.prompt.row, len(member.token_ids))
+        self._lengths.finished(group.prompt.row, member.tokens)
         return Score(group.prompt, member.complete(finish, text))
 
     # ------------------------------------------------------------------------------------------- failures

@@ -77,12 +77,12 @@ class Dispatch:
             prompt_ids=group.prompt_ids(member),
             sampling=self._sampling(group.left(member), member.asking.stop if member.asking is not None else ()),
             seed=completion_seed(self._policy.seed, member.group, member.index, len(member.turns)),
-            written_ids=tuple(member.token_ids[member.earlier :]),
+            written_ids=member.answer(),
             priority=member.group,
         )
         tokens = len(request.prompt_ids) + len(request.written_ids)
         member.phase, member.engine, member.target = Phase.RUNNING, engine, None
-        member.began, member.began_at = len(member.token_ids), self._clock(engine)
+        member.began, member.began_at = member.tokens, self._clock(engine)
         group.home = member.home = engine
         self._attempts[request.id] = (engine, tokens)
         self._held.setdefault(engine, {})[request.id] = None
@@ -110,8 +110,8 @@ class Dispatch:
 
     def measure(self, engine: EngineId, group: GroupState, member: Member) -> None:
         """It wrote the member's attempt."""
-        tokens = len(member.token_ids) - member.began
-        self._typical += TYPICAL * (len(group.prompt.token_ids) + len(member.token_ids) - self._typical)
+        tokens = member.tokens - member.began
+        self._typical += TYPICAL * (len(group.prompt.token_ids) + member.tokens - self._typical)
         if self._speeds.wrote(engine, tokens, self._clock(engine) - member.began_at):
             self.router.compare(self._speeds.slowness(), round(self._typical))
 

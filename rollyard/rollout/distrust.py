@@ -63,7 +63,7 @@ class Distrust:
 
     def _rewrite(self, member: Member, since: int) -> Iterable[Output]:
         """Its tokens from `since` on are forgotten."""
-        self._ledger.forgotten(len(member.token_ids) - since)
+        self._ledger.forgotten(member.tokens - since)
         member.forget(since)
         if member.asking is None:
             yield Unwrite(member.group, member.index, since)

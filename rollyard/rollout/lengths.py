@@ -69,7 +69,7 @@ class Lengths:
 
         E[L | L > w] = exp(m + s^2 / 2) Q((ln w - m) / s - s) / Q((ln w - m) / s), with Q the normal distribution's upper tail.
         """
-        written = len(member.token_ids)
+        written = member.tokens
         mean, variance = self._of(group)
         spread = math.sqrt(variance)
         beyond = (math.log(max(written, 1)) - mean) / spread
@@ -85,7 +85,7 @@ class Lengths:
         seen = self._rows.get(group.prompt.row, Moments())
         mean, variance = self._shrunk(seen.count, seen.mean, between, within)
         spread = math.sqrt(variance)
-        floors = [len(m.token_ids) for m in group.members if m.phase in UNDER_WAY and m.token_ids]
+        floors = [m.tokens for m in group.members if m.phase in UNDER_WAY and m.tokens]
         if not floors:
             return mean, variance
         under_way = sum(mean + spread * _excess((math.log(floor) - mean) / spread) for floor in floors)

@@ -74,10 +74,10 @@ class Playing:
 
     def _told(self, member: Member, asking: Asking, finish: FinishReason, text: str) -> Tell:
         """The next request is another attempt, with its own failures."""
-        ids = tuple(member.token_ids[member.earlier :])
-        member.turns.append(Turn(asking.prompt_ids, len(ids), finish))
+        ids = member.answer()
+        member.turned(Turn(asking.prompt_ids, len(ids), finish))
         member.phase, member.asking, member.engine, member.avoid = Phase.PLAYING, None, None, None
-        member.earlier, member.attempt, member.failures = len(member.token_ids), member.attempt + 1, 0
+        member.attempt, member.failures = member.attempt + 1, 0
         return Tell(member.group, member.index, Reply(ids, text, finish))
 
     def ended(self, event: EpisodeEnded) -> Iterable[Output]:
@@ -101,7 +101,7 @@ class Playing:
     def _completed(self, group: GroupState, member: Member, verdict: Reward | None, text: str) -> Score:
         finish = member.turns[-1].finish if member.turns else FinishReason.ERROR
         member.phase = Phase.SCORING
-        self._lengths.finished(group.prompt.row, len(member.token_ids))
+        self._lengths.finished(group.prompt.row, member.tokens)
         return Score(group.prompt, member.complete(finish, text), verdict)
 
     def _find(self, group_id: int, index: int) -> tuple[GroupState | None, Member | None]:

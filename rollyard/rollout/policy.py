@@ -26,7 +26,6 @@ class RolloutPolicy:
     overtaking: Literal["allow", "never"] = "allow"
     on_stale: Literal["wait", "drop"] = "wait"
     retries: int = 2
-    vocabulary: int = 0  # tokens have lower numbers; 0: not known, so that nobody looks
     faults: int = 0  # wrong answers that make an engine unfit; 0: it may give as many as it likes
     failures: int = 0  # prompts in a row that fail at an engine and make it unfit; 0: as many as there are
     min_scored: int = 2

@@ -129,8 +129,7 @@ class Recovery:
         return all(span.version.step >= allowed for span in written.spans)
 
     def _give(self, member: Member, written: Completion | Partial) -> None:
-        member.token_ids, member.logprobs = list(written.token_ids), list(written.logprobs)
-        member.spans = list(written.spans)
+        member.give(written)
         self._ledger.recovered(len(written.token_ids))
 
     def _settled(self, group: GroupState) -> Iterable[Output]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import reduce
+from itertools import chain
+from typing import TypeVar
 
 from rollyard.events import EngineId, Instruction, Signal
 from rollyard.types import (
@@ -14,6 +17,7 @@ from rollyard.types import (
     DropReason,
     FinishReason,
     Group,
+    Partial,
     Prompt,
     RequestId,
     Reward,
@@ -25,8 +29,8 @@ from rollyard.types import (
 
 Output = Instruction | Signal
 
-LEAST = -3.4028234663852886e38  # the lowest float32
-ROUNDING = 1e-3  # nats above 0 that a logprob may have where logits are rounded
+N = TypeVar("N", int, float)
+Piece = tuple[Sequence[int], Sequence[float]]  # tokens and their logprobs
 
 
 class Phase(Enum):
@@ -47,12 +51,13 @@ class Member:
     group: int
     index: int
     phase: Phase = Phase.WAITING
-    token_ids: list[int] = field(default_factory=list)  # of all turns
-    logprobs: list[float] = field(default_factory=list)
+    tokens: int = 0  # of all turns
+    pieces: list[Piece] = field(default_factory=list)  # which make them up
     spans: list[VersionSpan] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)  # of an episode: those that are over
     asking: Asking | None = None  # of an episode: the turn that is wanted, while WAITING or RUNNING
     earlier: int = 0  # tokens of the turns that are over
+    over: int = 0  # pieces of those
     began: int = 0  # tokens that there were when the last attempt began
     began_at: float = 0.0  # seconds on its engine's clock
     stints: list[tuple[EngineId, int, int]] = field(default_factory=list)  # who wrote, in which epoch of it, from which token on
@@ -69,18 +74,23 @@ class Member:
 
     def write(self, segment: Segment) -> None:
         """Append a segment's tokens; neighbouring spans of one version become one."""
-        if not segment.token_ids:
+        tokens = len(segment.token_ids)
+        if not tokens:
             return
-        self.token_ids.extend(segment.token_ids)
-        self.logprobs.extend(segment.logprobs)
-        span = VersionSpan(segment.version, segment.oldest_kv, len(segment.token_ids))
-        if self.spans and self.spans[-1][:2] == span[:2]:
-            span = span._replace(tokens=self.spans.pop().tokens + span.tokens)
-        self.spans.append(span)
+        self.tokens += tokens
+        self.pieces.append((segment.token_ids, segment.logprobs))
+        if self.spans and self.spans[-1][:2] == (segment.version, segment.oldest_kv):
+            tokens += self.spans.pop().tokens
+        self.spans.append(VersionSpan(segment.version, segment.oldest_kv, tokens))
+
+    def give(self, written: Completion | Partial) -> None:
+        """It has written this in an earlier life."""
+        self.tokens, self.spans = len(written.token_ids), list(written.spans)
+        self.pieces = [(written.token_ids, written.logprobs)] if self.tokens else []
 
     def stop(self, engine: EngineId, epoch: int) -> None:
         """An attempt has ended; who wrote what it added."""
-        if len(self.token_ids) > self.began:
+        if self.tokens > self.began:
             self.stints.append((engine, epoch, self.began))
 
     def since(self, engine: EngineId, epoch: int) -> int | None:
@@ -89,7 +99,13 @@ class Member:
 
     def forget(self, since: int) -> None:
         """Go back to its first tokens."""
-        del self.token_ids[since:], self.logprobs[since:]
+        while self.tokens > since:
+            ids, logprobs = self.pieces.pop()
+            self.tokens -= len(ids)
+            if self.tokens < since:
+                left = since - self.tokens
+                self.pieces.append((ids[:left], logprobs[:left]))
+                self.tokens = since
         self.stints = [stint for stint in self.stints if stint[2] < since]
         left, spans = since, list[VersionSpan]()
         for span in self.spans:
@@ -98,41 +114,31 @@ class Member:
                 left -= spans[-1].tokens
         self.spans = spans
 
+    def answer(self) -> Sequence[int]:
+        """What it has written in this turn."""
+        return joined([ids for ids, _ in self.pieces[self.over :]])
+
+    def turned(self, turn: Turn) -> None:
+        """The turn is over."""
+        self.turns.append(turn)
+        self.earlier, self.over = self.tokens, len(self.pieces)
+
     def complete(self, finish: FinishReason, text: str) -> Completion:
-        tokens = tuple(self.token_ids), tuple(self.logprobs), tuple(self.spans)
-        self.completion = Completion(self.group, self.index, *tokens, finish, text, tuple(self.turns))
+        ids, logprobs = joined([ids for ids, _ in self.pieces]), joined([logprobs for _, logprobs in self.pieces])
+        self.pieces = [(ids, logprobs)]
+        spans, turns = tuple(self.spans), tuple(self.turns)
+        self.completion = Completion(self.group, self.index, ids, logprobs, spans, finish, text, turns)
         return self.completion
 
 
-def problem_of(segment: Segment, left: int, oldest_allowed: int, vocabulary: int = 0) -> str:
-    """What is wrong with an engine's answer; empty when nothing is.
-
-    Args:
-        left: tokens that the member may still write.
-        oldest_allowed: version step.
-        vocabulary: tokens have lower numbers; 0: nobody knows.
-    """
-    ids, logprobs = segment.token_ids, segment.logprobs
-    if len(logprobs) != len(ids):
-        return f"{len(ids)} tokens came with {len(logprobs)} logprobs"
-    if not ids:
-        return ""
-    if len(ids) > left:
-        return f"more tokens than asked: {left} were left to write"
-    total = sum(logprobs)
-    if not math.isfinite(total):
-        return "a logprob is not finite"
-    if total < LEAST and min(logprobs) < LEAST:
-        return f"a logprob is {min(logprobs):g}, below what 32 bits can hold"
-    if max(logprobs) > ROUNDING:
-        return f"a logprob is {max(logprobs):g}, above 0"
-    if min(ids) < 0 or 0 < vocabulary <= max(ids):
-        return (
-            f"a token of number {min(ids) if min(ids) < 0 else max(ids)}, and the vocabulary has {vocabulary or 'none below 0'}"
-        )
-    if segment.version.step < oldest_allowed:
-        return f"tokens of version {segment.version.step}, but {oldest_allowed} is the oldest allowed"
-    return ""
+def joined(pieces: Sequence[Sequence[N]]) -> Sequence[N]:
+    """All of them as one. One alone stays as it is; what is no tuple, as in a simulation, knows how to add its like."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if not pieces or isinstance(pieces[0], tuple):
+        return tuple(chain.from_iterable(pieces))
+    whole: Sequence[N] = reduce(operator.add, pieces)
+    return whole
 
 
 @dataclass(slots=True)
@@ -165,7 +171,7 @@ class GroupState:
     @property
     def tokens(self) -> int:
         """Written by members that may yet be trained."""
-        return sum(len(member.token_ids) for member in self.members if member.phase is not Phase.DROPPED)
+        return sum(member.tokens for member in self.members if member.phase is not Phase.DROPPED)
 
     def recount(self) -> None:
         """Some of its tokens were forgotten."""
@@ -175,13 +181,13 @@ class GroupState:
     def left(self, member: Member) -> int:
         """Tokens that the member may still write, in this turn where it plays an episode."""
         most = self.max_tokens if member.asking is None else member.asking.max_tokens
-        return most - (len(member.token_ids) - member.earlier)
+        return most - (member.tokens - member.earlier)
 
     def read(self, member: Member) -> int:
         """Tokens that an engine reads before the member's next one, its own of this turn among them."""
-        return len(self.prompt_ids(member)) + len(member.token_ids) - member.earlier
+        return len(self.prompt_ids(member)) + member.tokens - member.earlier
 
-    def prompt_ids(self, member: Member) -> tuple[int, ...]:
+    def prompt_ids(self, member: Member) -> Sequence[int]:
         """What comes before what the member writes, in this turn where it plays an episode."""
         return self.prompt.token_ids if member.asking is None else member.asking.prompt_ids
 
@@ -270,7 +276,7 @@ class Ledger:
 
     def dropped(self, member: Member, reason: DropReason) -> None:
         """The member leaves, with what it wrote."""
-        self._counts.drop(len(member.token_ids), reason)
+        self._counts.drop(member.tokens, reason)
 
     def trained(self, groups: Iterable[GroupState]) -> None:
         self._counts.trained += sum(group.tokens for group in groups)

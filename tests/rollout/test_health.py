@@ -15,6 +15,7 @@ from rollyard.rollout.silence import Silence
 from rollyard.types import FinishReason, RequestId, Reward, Segment, Verdict, WeightVersion
 from tests.rollout.test_core import opened, policy, prompts
 from tests.rollout.ward import Sick, Ward
+from tests.rollout.world import heard
 
 V0 = WeightVersion(0)
 
@@ -50,7 +51,6 @@ def test_whoever_is_not_fit_is_taken_out_and_the_run_goes_on(
         moves=moves,
         window=100,
         min_scored=min(2, size),
-        vocabulary=50,
         faults=3,
         failures=4,
         retries=4,
@@ -64,7 +64,7 @@ def test_all_of_it_happens():
     seen = Counter()
     for seed in range(12):
         odds = Sick(lie=0.2, forget=0.2, stall=0.05)
-        rules = policy(group_size=3, groups_per_batch=2, max_staleness=1, vocabulary=50, faults=3, failures=4, retries=4)
+        rules = policy(group_size=3, groups_per_batch=2, max_staleness=1, faults=3, failures=4, retries=4)
         world = Ward(rules, 30, 2, 4, seed, odds, ev.Rollover.KEEP)
         world.end_all()
         seen += Counter(
@@ -81,9 +81,7 @@ def written(
 
 def begun(**changes):
     """A core with a group of three, all of whose members run on engine a; b came later."""
-    core = opened(
-        policy(group_size=3, groups_per_batch=2, max_staleness=1, vocabulary=50, **{"faults": 2, "failures": 2} | changes)
-    )
+    core = opened(policy(group_size=3, groups_per_batch=2, max_staleness=1, **{"faults": 2, "failures": 2} | changes))
     core.step(ev.EngineUp("a", 8, V0), 0.0)
     told = core.step(ev.PromptsOffered(prompts(0), exhausted=False), 0.0)
     assert [each.engine for each in told if isinstance(each, ev.Generate)] == ["a"] * 3
@@ -94,11 +92,11 @@ def begun(**changes):
 def test_what_an_engine_wrote_is_taken_back_as_far_as_it_is_in_doubt():
     core, home = begun(), "a"
     send = lambda event: core.step(event, 0.0)  # noqa: E731
-    send(ev.SegmentArrived(home, written(0, (1, 2), FinishReason.STOP), "x"))  # proved below
-    send(ev.SegmentArrived(home, written(1, (3,))))
+    send(heard(home, written(0, (1, 2), FinishReason.STOP), "x"))  # proved below
+    send(heard(home, written(1, (3,))))
     send(EngineProbed(home, Verdict.VERIFIED))
-    send(ev.SegmentArrived(home, written(1, (4,))))  # of the same attempt as a token that was proved: written anew with it
-    send(ev.SegmentArrived(home, written(2, (5,), FinishReason.STOP), "x"))  # in doubt, and waits for its verdict
+    send(heard(home, written(1, (4,))))  # of the same attempt as a token that was proved: written anew with it
+    send(heard(home, written(2, (5,), FinishReason.STOP), "x"))  # in doubt, and waits for its verdict
     told = send(EngineProbed(home, Verdict.CONTRADICTED, "other weights"))
     assert told[0] == Condemn(home, "other weights") and Unwrite(0, 1, 0) in told
     assert [(each.member, each.reason) for each in told if isinstance(each, ev.Drop)] == [(2, "distrusted")]
@@ -108,7 +106,7 @@ def test_what_an_engine_wrote_is_taken_back_as_far_as_it_is_in_doubt():
     assert (books.generated, books.dropped, core.live_tokens) == (5, {"distrusted": 3}, 2)
     send(ev.Scored(0, 0, Reward(1.0)))
     send(ev.Scored(0, 2, Reward(1.0)))  # too late: it is not wanted any more
-    told = send(ev.SegmentArrived("b", written(1, (6,), FinishReason.STOP, attempt=1), "x"))
+    told = send(heard("b", written(1, (6,), FinishReason.STOP, attempt=1), "x"))
     told += send(ev.Scored(0, 1, Reward(0.0)))
     (kept,) = [each.group for each in told if isinstance(each, ev.Keep)]
     assert [each.completion.token_ids for each in kept.rollouts] == [(1, 2), (6,)]
@@ -118,7 +116,7 @@ def test_what_an_engine_wrote_is_taken_back_as_far_as_it_is_in_doubt():
 def test_a_complete_group_leaves_with_what_is_in_doubt_and_another_prompt_is_asked():
     core, home = begun(), "a"
     for member in range(3):
-        core.step(ev.SegmentArrived(home, written(member, (1,), FinishReason.STOP), "x"), 0.0)
+        core.step(heard(home, written(member, (1,), FinishReason.STOP), "x"), 0.0)
         core.step(ev.Scored(0, member, Reward(float(member))), 0.0)
     assert core.live == 1
     told = core.step(EngineProbed(home, Verdict.CONTRADICTED, "other weights"), 0.0)
@@ -128,7 +126,7 @@ def test_a_complete_group_leaves_with_what_is_in_doubt_and_another_prompt_is_ask
 
 def test_tokens_of_an_engine_that_stands_still_are_kept():
     core, home = begun(), "a"
-    core.step(ev.SegmentArrived(home, written(1, (3, 4))), 0.0)
+    core.step(heard(home, written(1, (3, 4))), 0.0)
     told = core.step(EngineUnfit(home, "it wrote nothing"), 0.0)
     assert told[0] == Condemn(home, "it wrote nothing")
     again = {each.request.id.member: each.request.written_ids for each in told if isinstance(each, ev.Generate)}
@@ -156,7 +154,7 @@ def test_tokens_of_an_engine_that_stands_still_are_kept():
 )
 def test_an_answer_that_cannot_be_is_refused_and_an_engine_that_gives_too_many_goes(lie: Segment):
     core, home = begun(faults=1), "a"
-    told = core.step(ev.SegmentArrived(home, lie), 0.0)
+    told = core.step(heard(home, lie), 0.0)
     (condemned,) = [each for each in told if isinstance(each, Condemn)]
     assert condemned.engine == home and "wrong answers" in condemned.cause
     assert len([each for each in told if isinstance(each, ev.Generate)]) == 3 and core.live_tokens == 0
@@ -172,7 +170,7 @@ def test_answers_that_are_right():
         Segment(RequestId(-5, 0, 0), (1,), (-0.5,), V0, V0, FinishReason.LENGTH),
         written(0, (), FinishReason.STOP),
     ):
-        assert not any(isinstance(each, Condemn) for each in core.step(ev.SegmentArrived(home, segment), 0.0))
+        assert not any(isinstance(each, Condemn) for each in core.step(heard(home, segment), 0.0))
 
 
 def test_right_answers_make_up_for_wrong_ones():

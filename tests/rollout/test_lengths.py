@@ -21,7 +21,7 @@ def group(row: int, *written: int, size: int = 4) -> GroupState:
     """A group some of whose members run and have written so much."""
     members = [Member(row, index) for index in range(size)]
     for member, tokens in zip(members, written, strict=False):
-        member.phase, member.token_ids = Phase.RUNNING, [1] * tokens
+        member.phase, member.tokens = Phase.RUNNING, tokens
     return GroupState(Prompt(row, row, (1, 2), ""), members, max_tokens=10_000, clamped=False)
 
 
@@ -77,7 +77,7 @@ def test_a_member_that_runs_for_long_makes_its_group_long():
 def test_what_remains_of_a_member_is_the_mean_beyond_what_it_wrote():
     found, _ = learnt()
     one = group(10**6)
-    one.members[0].phase, one.members[0].token_ids = Phase.SCORING, [1] * 100  # it says nothing of the prompt here
+    one.members[0].phase, one.members[0].tokens = Phase.SCORING, 100  # it says nothing of the prompt here
     mean, variance = found._of(one)
     spread = math.sqrt(variance)
     logs = [math.log(100) + 0.001 * (n + 0.5) for n in range(12_000)]

@@ -34,7 +34,7 @@ from rollyard.types import (
 from tests.rollout.lives import FirstLife, FirstPlayed, FirstWard, NextLife, NextPlayed, NextWard
 from tests.rollout.test_core import policy
 from tests.rollout.ward import Sick
-from tests.rollout.world import Odds
+from tests.rollout.world import Odds, heard
 
 
 @settings(max_examples=150, deadline=None)
@@ -117,7 +117,7 @@ def test_episodes_of_a_run_that_was_killed(staleness, batch, prompts, rollover, 
     seed=st.integers(0, 2**32),
 )
 def test_what_was_not_believed_is_not_used_by_a_later_life(staleness, batch, prompts, rollover, killed_after, every, seed):
-    rules = policy(groups_per_batch=batch, max_staleness=staleness, vocabulary=50, faults=3, failures=4, retries=4)
+    rules = policy(groups_per_batch=batch, max_staleness=staleness, faults=3, failures=4, retries=4)
     odds = Sick(0.05, 0.01, 0.05, 0.1, lie=0.1, forget=0.2, stall=0.05)
     world: FirstLife = FirstWard(rules, prompts, 2, 3, seed, odds, rollover, every=every)
     for number, actions in enumerate(killed_after):
@@ -340,7 +340,7 @@ def test_what_a_member_goes_on_from_is_recorded_and_nothing_else():
 
     def wrote(request: RequestId, tokens: int, finish: FinishReason | None = None, logprob: float = -1.0) -> bool:
         segment = Segment(request, (5,) * tokens, (logprob,) * tokens, V4, V4, finish, "a reason")
-        recorded = said(core.step(ev.SegmentArrived("e", segment), 0.0), Wrote)
+        recorded = said(core.step(heard("e", segment), 0.0), Wrote)
         assert recorded in ([], [Wrote(segment)])
         return bool(recorded)
 

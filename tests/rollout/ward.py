@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rollyard import events as ev
 from rollyard.fitness import Condemn, EngineProbed, EngineUnfit, Unwrite
 from rollyard.types import FinishReason, Request, RequestId, Segment, Verdict, WeightVersion
-from tests.rollout.world import Odds, World
+from tests.rollout.world import Odds, World, heard
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Ward(World):
         self.lies[name] += 1
         if lie.request == request.id:
             self.abort_wanted.add(request.id)
-        self.send(ev.SegmentArrived(name, lie))
+        self.send(heard(name, lie))
 
     def write_wrongly(self, name: str, request: Request) -> None:
         self.lies[name] += 1
@@ -160,7 +160,7 @@ class Ward(World):
         name = self.random.choice(list(self.condemned))
         if self.random.randrange(2):
             version = WeightVersion(0)
-            self.send(ev.SegmentArrived(name, Segment(RequestId(0, 0, 77), (1,), (-0.5,), version, version)))
+            self.send(heard(name, Segment(RequestId(0, 0, 77), (1,), (-0.5,), version, version)))
         del self.condemned[name]
         self.kill(name)
 

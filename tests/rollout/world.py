@@ -12,10 +12,18 @@ from dataclasses import dataclass, field
 
 from rollyard import events as ev
 from rollyard.lives import Wrote
+from rollyard.rollout.answers import wrong_tokens
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts
 from rollyard.types import Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Segment, WeightVersion
+
+VOCABULARY = 50
+
+
+def heard(engine: str, segment: Segment, text: str = "") -> ev.SegmentArrived:
+    """As the shell tells it, which has looked at the tokens."""
+    return ev.SegmentArrived(engine, segment, text, wrong_tokens(segment, VOCABULARY))
 
 
 @dataclass
@@ -377,14 +385,14 @@ class World:
         """A segment without its logprobs: refused as a whole, and the request cut."""
         version = self.named(self.engines[name].version or 0)
         self.abort_wanted.add(request.id)
-        self.send(ev.SegmentArrived(name, Segment(request.id, (1, 2), (-0.5,), version, version)))
+        self.send(heard(name, Segment(request.id, (1, 2), (-0.5,), version, version)))
 
     def end(self, name: str, request: Request, finish: FinishReason | None, tokens: int) -> None:
         engine = self.engines[name]
         assert engine.version is not None
         version = self.named(engine.version)
         tokens = min(tokens, self.left(request)) if request.id not in self.abort_wanted else tokens
-        ids = tuple(self.random.randrange(50) for _ in range(tokens))
+        ids = tuple(self.random.randrange(VOCABULARY) for _ in range(tokens))
         if finish is not None:
             self.endings += 1
             del engine.running[request.id]
@@ -395,7 +403,7 @@ class World:
         else:
             self.tokens[request.id[:2]] += [(token, engine.version) for token in ids]
         segment = Segment(request.id, ids, tuple(-0.5 for _ in ids), version, version, finish, "a reason")
-        self.send(ev.SegmentArrived(name, segment, "text"))
+        self.send(heard(name, segment, "text"))
 
     def kill(self, name: str) -> None:
         engine = self.engines[name]

@@ -251,7 +251,7 @@ class Scheduler:
 
     def _seat(self, sequence: Sequence) -> bool:
         """Join the request's prompt if there are pages for all its tokens, and for one more beside running sequences."""
-        ids = sequence.request.prompt_ids
+        ids = tuple(sequence.request.prompt_ids)
         key = ids if self.share else sequence.rank
         prompt = self._prompts.get(key)
         if prompt is None:
