@@ -2,7 +2,8 @@
 
 Two operations for each parameter and token forward, twice that backward (Kaplan et al. 2020, arXiv 2001.08361: 6 N a token),
 and forward once more where activations are computed again (8 N; Korthikanti et al. 2022, arXiv 2205.05198); for attention
-two operations for each multiply-add of each pair of tokens, in the same proportion. With experts N is what a token is multiplied with.
+two operations for each multiply-add of each pair of tokens, in the same proportion. With experts N is what one token is
+multiplied with.
 """
 
 from __future__ import annotations
