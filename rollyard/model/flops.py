@@ -10,6 +10,9 @@ from rollyard.config import LoraConfig
 from rollyard.model.architecture import Architecture
 from rollyard.types import Sample, TrainBatch
 
+ADAM_FLOPS = 14  # a parameter: both moments 3 + 4, root and quotient 4, decay and step 3
+ADAM_NUMBERS = 7  # a parameter: reads weight, gradient and both moments, writes all but the gradient
+
 
 @dataclass(frozen=True, slots=True)
 class Gemm:

@@ -1,8 +1,11 @@
 """What a run would cost: the conductor of a real run, on a virtual clock, with modelled engines, trainers, judges and links.
 
 scenario    what is simulated: the options of a run, the devices, the workload, what costs how much
-hardware    devices and links; shape    a model as its config.json says
-step        what an engine step takes; costs    what everything takes, from hardware, shape and a few constants
+hardware    kinds of device and their links; measured    this machine as one; devices    how many of them do what
+shape       a model as its config.json says; models    those that go by a name
+step        the form of what an engine step takes; decoding    its numbers
+learning    training; moving    weight sync; memory    what fits
+costs       all of these, of a scenario
 workload    how long prompts and completions are
 tokens      what stands for tokens: how many they are
 engine      continuous batching, from completion to completion

@@ -14,6 +14,12 @@ class ClusterConfig(Section):
 
     hardware: str = Field("H100", description="kind of device, of the table in docs/simulator.md; or cpu, this machine measured")
     node: Natural = Field(0, description="devices of a node (0: as the table says)")
+    memory: NonNegative = Field(0.0, description="bytes that a device holds (0: as the table says; also of what follows)")
+    bandwidth: NonNegative = Field(0.0, description="bytes/s of its memory")
+    flops: NonNegative = Field(0.0, description="dense operations/s")
+    link: NonNegative = Field(0.0, description="bytes/s to the others of its node, in one direction")
+    nic: NonNegative = Field(0.0, description="bytes/s to other nodes, in one direction")
+    host: NonNegative = Field(0.0, description="bytes/s to the memory of its machine, in one direction")
     price: NonNegative = Field(0.0, description="money that one device costs an hour (0: not told)")
 
 
@@ -44,6 +50,18 @@ class CostsConfig(Section):
     tensor_parallel_s: NonNegative = Field(0.002, description="seconds that tensor parallelism adds to that")
     train_flops: Share = Field(0.35, description="share of peak FLOPs that training reaches")
     recompute: bool = Field(True, description="activations are computed again backwards: 8 FLOPs a parameter and token, not 6")
+    weight_bytes: NonNegative = Field(0.0, description="bytes of a parameter in an engine (0: as engine.dtype has it; 1: 8 bits)")
+    state_bytes: NonNegative = Field(
+        0.0,
+        description="bytes that training keeps of a parameter besides itself: gradient, moments, a finer copy (0: gradient and "
+        "two moments in model.dtype, as our own trainer does)",
+    )
+    state_devices: Natural = Field(
+        0,
+        description="devices that share one copy of parameters and their state (0: all with train.shard, else those of one rank)",
+    )
+    offload: bool = Field(False, description="that state lies in the machine's memory while an engine generates (colocated)")
+    changed: Share = Field(0.02, description="share of the numbers that a version changed, with weights.delta")
     logprob_passes: Natural = Field(0, description="forward passes over a batch besides, of 2 FLOPs a parameter and token")
     minibatch_s: NonNegative = Field(0.0, description="seconds of an optimizer step besides")
     token_s: NonNegative = Field(0.0, description="seconds that training takes a token besides")

@@ -10,12 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollyard.model.architecture import Architecture
-from rollyard.model.flops import adapted_flops, attention_flops, gemms, pass_flops
+from rollyard.model.flops import ADAM_FLOPS, ADAM_NUMBERS, adapted_flops, attention_flops, gemms, pass_flops
 from rollyard.model.machine import Machine
 from rollyard.types import Completion, EngineStats, Prompt, TrainBatch
 
-ADAM_FLOPS = 14  # a parameter: both moments 3 + 4, root and quotient 4, decay and step 3
-ADAM_NUMBERS = 7  # a parameter: reads weight, gradient and both moments, writes all but the gradient
 ADAPTER_ITEM = 4  # bytes of a number of an adapter
 
 

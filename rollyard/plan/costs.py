@@ -1,0 +1,157 @@
+"""What everything in a run takes: of a scenario's model, devices and constants, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollyard.errors import ConfigError
+from rollyard.model.architecture import Architecture
+from rollyard.model.flops import adapter_numbers
+from rollyard.plan.decoding import EngineCosts
+from rollyard.plan.devices import Devices, devices_of
+from rollyard.plan.hardware import Hardware
+from rollyard.plan.learning import TrainingCosts
+from rollyard.plan.measured import device_of
+from rollyard.plan.memory import Memory, Sizes, generating, longest_of, room, training
+from rollyard.plan.models import shape_of
+from rollyard.plan.moving import Moving, Weights, handoff_s, moving, stored_s
+from rollyard.plan.scenario import Scenario
+from rollyard.plan.shape import WHERE, Shape
+from rollyard.warmup import architecture
+from rollyard.worker import NUMBER_BYTES, transport_of
+
+MOMENTS = 2  # of a parameter, beside its gradient
+ADAPTER = NUMBER_BYTES["float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of a scenario. An engine is several devices with tensor parallelism; training is of all that train together."""
+
+    shape: Shape
+    devices: Devices
+    engine: EngineCosts
+    training: TrainingCosts
+    moving: Moving
+    memory: tuple[Memory, ...]  # of a device that generates, and of one that trains
+    handoff_s: float  # the whole training state to the other half (swap)
+    sleep_s: float  # engines make room for training (colocated)
+    wake_s: float
+    probe_s: float
+    checkpoint_s: float
+    restart_s: float
+    verdict_s: float
+
+    def train_s(self, tokens: int, pairs: int) -> float:
+        """A batch, all its optimizer steps; see `TrainingCosts.train_s`."""
+        return self.training.train_s(tokens, pairs)
+
+    def score_s(self, tokens: int) -> float:
+        """A verdict on a completion of so many tokens."""
+        return self.verdict_s
+
+    @property
+    def copy_s(self) -> float:
+        """The trainer makes its copy of new weights, and does nothing else."""
+        return self.moving.copy_s
+
+    @property
+    def transfer_s(self) -> float:
+        """New weights are on their way, while engines go on."""
+        return self.moving.transfer_s
+
+    @property
+    def load_s(self) -> float:
+        """An engine changes over, and writes nothing. The probe comes after it."""
+        return self.moving.load_s
+
+
+def shape_for(scenario: Scenario) -> Shape:
+    """Of the scenario's model; without one, of its task's base policy. Raises ConfigError."""
+    if scenario.model.path:
+        return shape_of(scenario.model.path)
+    if scenario.prompts.task:
+        return Shape.from_hf(architecture(scenario).to_hf(), f"base policy of {scenario.prompts.task}")
+    raise ConfigError("no model is named", where=WHERE, remedy="give its folder, its config.json, or a name such as llama-8b")
+
+
+def costs_of(scenario: Scenario) -> Costs:
+    """What everything takes. Devices called cpu are measured, once.
+
+    Raises:
+        ConfigError: the model or the kind of device is not known, or does not fit; with the numbers.
+    """
+    shape = shape_for(scenario)
+    return priced(scenario, shape, device_of(scenario.cluster, scenario.model.dtype))
+
+
+def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
+    """The same for a model and a kind of device that are known already. Raises ConfigError."""
+    _check_sliding(scenario, shape)
+    costs, devices = scenario.costs, devices_of(scenario, hardware)
+    sizes = sizes_of(scenario, shape)
+    budget = max(scenario.batch.token_budget, longest_of(scenario, shape))
+    engine = EngineCosts(shape, devices, costs, sizes.engine, sizes.cache, room(scenario, shape, devices, sizes))
+    learning = TrainingCosts(shape, devices, costs, sizes.train, sizes.trained, scenario.train.minibatches, budget)
+    kept = shape.parameters * sizes.train + sizes.trained * (sizes.state - sizes.train)  # all but the gradient
+    swapped = offloaded_s(scenario, shape, devices, sizes)
+    return Costs(
+        shape=shape,
+        devices=devices,
+        engine=engine,
+        training=learning,
+        moving=moving(transport_of(scenario), travelling(scenario, shape, sizes), devices, costs),
+        memory=(generating(scenario, shape, devices, sizes), training(scenario, shape, devices, sizes)),
+        handoff_s=handoff_s(kept, devices, costs),
+        sleep_s=costs.sleep_s + swapped,
+        wake_s=costs.sleep_s + swapped,
+        probe_s=costs.probe_s if scenario.weights.probe else 0.0,
+        checkpoint_s=stored_s(kept, devices, costs),
+        restart_s=scenario.failures.restart_s,
+        verdict_s=costs.score_s,
+    )
+
+
+def sizes_of(scenario: Scenario, shape: Shape) -> Sizes:
+    """Bytes of a parameter here and there."""
+    train = NUMBER_BYTES[scenario.model.dtype]
+    cache = train if scenario.engine.dtype == "model" else NUMBER_BYTES[scenario.engine.dtype]
+    trained, state = shape.parameters, scenario.costs.state_bytes or (1 + MOMENTS) * train
+    if scenario.weights.what == "lora":
+        trained, state = adapter_of(scenario, shape), (2 + MOMENTS) * ADAPTER  # and itself
+    return Sizes(train, state, scenario.costs.weight_bytes or cache, cache, trained)
+
+
+def adapter_of(scenario: Scenario, shape: Shape) -> int:
+    """Numbers of the adapter that is trained. Raises ConfigError for a model with experts, whose adapters are not known."""
+    if not shape.feed_forward:
+        problem = f"how large an adapter of {shape.name} is cannot be told: it has experts"
+        raise ConfigError(problem, where="weights.what", remedy="use full, or a dense model")
+    dense = Architecture(
+        "llama", shape.vocabulary, shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.feed_forward, 1
+    )
+    return adapter_numbers(dense, scenario.lora)
+
+
+def travelling(scenario: Scenario, shape: Shape, sizes: Sizes) -> Weights:
+    """What a sync brings to an engine: parameters as they are trained, what changed of them, or an adapter."""
+    if scenario.weights.what == "lora":
+        return Weights(sizes.trained, ADAPTER, sizes.engine)
+    return Weights(shape.parameters, sizes.train, sizes.engine, scenario.costs.changed if scenario.weights.delta else 1.0)
+
+
+def offloaded_s(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> float:
+    """Seconds until what training keeps is out of a device, or in it again; every device has a way of its own."""
+    if devices.apart or not scenario.costs.offload:
+        return 0.0
+    kept = (shape.parameters * sizes.train + sizes.trained * sizes.state) / devices.copies
+    return kept / (devices.hardware.host * scenario.costs.link)
+
+
+def _check_sliding(scenario: Scenario, shape: Shape) -> None:
+    longest = longest_of(scenario, shape)
+    if shape.sliding and longest > shape.sliding:
+        problem = f"{shape.name} looks back {shape.sliding:,} tokens in some layers, and sequences have up to {longest:,}"
+        raise ConfigError(
+            problem, where=WHERE, remedy="such a window is not modelled: use a model without, or shorter completions"
+        )

@@ -1,0 +1,57 @@
+"""Which devices a scenario has, and how they are tied together (PURE)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rollyard.plan.hardware import Hardware
+from rollyard.plan.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """How many of one kind do what."""
+
+    hardware: Hardware
+    engines: int
+    tensor_parallel: int  # devices of one engine
+    train: int  # devices that train together
+    ranks: int  # parts that a batch is split in: each has whole sequences
+    copies: int  # devices that share one copy of parameters and their state
+    apart: bool  # engines have devices of their own
+
+    @property
+    def total(self) -> int:
+        """All of them, judges left out."""
+        return self.engines * self.tensor_parallel + (self.train if self.apart else 0)
+
+    def rate(self, together: int) -> float:
+        """Bytes/s that each of `together` devices gets from the others, as NCCL's rings reach them at best.
+
+        In a node that is its link. Between nodes a ring enters and leaves each node once, over all its network cards (NCCL tests,
+        PERFORMANCE.md), so that every device sees as much as all cards of a node, and no more than its link.
+        """
+        hardware = self.hardware
+        if together <= hardware.node:
+            return hardware.link
+        return min(hardware.link, hardware.nic * hardware.node)
+
+
+def devices_of(scenario: Scenario, hardware: Hardware) -> Devices:
+    """How `place` has them; with `colocated` and `swap` what generates also trains."""
+    place, size = scenario.place, scenario.engine.tensor_parallel_size
+    apart = place.apart
+    if apart:
+        engines, train, ranks, sharing = place.generate, place.train, place.train, 1
+    elif place.placement == "swap":
+        engines, train, ranks, sharing = 2, size, 1, size
+    else:
+        engines, train, ranks, sharing = place.train, place.train * size, place.train, size
+    copies = scenario.costs.state_devices or (train if scenario.train.shard else sharing)
+    return Devices(hardware, engines, size, train, ranks, min(copies, train), apart)
+
+
+def nodes(devices: int, node: int) -> int:
+    """Nodes that so many devices fill."""
+    return math.ceil(devices / node)

@@ -1,0 +1,85 @@
+"""What training a batch takes (PURE).
+
+Two operations for each parameter and token forward, twice that backward (Kaplan et al. 2020, arXiv 2001.08361: 6 N a token),
+and forward once more where activations are computed again (8 N; Korthikanti et al. 2022, arXiv 2205.05198); for attention
+two operations for each multiply-add of each pair of tokens, in the same proportion. With experts N is what one token is
+multiplied with.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rollyard.model.flops import ADAM_NUMBERS
+from rollyard.plan.devices import Devices
+from rollyard.plan.scenario import CostsConfig
+from rollyard.plan.shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCosts:
+    """Of all devices that train together.
+
+    Args:
+        item: bytes of a parameter and of its gradient.
+        trained: parameters that are trained: all, or those of an adapter.
+        minibatches: optimizer steps on a batch.
+        budget: tokens of a micro-batch.
+    """
+
+    shape: Shape
+    devices: Devices
+    costs: CostsConfig
+    item: int
+    trained: int
+    minibatches: int
+    budget: int
+
+    def flops(self, tokens: int, pairs: int) -> float:
+        """Of a batch, logprob passes included.
+
+        Args:
+            tokens: prompts and completions, each prompt as often as it is computed.
+            pairs: of a token with itself and each before it that it attends to.
+        """
+        forward = 2.0 * (self.shape.active * tokens + self.shape.attended * pairs)
+        # An adapter's frozen weights have no gradient of their own.
+        backward = forward if self.trained < self.shape.parameters else 2 * forward
+        adapter = 6.0 * self.trained * tokens if self.trained < self.shape.parameters else 0.0
+        again = forward if self.costs.recompute else 0.0
+        return forward + backward + again + adapter + self.costs.logprob_passes * forward
+
+    def train_s(self, tokens: int, pairs: int) -> float:
+        """Seconds of a batch: arithmetic or exchange, which overlap, and the optimizer.
+
+        Args:
+            tokens, pairs: see `flops`.
+        """
+        speed = self.devices.train * self.devices.hardware.flops * self.costs.train_flops
+        computed_s = self.flops(tokens, pairs) / speed + self.costs.token_s * tokens
+        exchanged_s = self.minibatches * self.exchange_s(math.ceil(tokens / self.minibatches))
+        return max(computed_s, exchanged_s) + self.minibatches * (self.optimizer_s() + self.costs.minibatch_s)
+
+    def exchange_s(self, tokens: int) -> float:
+        """What goes between devices in an optimizer step on so many tokens.
+
+        Where each rank has a copy, gradients are summed: `2 (n - 1) / n` of their bytes past each device. Where parameters are
+        shared (ZeRO stage 3, Rajbhandari et al. 2019, arXiv 1910.02054) they are gathered for each micro-batch, forward and
+        backward, and gradients go to whom they belong: `(n - 1) / n` each time.
+        """
+        devices, shape = self.devices, self.shape
+        if devices.train == 1:
+            return 0.0
+        around = (devices.train - 1) / devices.train
+        gradients = self.trained * self.item
+        if devices.copies == devices.train:
+            passes = 2 * max(1, math.ceil(tokens / (devices.train * self.budget)))
+            moved = around * (passes * shape.parameters * self.item + gradients)
+        else:
+            moved = 2 * around * gradients / devices.copies
+        return moved / (devices.rate(devices.train) * self.costs.link)
+
+    def optimizer_s(self) -> float:
+        """AdamW reads weight, gradient and two moments, and writes all but the gradient: seven numbers a parameter."""
+        return ADAM_NUMBERS * self.item * self.trained / self.devices.copies / self.devices.hardware.bandwidth

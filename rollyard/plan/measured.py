@@ -1,0 +1,54 @@
+"""This machine as a device: what its threads compute and its memory moves, measured in some hundredths of a second."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import lru_cache
+
+from rollyard.plan.hardware import CPU, Hardware, hardware_of
+from rollyard.plan.scenario import ClusterConfig
+
+
+def device_of(cluster: ClusterConfig, dtype: str) -> Hardware:
+    """The kind of device that the scenario names, with the numbers that it gives itself.
+
+    Args:
+        dtype: number format that this machine is measured with: float32 or bfloat16.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    here = cluster.hardware == CPU
+    found = _this_machine(cluster.bandwidth, cluster.flops, dtype) if here else hardware_of(cluster.hardware)
+    return replace(
+        found,
+        memory=cluster.memory or found.memory,
+        bandwidth=cluster.bandwidth or found.bandwidth,
+        flops=cluster.flops or found.flops,
+        link=cluster.link or found.link,
+        nic=cluster.nic or found.nic,
+        host=cluster.host or found.host,
+        node=cluster.node or found.node,
+    )
+
+
+def _this_machine(bandwidth: float, flops: float, dtype: str) -> Hardware:
+    """Measured unless both are given. Its devices are processes: what one copies for another is read and written."""
+    if not (bandwidth and flops):
+        measured = _measure(dtype)
+        bandwidth, flops = bandwidth or measured[0], flops or measured[1]
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    copied = bandwidth / 2
+    return Hardware(CPU, memory, bandwidth, flops, copied, copied, copied, os.cpu_count() or 1, "measured")
+
+
+@lru_cache(maxsize=2)
+def _measure(dtype: str) -> tuple[float, float]:
+    """Bytes and operations a second."""
+    import torch
+
+    from rollyard.model.machine import measure
+
+    found = measure(CPU, getattr(torch, dtype))
+    return found.bytes_per_s, found.flops_per_s

@@ -1,0 +1,139 @@
+"""What a device has to hold, and how many tokens' keys and values there is room for then (PURE).
+
+Activations of training are 34 bytes a token, layer and number of the hidden size in 16-bit formats, attention left out, which is
+never stored; with recomputation a layer's input is kept and one layer at a time is whole (Korthikanti et al. 2022, arXiv
+2205.05198, equation 2 and section 5). Logits are computed in chunks and not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rollyard.errors import ConfigError
+from rollyard.plan.decoding import cached_bytes
+from rollyard.plan.devices import Devices
+from rollyard.plan.scenario import Scenario
+from rollyard.plan.shape import Shape
+
+LAYER: Final = 17  # numbers a token and hidden number that a layer keeps for its backward pass: 34 bytes of 2
+ALIVE: Final = (
+    12  # the same while a layer is only computed: its input, queries, keys, values, both sides of the feed-forward part
+)
+LOGIT: Final = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of one parameter.
+
+    Args:
+        train: as it is trained.
+        state: gradient, moments and finer copies.
+        engine: in an engine.
+        cache: of a number of keys and values.
+        trained: parameters that have such a state.
+    """
+
+    train: int
+    state: float
+    engine: float
+    cache: int
+    trained: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one device, in one phase of the run. `kv` is what weights, state and activations leave for keys and values."""
+
+    phase: str  # generation or training
+    capacity: float
+    weights: float
+    state: float  # gradients and optimizer
+    activations: float
+    kv: float = 0.0
+
+    @property
+    def free(self) -> float:
+        """Below 0: so much does not fit."""
+        return self.capacity - self.weights - self.state - self.activations - self.kv
+
+    def __str__(self) -> str:
+        parts = (("weights", self.weights), ("gradients and optimizer", self.state), ("activations", self.activations))
+        told = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size)
+        return f"{told}, of {self.capacity / 1e9:.1f} GB"
+
+
+def longest_of(scenario: Scenario, shape: Shape) -> int:
+    """Tokens of the longest sequence, as far as the options say: a mean prompt and a whole completion."""
+    window = scenario.engine.window or shape.window
+    most = scenario.workload.prompt_tokens + scenario.rollout.max_tokens
+    return min(most, window) if window else most
+
+
+def generating(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> Memory:
+    """A device of an engine. What does not hold weights, state and activations is for keys and values.
+
+    Raises:
+        ConfigError: the weights do not fit, or not one sequence beside them.
+    """
+    engine, size = scenario.engine, devices.tensor_parallel
+    capacity = devices.hardware.memory * engine.gpu_memory_utilization
+    weights, state = shape.parameters * sizes.engine / size, 0.0
+    if not devices.apart and not scenario.costs.offload:
+        state = sizes.state * sizes.trained / devices.copies
+        if sizes.engine != sizes.train or devices.copies != size:  # else it decodes with the trainer's own
+            weights += shape.parameters * sizes.train / devices.copies
+    activations = engine.step_tokens * ALIVE * shape.hidden * sizes.cache / size + engine.slots * shape.vocabulary * LOGIT / size
+    empty = Memory("generation", capacity, weights, state, activations)
+    token, longest = cached_bytes(shape, size, sizes.cache), longest_of(scenario, shape)
+    asked = engine.pages * engine.page_tokens or longest
+    if asked * token > empty.free:
+        holds = max(0, int(empty.free / token))
+        problem = f"an engine of {size} {devices.hardware.name} does not hold {asked:,} tokens ({asked * token / 1e9:.1f} GB)"
+        problem += f": of each device {empty}; left is room for {holds:,} tokens"
+        raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=_remedy(devices, scenario))
+    kv = asked * token if engine.pages else empty.free
+    return Memory("generation", capacity, weights, state, activations, kv)
+
+
+def room(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> int:
+    """Tokens of keys and values that an engine has room for, in whole pages. Raises ConfigError."""
+    found = generating(scenario, shape, devices, sizes).kv / cached_bytes(shape, devices.tensor_parallel, sizes.cache)
+    return int(found) // scenario.engine.page_tokens * scenario.engine.page_tokens
+
+
+def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> Memory:
+    """A device that trains.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    copies = devices.copies
+    tokens = max(scenario.batch.token_budget, longest_of(scenario, shape)) * devices.ranks / devices.train
+    kept = 1 + LAYER / shape.layers if scenario.costs.recompute else LAYER
+    found = Memory(
+        "training",
+        devices.hardware.memory,
+        shape.parameters * sizes.train / copies,
+        sizes.state * sizes.trained / copies,
+        tokens * shape.hidden * shape.layers * kept * sizes.cache,
+    )
+    if found.free < 0:
+        problem = (
+            f"training does not fit in {devices.train} {devices.hardware.name}, {copies} of which share a copy: of each {found}"
+        )
+        remedy = "train on more devices"
+        if copies < devices.train:
+            remedy += ", with one copy for all (--train.shard true where engines are apart, --costs.state_devices elsewhere)"
+        elif found.activations > found.capacity / 2:
+            remedy += ", or use a smaller --batch.token_budget or --costs.recompute true"
+        raise ConfigError(problem, where="place.train", remedy=remedy)
+    return found
+
+
+def _remedy(devices: Devices, scenario: Scenario) -> str:
+    remedy = f"use such as --engine.tensor_parallel_size {2 * devices.tensor_parallel}"
+    if scenario.engine.pages:
+        return f"{remedy}, or fewer --engine.pages"
+    return remedy if devices.apart or scenario.costs.offload else f"{remedy}, or --costs.offload true"
