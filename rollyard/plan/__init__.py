@@ -3,7 +3,7 @@
 scenario    what is simulated: the options of a run, the devices, the workload, what costs how much
 hardware    devices and links; shape    a model as its config.json says
 step        what an engine step takes; costs    what everything takes, from hardware, shape and a few constants
-workload    how long prompts and completions are
+workload    how long prompts and completions are; trace    as a run had them
 engine      continuous batching, from completion to completion
 world       carries out what the conductor says, and tells it what came of that
 simulate    one simulated run, and its report
