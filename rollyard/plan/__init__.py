@@ -1,6 +1,8 @@
 """What a run would cost: the conductor of a real run, on a virtual clock, with modelled engines, trainers, judges and links.
 
 scenario    what is simulated: the options of a run, the devices, the workload, what costs how much
+check       what these must satisfy; joins    engines that come and go; split    so many devices, and who gets which
+command     `rollyard simulate`
 hardware    devices and links; shape    a model as its config.json says
 step        what an engine step takes; costs    what everything takes, from hardware, shape and a few constants
 workload    how long prompts and completions are; trace    as a run had them
