@@ -6,6 +6,7 @@ import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -51,7 +52,7 @@ class _Row(NamedTuple):
 
 
 def read_trace(path: str | Path) -> Recorded:
-    """Read all of it.
+    """Read all of it; a file that did not change since is not read again.
 
     A line of JSON has `group`, and either `token_ids` and `prompt_ids` (lists) or `tokens` and `prompt_tokens` (numbers);
     `member`, `life` and `finish` where they are known. Parquet has the same as columns.
@@ -60,13 +61,25 @@ def read_trace(path: str | Path) -> Recorded:
         ConfigError: naming the file, the line and the field.
     """
     path = Path(path)
-    read = {".jsonl": _of_jsonl, ".parquet": _of_parquet}.get(path.suffix)
-    if read is None:
+    if path.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{path.name!r} says no format", where=WHERE, remedy="give a file that ends with .jsonl or .parquet")
-    groups: dict[int, dict[int, tuple[int, int]]] = {}  # group -> member -> (life, tokens)
+    try:
+        there = path.stat()
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character in it
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path} cannot be read: {why}", where=WHERE, remedy="give a file") from None
+    return _read(path, there.st_mtime_ns, there.st_size)
+
+
+@lru_cache(4)
+def _read(path: Path, changed_ns: int, size: int) -> Recorded:
+    """Of the file as it was then."""
+    groups: dict[
+        int, dict[tuple[bool, int], tuple[int, int]]
+    ] = {}  # group -> member, those without a number last -> life, tokens
     prompts: dict[int, int] = {}
     left_out = cut = 0
-    for row in read(path):
+    for row in (_of_jsonl if path.suffix == ".jsonl" else _of_parquet)(path):
         _check(row)
         if row.finish not in ENDED or not row.tokens:
             left_out += 1
@@ -74,7 +87,7 @@ def read_trace(path: str | Path) -> Recorded:
         cut += row.finish != "stop"
         prompts[row.group] = row.prompt
         members = groups.setdefault(row.group, {})
-        member = len(members) if row.member < 0 else row.member
+        member = (True, len(members)) if row.member < 0 else (False, row.member)
         if members.get(member, (-1, 0))[0] <= row.life:  # what an earlier life wrote again is not another completion
             members[member] = (row.life, row.tokens)
     if not groups:

@@ -85,6 +85,14 @@ def test_what_a_later_life_wrote_again_counts_once(tmp_path: Path) -> None:
     assert read_trace(path).groups == ((9,),)
 
 
+def test_members_without_a_number_come_last(tmp_path: Path) -> None:
+    told = [{"group": 0, "prompt_tokens": 1, "tokens": tokens} for tokens in range(1, 6)]
+    path = lines(tmp_path / "some.jsonl", told[0], told[1] | {"member": 1}, told[2], told[3] | {"member": 0}, told[4])
+    assert read_trace(path).groups == ((4, 2, 1, 3, 5),)
+    lines(path, told[0], told[1])
+    assert read_trace(path).groups == ((1, 2),), "a file that changed is read again"
+
+
 def test_an_episode_is_no_trace(tmp_path: Path) -> None:
     with Source(write_run(tmp_path / "run"), Lives()) as source:
         for suffix in ("jsonl", "parquet"):
@@ -127,7 +135,7 @@ def test_files_that_are_no_trace(tmp_path: Path) -> None:
         assert raised.value.where == "workload.trace"
         return raised.value.problem
 
-    assert "says no format" in refused(tmp_path / "a.csv")
+    assert "says no format" in refused(tmp_path / "a.csv") and "null" in refused(tmp_path / "a\0.jsonl")
     assert "No such file" in refused(tmp_path / "a.jsonl") and "No such file" in refused(tmp_path / "a.parquet")
     assert "no completion" in refused(lines(tmp_path / "a.jsonl"))
     assert "not Parquet" in refused(lines(tmp_path / "a.parquet", "hello, this is text"))
@@ -145,5 +153,6 @@ def test_files_that_are_no_trace(tmp_path: Path) -> None:
 
 def test_without_pyarrow_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "a.parquet").touch()
     with pytest.raises(ConfigError, match="rollyard\\[parquet\\]"):
         read_trace(tmp_path / "a.parquet")
