@@ -29,18 +29,24 @@ from rollyard.objective import check_objective
 
 def check(config: Config) -> None:
     """What the options together must satisfy. Raises ConfigError for the first that does not hold."""
-    _check_name(config.run.name)
     _check_prompts(config)
+    check_rules(config)
+    _check_place(config)
+    _check_adapter(config)
+    _check_lora(config)
+    _check_exchange(config)
+
+
+def check_rules(config: Config) -> None:
+    """What holds whatever can be carried out: a simulated run's options satisfy this, and may be of what no engine does yet."""
+    _check_name(config.run.name)
     _check_rollout(config.rollout)
     _check_advantage(config)
     _check_warmup(config.warmup)
     _check_staleness(config)
-    _check_place(config)
+    _check_sizes(config)
     _check_engine(config.engine)
-    _check_adapter(config)
     check_objective(config)
-    _check_lora(config)
-    _check_exchange(config)
     _check_models(config.reward)
 
 
@@ -209,37 +215,42 @@ def _check_shard(place: PlaceConfig) -> None:
         raise ConfigError(problem, where="train.shard", remedy="use it with --place.train 2 or more")
 
 
-def _check_shared(config: Config) -> None:
-    """Every device has an engine and a trainer with one set of parameters."""
-    place, kind, transport = config.place, config.engine.kind, config.weights.transport
-    if kind != "embedded":
-        problem = f"engine {kind} has a process and memory of its own"
-        raise ConfigError(problem, where="engine.kind", remedy="use --place.placement separate or async, or engine embedded")
-    if place.generate > 1:
+def _check_sizes(config: Config) -> None:
+    """How many generate and train, and which way weights go between them at all."""
+    place, transport = config.place, config.weights.transport
+    if not place.apart and place.generate > 1:
         problem = f"with placement {place.placement} every trainer has one engine, and {place.generate} more are asked for"
         raise ConfigError(
             problem, where="place.generate", remedy="leave it out and use place.train, or placement separate or async"
         )
-    if place.placement == "colocated" and transport not in ("auto", "in_place"):
-        problem = f"a colocated engine decodes with the trainer's own parameters: nothing travels by {transport}"
-        raise ConfigError(problem, where="weights.transport", remedy="use in_place, or --place.placement separate")
     if place.placement == "swap" and place.train > 1:
         problem = f"each of two halves trains by itself, and {place.train} trainers are asked for"
         raise ConfigError(problem, where="place.train", remedy="use 1 with placement swap")
     if place.placement == "swap" and transport not in ("auto", "shared_memory", "broadcast"):
         problem = f"the training state does not travel by {transport}"
         raise ConfigError(problem, where="weights.transport", remedy="use shared_memory or broadcast with placement swap")
+    if place.apart and transport == "in_place":
+        problem = "an engine in its own process cannot decode with the trainer's own parameters"
+        raise ConfigError(problem, where="weights.transport", remedy="use shared_memory, broadcast or checkpoint")
+
+
+def _check_shared(config: Config) -> None:
+    """Every device has an engine and a trainer with one set of parameters."""
+    place, kind, transport = config.place, config.engine.kind, config.weights.transport
+    if kind != "embedded":
+        problem = f"engine {kind} has a process and memory of its own"
+        raise ConfigError(problem, where="engine.kind", remedy="use --place.placement separate or async, or engine embedded")
+    if place.placement == "colocated" and transport not in ("auto", "in_place"):
+        problem = f"a colocated engine decodes with the trainer's own parameters: nothing travels by {transport}"
+        raise ConfigError(problem, where="weights.transport", remedy="use in_place, or --place.placement separate")
 
 
 def _check_apart(config: Config) -> None:
     """Engines have devices of their own."""
-    place, kind, transport = config.place, config.engine.kind, config.weights.transport
+    place, kind = config.place, config.engine.kind
     if (kind == "sglang" or config.engine.url) and len(config.engine.url) != place.generate:
         problem = f"{place.generate} engines need as many running servers, and {len(config.engine.url)} are named"
         raise ConfigError(problem, where="engine.url", remedy="give such as --engine.url http://127.0.0.1:30000")
-    if transport == "in_place":
-        problem = "an engine in its own process cannot decode with the trainer's own parameters"
-        raise ConfigError(problem, where="weights.transport", remedy="use shared_memory, broadcast or checkpoint")
 
 
 def _check_lora(config: Config) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -24,6 +24,7 @@ from rollyard.errors import ConfigError
 from rollyard.events import Rollover
 
 Tree = TypeVar("Tree", bound=Config)
+RUNS = "presets"  # folder in the package of presets of runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,9 @@ def value(config: Config, name: str) -> Any:
     return found
 
 
-def presets() -> tuple[str, ...]:
-    """Names of the presets that ship with the package."""
-    found = resources.files("rollyard").joinpath("presets").iterdir()
+def presets(folder: str = RUNS) -> tuple[str, ...]:
+    """Names of the presets that ship with the package in this folder of it."""
+    found = resources.files("rollyard").joinpath(folder).iterdir()
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml")))
 
 
@@ -93,15 +94,17 @@ def resolve_tree(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    folders: Sequence[str] = (RUNS,),
 ) -> Resolved[Tree]:
     """The same for a tree that has more options than a run's.
 
     Args:
         checked: raises ConfigError for what does not go together.
+        folders: in the package, where a preset of this name is looked for; no two of them have one of the same name.
     """
     layers: list[tuple[str, Mapping[str, Any]]] = []
     if preset:
-        layers.append((f"preset {preset}", _flatten(_read_preset(preset), f"preset {preset}", tree)))
+        layers.append((f"preset {preset}", _flatten(_read_preset(preset, folders), f"preset {preset}", tree)))
     if file is not None:
         layers.append((f"file {file}", _flatten(_read_toml(file), str(file), tree)))
     layers.append(("environment", _from_environment(os.environ if environment is None else environment)))
@@ -153,10 +156,12 @@ def _remedy(message: str) -> str:
     return message[0].lower() + message[1:]
 
 
-def _read_preset(name: str) -> dict[str, Any]:
-    if name not in presets():
-        raise ConfigError(f"there is no preset {name!r}", where="--preset", remedy=f"one of: {', '.join(presets())}")
-    return tomllib.loads(resources.files("rollyard").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8"))
+def _read_preset(name: str, folders: Sequence[str]) -> dict[str, Any]:
+    for folder in folders:
+        if name in presets(folder):
+            return tomllib.loads(resources.files("rollyard").joinpath(folder, f"{name}.toml").read_text(encoding="utf-8"))
+    known = [each for folder in folders for each in presets(folder)]
+    raise ConfigError(f"there is no preset {name!r}", where="--preset", remedy=f"one of: {', '.join(known)}")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -8,6 +8,8 @@ learning    training; moving    weight sync; memory    what fits
 costs       all of these, of a scenario
 workload    how long prompts and completions are
 tokens      what stands for tokens: how many they are
+check       what these must satisfy; joins    engines that come and go; split    so many devices, and who gets which
+command     `rollyard simulate`
 engine      continuous batching, from completion to completion
 world       carries out what the conductor says, and tells it what came of that
 simulate    one simulated run, and its report

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from rollyard.config import Config, Count, Natural, NonNegative, Positive, Section, Share
 
+Spread = Annotated[float, Field(ge=0, le=4)]  # of a logarithm; at 4 two lengths in three lie within a factor of 3,000
+
 
 class ClusterConfig(Section):
     """How many devices there are follows from the options of `place`."""
@@ -27,15 +29,17 @@ class WorkloadConfig(Section):
     """How long prompts and completions are. A completion is cut at rollout.max_tokens."""
 
     mean_tokens: NonNegative = Field(0.0, description="mean of a completion once it is cut (0: a quarter of rollout.max_tokens)")
-    sigma: NonNegative = Field(1.0, description="standard deviation of the logarithm of a completion's length")
+    sigma: Spread = Field(1.0, description="standard deviation of the logarithm of a completion's length")
     between: Annotated[float, Field(ge=0, le=1)] = Field(
         0.65, description="share of that variance that lies between prompts, the rest between completions of one prompt"
     )
-    growth: float = Field(0.0, description="how much longer completions get at each step, as a share (0.01: by 1 %)")
+    growth: Annotated[float, Field(gt=-1)] = Field(
+        0.0, description="how much longer completions get at each step, as a share, until they are cut (0.01: by 1 %)"
+    )
     prompt_tokens: Count = Field(512, description="mean of a prompt")
-    prompt_sigma: NonNegative = Field(0.0, description="standard deviation of the logarithm of a prompt's length")
+    prompt_sigma: Spread = Field(0.0, description="standard deviation of the logarithm of a prompt's length")
     trace: str = Field(
-        "", description="JSONL or Parquet of a run instead, as `rollyard inspect RUN --export` writes it (empty: as above)"
+        "", description="JSONL or Parquet of a run instead, as `rollyard inspect RUN export FILE` writes it (empty: as above)"
     )
 
 

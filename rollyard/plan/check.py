@@ -1,0 +1,86 @@
+"""What the options of a scenario must satisfy together, and what of it this version could not run."""
+
+from __future__ import annotations
+
+from rollyard import combinations
+from rollyard.config import Config
+from rollyard.engine.capabilities import check_capabilities
+from rollyard.engine.options import check_options
+from rollyard.errors import ConfigError
+from rollyard.plan.joins import joins_of
+from rollyard.plan.scenario import FailuresConfig, Scenario, WorkloadConfig
+
+ANY_TASK = "sort"  # stands for prompts that nobody names, while the rest is checked
+DRAWN = ("mean_tokens", "sigma", "between", "prompt_tokens", "prompt_sigma")  # of lengths that no trace gives
+ENDED = ("mean_tokens", "sigma", "between", "growth")  # of completions that end by themselves
+
+
+def check_scenario(scenario: Scenario) -> None:
+    """Raises ConfigError for the first that does not hold.
+
+    All that the core goes by must satisfy what a run's options do. What only carries it out need not: that engines of this
+    version cannot be run so is told by `obstacle`.
+    """
+    combinations.check_rules(scenario)
+    _check_modelled(scenario)
+    _check_workload(scenario)
+    _check_failures(scenario)
+
+
+def obstacle(scenario: Scenario) -> str:
+    """Why this version of Rollyard could not run it as it is; empty when it could."""
+    config = Config(**{name: getattr(scenario, name) for name in Config.model_fields})
+    if not config.prompts.path and not config.prompts.task:
+        config = config.model_copy(update={"prompts": config.prompts.model_copy(update={"task": ANY_TASK})})
+    try:
+        combinations.check(config)
+        check_capabilities(config)
+        check_options(config)
+    except ConfigError as error:
+        return f"{error.where}: {error.problem}"
+    return ""
+
+
+def _check_modelled(scenario: Scenario) -> None:
+    """Options of a run that a simulated one has no model of."""
+    if scenario.environment.name:
+        problem = "a simulated prompt is answered once, and no environment plays"
+        raise ConfigError(problem, where="environment.name", remedy="leave it out")
+    if scenario.run.inject:
+        problem = "faults happen to processes, and a simulated run has none"
+        raise ConfigError(problem, where="run.inject", remedy="leave it out, and use such as --failures.node_hours 1000")
+
+
+def _check_workload(scenario: Scenario) -> None:
+    workload, cap = scenario.workload, scenario.rollout.max_tokens
+    if workload.trace:
+        _check_unheeded(workload, DRAWN, f"lengths are those of {workload.trace}")
+        return
+    if scenario.rollout.ignore_eos:
+        _check_unheeded(workload, ENDED, f"with rollout.ignore_eos every completion has {cap} tokens")
+    mean, where = workload.mean_tokens, "workload.mean_tokens"
+    if 0 < mean < 1:
+        raise ConfigError(f"{mean:g} tokens are less than one", where=where, remedy="use at least 1, or 0 for the usual")
+    if mean > cap or (mean == cap > 1 and workload.sigma):
+        problem = f"a mean of {mean:g} tokens is not to be had where completions are cut at {cap}"
+        remedy = f"use less than {cap}, or more rollout.max_tokens"
+        raise ConfigError(problem, where=where, remedy=remedy)
+    window = scenario.engine.window
+    if 0 < window <= workload.prompt_tokens:
+        problem = f"prompts of {workload.prompt_tokens} tokens leave no room in a window of {window}"
+        raise ConfigError(problem, where="workload.prompt_tokens", remedy=f"use less than {window}, or more engine.window")
+
+
+def _check_unheeded(workload: WorkloadConfig, names: tuple[str, ...], why: str) -> None:
+    usual = WorkloadConfig()
+    for name in names:
+        if getattr(workload, name) != getattr(usual, name):
+            raise ConfigError(f"{why}, and this is not looked at", where=f"workload.{name}", remedy="leave it out")
+
+
+def _check_failures(scenario: Scenario) -> None:
+    failures = scenario.failures
+    if failures.restart_s != FailuresConfig().restart_s and not failures.node_hours:
+        problem = "no engine is lost"
+        raise ConfigError(problem, where="failures.restart_s", remedy="add --failures.node_hours, or leave it out")
+    joins_of(scenario)
