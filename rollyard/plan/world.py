@@ -193,8 +193,8 @@ class World:
         """Begin it, in the order of a run: what rollouts need, requests, and then what each other station is to do."""
         later: list[Callable[[], None]] = []
         for told in instructions:
-            if (begin := self._at_once.get(type(told))) is not None:
-                begin(told)
+            if (at_once := self._at_once.get(type(told))) is not None:
+                at_once(told)
             elif (action := self._actions.get(type(told))) is not None:
                 later.append(partial(action, told))
         if self._unjudged and not self._judging:
@@ -203,8 +203,8 @@ class World:
         for engine, requests in self._requests.items():
             self.engines.generate(engine, requests)
         self._requests.clear()
-        for begin in later:
-            self._clock.soon(begin)
+        for call in later:
+            self._clock.soon(call)
 
     def _generate(self, told: ev.Generate) -> None:
         self._requests[told.engine].append(told.request)
