@@ -16,26 +16,24 @@ TOGETHER: Final = 256  # at most
 COLLECTING: Final = (10_000, 20, 50)  # records made, and looks at younger ones, between two looks (Python's own: 700, 10, 10)
 
 
-class Inbox:
+class News:
     """What happened and was not looked at yet, in order; also what broke."""
 
     def __init__(self) -> None:
         self._events: deque[Event | BaseException] = deque()
-        self._came = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._events)
 
     def put_nowait(self, event: Event | BaseException) -> None:
         self._events.append(event)
-        self._came.set()
 
-    async def take(self) -> list[Event]:
-        """Wait for the next event: news of rollouts with what other news came right after it, anything else by itself.
+    def next(self) -> list[Event]:
+        """The next event: news of rollouts with what other news came right after it, anything else by itself.
 
-        Raises what broke, in its turn.
+        There must be one. Raises what broke, in its turn.
         """
         events = self._events
-        while not events:
-            self._came.clear()
-            await self._came.wait()
         first = events.popleft()
         if isinstance(first, BaseException):
             raise first
@@ -47,6 +45,25 @@ class Inbox:
             taken.append(follower)
             events.popleft()
         return taken
+
+
+class Inbox(News):
+    """News that may be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._came = asyncio.Event()
+
+    def put_nowait(self, event: Event | BaseException) -> None:
+        super().put_nowait(event)
+        self._came.set()
+
+    async def take(self) -> list[Event]:
+        """See `next`, which this waits for."""
+        while not self:
+            self._came.clear()
+            await self._came.wait()
+        return self.next()
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from rollyard.errors import ConfigError, RollyardError, RunFailed
 from rollyard.events import EngineId
 from rollyard.journal.folder import RunFolder, check_folder, folder_of, make_folder, take_folder
 from rollyard.journal.journal import Journal, RunRecord
+from rollyard.journal.record import Record
 from rollyard.journal.recover import Past
 from rollyard.model.architecture import Architecture
 from rollyard.objective import told
@@ -80,7 +81,7 @@ class Run:
         environment: Environment | None = None,
         stations: Callable[[Past], Stations] | None = None,
         at: At | None = None,
-        journal: Callable[..., Journal] = Journal,
+        journal: Callable[..., Record] = Journal,
     ) -> None:
         check_folder(config)
         self._prepare(config, reward, view, environment, stations, at, journal)
@@ -114,7 +115,7 @@ class Run:
         environment: Environment | None = None,
         stations: Callable[[Past], Stations] | None = None,
         at: At | None = None,
-        journal: Callable[..., Journal] = Journal,
+        journal: Callable[..., Record] = Journal,
     ) -> None:
         settle_environment()
         path = config.model.path

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from rollyard.bench.doubles import WINDOW, DoublePublisher, DoubleTrainer, Endless, Immediate, Meter
 from rollyard.errors import EngineLost, RequestRejected
-from rollyard.events import EngineId, Event, Instruction, Rollover, WakePart
-from rollyard.journal.journal import Journal
+from rollyard.events import EngineId, Rollover, WakePart
 from rollyard.protocols.rollouts import Engine, Scorer
 from rollyard.protocols.weights import Evidence
 from rollyard.stations import Stations
@@ -177,39 +175,6 @@ class InstantEngine:
         if self._watch is not None:
             self._watch.cancel()
         self._ready.put_nowait(None)
-
-
-class Unkept(Journal):
-    """Keeps nothing."""
-
-    def __init__(self, *about: Any, **more: Any) -> None:
-        self.incarnation = 0
-
-    def record_step(self, entries: Iterable[Event | Instruction]) -> None:
-        """Nothing is kept."""
-
-    def record_beginning(self, version: WeightVersion) -> None:
-        """Nothing is kept."""
-
-    def record_evaluation(self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int = 0) -> None:
-        """Nothing is kept."""
-
-    def commit_checkpoint(
-        self, version: WeightVersion, folder: str, prompt_cursor: int, counters: Mapping[str, object]
-    ) -> Future[None]:
-        """Nothing is kept."""
-        done = Future[None]()
-        done.set_result(None)
-        return done
-
-    def tick(self) -> None:
-        """Nothing is due."""
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def instant_stations(engines: int, slots: int, flight: Flight, *, hold: bool = False, fate: Fate | None = None) -> Stations:

@@ -20,13 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from rollyard.bench import prepared
-from rollyard.bench.instant import Flight, Unkept, instant_stations
+from rollyard.bench.instant import Flight, instant_stations
 from rollyard.bench.journal import Written, measure
 from rollyard.bench.placements import SHAPE
 from rollyard.bench.result import Load, Machine, Spread, machine, versions
 from rollyard.bench.turns import Tell
 from rollyard.config import Config
 from rollyard.journal.journal import Journal
+from rollyard.journal.record import Unkept
 from rollyard.layers import resolve
 from rollyard.loop import Run
 

@@ -10,7 +10,7 @@ from typing import Any
 from rollyard.chaos.survival import Survived
 from rollyard.errors import JournalError
 from rollyard.events import Event, Finish, Instruction, Score, Scored, Train
-from rollyard.journal.journal import Journal
+from rollyard.journal.record import Record
 from rollyard.model.architecture import Architecture
 from rollyard.model.machine import Machine
 from rollyard.protocols.devices import Sink
@@ -29,7 +29,7 @@ class Recorder:
     """One run's books.
 
     Args:
-        journal: the durable record.
+        journal: the durable record; `Unkept` where none is.
         builder: gathers the report.
         sinks: where metrics go.
         view: what the terminal shows.
@@ -38,7 +38,7 @@ class Recorder:
     """
 
     def __init__(
-        self, journal: Journal, builder: ReportBuilder, sinks: Sequence[Sink], view: View, timeline: Timeline, batch: int
+        self, journal: Record, builder: ReportBuilder, sinks: Sequence[Sink], view: View, timeline: Timeline, batch: int
     ) -> None:
         self._journal = journal
         self._builder = builder

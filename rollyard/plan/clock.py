@@ -1,0 +1,66 @@
+"""Virtual time (PURE): what is due at once is done in turn, and then the clock jumps to what is due next.
+
+The order at one moment is that of an event loop, so that the simulator's is the real loop's: first asked, first done, and what
+takes no time but somebody's attention waits its turn behind what was asked before. What is due at the very same later moment is
+done in the order in which it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+
+Call = Callable[[], None]
+
+TOGETHER = 1e-9  # seconds within which things are due at the same moment
+
+
+class Clock:
+    """Seconds, from 0 on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.done = 0  # calls so far
+        self._ready: deque[Call] = deque()
+        self._timers: list[tuple[float, int, Call]] = []
+        self._order = count()
+
+    @property
+    def nanoseconds(self) -> int:
+        return int(self.now * 1e9)
+
+    def soon(self, call: Call, turns: int = 1) -> None:
+        """Do it at this moment, after what is asked for already; with more `turns`, also after what comes of that, and so on."""
+        self._ready.append(call if turns == 1 else lambda: self.soon(call, turns - 1))
+
+    def after(self, seconds: float, call: Call) -> None:
+        """Do it in so many seconds; without any, soon."""
+        if seconds > 0:
+            self.at(self.now + seconds, call)
+        else:
+            self.soon(call)
+
+    def at(self, when: float, call: Call) -> None:
+        """Do it at that time, or now where that is past."""
+        heappush(self._timers, (when, next(self._order), call))
+
+    def run(self, over: Callable[[], bool], still: Call) -> None:
+        """Until it is over. `still` is called whenever nothing more is to be done at the moment.
+
+        Raises AssertionError when everybody waits for somebody else.
+        """
+        ready, timers = self._ready, self._timers
+        while not over():
+            if ready:
+                self.done += 1
+                ready.popleft()()
+                continue
+            still()
+            if ready:
+                continue
+            assert timers, f"nothing is under way after {self.now:.6g} s, and it is not over"
+            self.now = max(self.now, timers[0][0])
+            while timers and timers[0][0] <= self.now + TOGETHER:
+                ready.append(heappop(timers)[2])

@@ -1,0 +1,116 @@
+"""Engines that are lost, come and leave in a simulated run: when is said by the scenario (`failures`)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from rollyard import events as ev
+from rollyard.conductor import Conductor
+from rollyard.plan.clock import Clock
+from rollyard.plan.engines import Engines
+
+
+class Run(Protocol):
+    """Who takes them in."""
+
+    @property
+    def conductor(self) -> Conductor: ...
+
+    @property
+    def engines(self) -> Engines: ...
+
+    def post(self, event: ev.Event) -> None: ...
+
+    def add(self, engine: ev.EngineId) -> None: ...
+
+
+class Coming:
+    """What `fleet` is in a run: orders that engines come or leave, and when a leave has its turn."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._numbers = itertools.count(sum(1 for _ in run.engines))
+        self._leaving: set[ev.EngineId] = set()
+        self._ordered: dict[ev.EngineId, ev.EngineLeaving] = {}
+        self._changes: dict[int, int] = {}
+
+    def plan(self, changes: dict[int, int]) -> None:
+        """How many come, or leave, once so many steps are trained."""
+        self._changes = dict(changes)
+
+    def trained(self, steps: int) -> None:
+        """So many steps are trained."""
+        change = self._changes.pop(steps, 0)
+        for _ in range(change):
+            self.add()
+        for _ in range(-change):
+            self.remove()
+
+    def add(self) -> None:
+        self._run.add(f"engine-{next(self._numbers)}")
+
+    def remove(self, engine: ev.EngineId | None = None, cut: bool = False) -> None:
+        """Let one go, the newest unless one is named; the last stays."""
+        staying = self._run.conductor.staying - self._leaving
+        if len(staying) < 2:
+            return
+        name = engine or max(staying, key=lambda each: int(each.rpartition("-")[2]))
+        self._leaving.add(name)
+        order = self._ordered[name] = ev.EngineLeaving(name, cut)
+        self._run.post(order)
+
+    def left(self, engine: ev.EngineId) -> None:
+        self._leaving.discard(engine)
+
+    def turns(self, event: ev.Event) -> Sequence[ev.Event]:
+        """See `fleet.Fleet.turns`."""
+        if not isinstance(event, ev.EngineLeaving | ev.EngineDown):
+            return (event,)
+        order = self._ordered.pop(event.engine, None)
+        leaves = (order,) if order is not None and self._may_leave(order.engine) else ()
+        return leaves if isinstance(event, ev.EngineLeaving) else (*leaves, event)
+
+    def _may_leave(self, engine: ev.EngineId) -> bool:
+        staying = self._run.conductor.staying
+        if engine in staying and len(staying) > 1:
+            return True
+        self._leaving.discard(engine)
+        return False
+
+
+class Outages:
+    """Nodes that fail, each at random times that are exponentially apart, drawn from the seed.
+
+    Args:
+        mean_s: between two failures of a node.
+        per_node: engines on a node, by their numbers.
+    """
+
+    def __init__(self, clock: Clock, engines: Engines, seed: int, mean_s: float, per_node: int) -> None:
+        self._clock, self._engines, self._mean_s, self._per_node = clock, engines, mean_s, per_node
+        self._seed = seed
+        self._known: dict[int, Callable[[], float]] = {}  # nodes: seconds until the next failure
+
+    def watch(self, engine: ev.EngineId) -> None:
+        """It is on a node, which may fail from now on."""
+        node = self._node(engine)
+        if node not in self._known:
+            draw = random.Random(f"{self._seed}/node/{node}")
+            self._known[node] = lambda: draw.expovariate(1 / self._mean_s)
+            self._next(node)
+
+    def _next(self, node: int) -> None:
+        self._clock.after(self._known[node](), partial(self._fail, node))
+
+    def _fail(self, node: int) -> None:
+        for seat in self._engines:
+            if self._node(seat.name) == node:
+                self._engines.lose(seat.name, f"node {node} failed")
+        self._next(node)
+
+    def _node(self, engine: ev.EngineId) -> int:
+        return int(engine.rpartition("-")[2]) // self._per_node

@@ -1,0 +1,107 @@
+"""One simulated run, and its report: by the very books of a real one, kept on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rollyard import worker
+from rollyard.conducting import policy_of, schedule_of
+from rollyard.conductor import Conductor
+from rollyard.config import Config
+from rollyard.driver import collecting_seldom
+from rollyard.events import Event, Instruction
+from rollyard.journal.record import Unkept
+from rollyard.plan.clock import Clock
+from rollyard.plan.world import Heard, Stations, World
+from rollyard.protocols.devices import Sink
+from rollyard.types import DropReason, WeightVersion
+from rollyard.watch.accounts import Accounts
+from rollyard.watch.recorder import Recorder
+from rollyard.watch.report import Counts, Filtering, Report, ReportBuilder, TokenLedger
+from rollyard.watch.step import Step
+from rollyard.watch.terminal import QuietView
+from rollyard.watch.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What came of it.
+
+    `steps_s` says when each step was trained, in seconds from the start. `accounts` gives the trace, `timeline` the phases.
+    """
+
+    report: Report
+    steps_s: tuple[float, ...]
+    accounts: Accounts
+    timeline: Timeline
+    events: int  # that the conductor was told
+
+
+class Play:
+    """A run before it begins: its world may be given what is to happen to it.
+
+    Args:
+        config: of the run.
+        stations: what stands for its stations.
+        sinks: where metrics of steps go.
+        heard, stepped: see `World`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stations: Stations,
+        sinks: Sequence[Sink] = (),
+        heard: Heard | None = None,
+        stepped: Callable[[Step], None] | None = None,
+    ) -> None:
+        self.clock = clock = Clock()
+        self._timeline = Timeline(lambda: clock.nanoseconds)
+        placement = config.place.placement
+        builder = ReportBuilder(
+            name=config.run.name,
+            model=config.model.path or f"base policy of {config.prompts.task}",
+            placement=placement,
+            engine=config.engine.kind,
+            transport=worker.transport_of(config),
+        )
+        batch = config.rollout.groups_per_step * config.rollout.group_size
+        self._recorder = Recorder(Unkept(), builder, sinks, QuietView(), self._timeline, batch)
+        policy = policy_of(config, stations.window)
+        restarts = config.place.restarts if config.place.apart else 0
+        schedule = schedule_of(config, stations.engines, evaluate=False, restarts=restarts)
+        rollover, version = worker.rollover_of(config), WeightVersion(0)
+        conductor = Conductor(policy, schedule, rollover, version, placement, config.weights.retries)
+        self._recorder.resume(version, {})
+        self._steps_s: list[float] = []
+        self._stepped, self._heard, self._events = stepped, heard, 0
+        self.world = World(config, conductor, clock, self._recorder, self._timeline, stations, self._hear, self._step)
+
+    def _hear(self, now: float, events: Sequence[Event], instructions: Sequence[Instruction]) -> None:
+        self._events += len(events)
+        if self._heard is not None:
+            self._heard(now, events, instructions)
+
+    def _step(self, step: Step) -> None:
+        self._steps_s.append(self.clock.now)
+        if self._stepped is not None:
+            self._stepped(step)
+
+    def run(self) -> Simulated:
+        """To its end. Raises AssertionError when that does not come."""
+        with collecting_seldom():
+            self._recorder.begin()
+            self.world.run()
+        return Simulated(self._report(), tuple(self._steps_s), self._recorder.accounts, self._timeline, self._events)
+
+    def _report(self) -> Report:
+        conductor = self.world.conductor
+        counts = conductor.counts
+        return self._recorder.close(
+            Counts(counts.admitted, counts.trained, dict(counts.dropped)),
+            Counts(counts.members_admitted, counts.members_trained, dict(counts.members_dropped)),
+            TokenLedger(counts.tokens.generated, counts.tokens.trained, dict(counts.tokens.dropped), conductor.live_tokens),
+            Filtering(counts.dropped.get(DropReason.FILTERED, 0), counts.refills, counts.unfiltered),
+            self.world.engines.stats(),
+        )

@@ -1,0 +1,327 @@
+"""Carries out what the conductor of a simulated run says, and tells it what came of that: a run's ring, without stations.
+
+Whatever happens is put into one pile, and the conductor takes it from there as in a run (`driver.News`): one event after the
+other, news of rollouts together. What the conductor says is begun in its order. A real run's shells do the same, with
+calls that wait for somebody; here each of them takes as long as a model says (`Takes`, `links.Links`, `engines.Model`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import heapreplace
+from typing import Any, Protocol
+
+from rollyard import events as ev
+from rollyard.conductor import Conductor
+from rollyard.config import Config
+from rollyard.driver import News
+from rollyard.fitness import Condemn
+from rollyard.plan.clock import Clock
+from rollyard.plan.coming import Coming
+from rollyard.plan.engines import Engines, Make
+from rollyard.plan.links import Links, Sync
+from rollyard.protocols.rollouts import PromptSource
+from rollyard.types import Activity, Completion, Group, Request, Reward, Segment, TrainStats, WeightVersion
+from rollyard.watch.accounts import ENGINE, TRAINER
+from rollyard.watch.recorder import Recorder
+from rollyard.watch.spans import SpanLog
+from rollyard.watch.step import Step
+from rollyard.watch.timeline import Phase, Timeline
+
+Heard = Callable[[float, Sequence[ev.Event], Sequence[ev.Instruction]], None]
+TRAINERS = "trainer"  # all of them, which are busy at the same time
+
+
+class Takes(Links, Protocol):
+    """Seconds that everything takes but what engines write."""
+
+    def train_s(self, groups: Sequence[Group]) -> float: ...
+
+    def score_s(self, completion: Completion) -> float: ...
+
+    @property
+    def handoff_s(self) -> float:
+        """The training state goes from one half to the other."""
+        ...
+
+    @property
+    def checkpoint_s(self) -> float: ...
+
+    def start_s(self, engine: ev.EngineId) -> float:
+        """Until an engine that was lost, or is new, is up."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stations:
+    """What stands for the stations of a run.
+
+    Args:
+        engines: that there are at the start.
+        make: a new engine.
+        judge: the verdict on a completion.
+        workers: judgements at a time.
+        window: tokens of prompt and completion at most.
+    """
+
+    engines: int
+    make: Make
+    takes: Takes
+    source: PromptSource
+    judge: Callable[[Completion], Reward]
+    workers: int
+    window: int
+
+
+class World:
+    """One simulated run.
+
+    Args:
+        heard: told each step of the conductor: the time, what it was told, and what it said.
+        stepped: told each training step.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        conductor: Conductor,
+        clock: Clock,
+        recorder: Recorder,
+        timeline: Timeline,
+        stations: Stations,
+        heard: Heard | None = None,
+        stepped: Callable[[Step], None] | None = None,
+    ) -> None:
+        self._config, self.conductor, self._clock, self._recorder, self._timeline = config, conductor, clock, recorder, timeline
+        self._takes, self._source, self._judge = stations.takes, stations.source, stations.judge
+        self._heard, self._stepped = heard, stepped
+        self._news = News()
+        self._waiting = False  # for news
+        self.finished = False
+        self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
+        self._requests: dict[ev.EngineId, list[Request]] = defaultdict(list)  # that one step hands out
+        self._unjudged: list[ev.Score] = []
+        self._judging = False  # somebody is about to look at them
+        self._judges = [0.0] * stations.workers  # a heap: when each is free
+        self._slots = config.engine.slots
+        self.engines = Engines(clock, timeline, stations.make, self.post, self._hear_private, self._gone)
+        self._trainer, self._halves = SpanLog(lambda: clock.nanoseconds), dict[ev.EngineId | None, SpanLog]()
+        for name in (f"engine-{number}" for number in range(stations.engines)):
+            self._watch(name, self.engines.start(name, SpanLog(lambda: clock.nanoseconds)).spans)
+        if config.place.apart:
+            recorder.accounts.watch(TRAINERS, TRAINER, self._trainer)
+        self._sync = Sync(clock, self.engines, self._takes, self._trainer, config.weights, self.post, timeline, recorder)
+        self.coming = Coming(self)
+        self._at_once: dict[type[ev.Instruction], Callable[[Any], None]] = {
+            ev.Generate: self._generate,
+            ev.Score: lambda told: self._unjudged.append(told),
+            ev.FetchPrompts: self._fetch,
+            ev.Abort: self._abort,
+            ev.Move: self._move,
+            Condemn: lambda told: self.engines.lose(told.engine, told.cause),
+            ev.Finish: self._finish,
+        }
+        self._actions: dict[type[ev.Instruction], Callable[[Any], None]] = {
+            ev.Train: self._train,
+            ev.HandOver: self._hand_over,
+            ev.Restart: self._restart,
+            ev.Checkpoint: self._checkpoint,
+            ev.Retire: self._retire,
+            **self._sync.actions,
+        }
+
+    def _watch(self, name: ev.EngineId, spans: SpanLog) -> None:
+        """An engine that shares its device with a trainer is accounted for with it."""
+        self._recorder.accounts.watch(name, ENGINE, spans)
+        if not self._config.place.apart:
+            self._recorder.accounts.watch(f"{TRAINERS} of {name}", TRAINER, spans)
+            self._halves[name] = spans
+
+    def run(self) -> None:
+        """To its end. Raises AssertionError when that does not come."""
+        for seat in self.engines:
+            self._happen(ev.EngineUp(seat.name, self._slots, seat.model.version))
+        self._clock.soon(self._turn)
+        self._clock.run(lambda: self.finished, self.engines.settle)
+
+    # ------------------------------------------------------------------------------------------ the circle
+
+    def post(self, event: ev.Event) -> None:
+        """Something happened."""
+        self._news.put_nowait(event)
+        if self._waiting:
+            self._waiting = False
+            self._clock.soon(self._turn)
+
+    def _turn(self) -> None:
+        if not self._news:
+            self._waiting = True
+            return
+        event, *more = self._news.next()
+        if more:
+            self._happen(event, *more)
+        else:
+            for each in self.coming.turns(event):
+                self._happen(each)
+        if isinstance(event, ev.BatchTrained):
+            self._book(event.version)
+        self._clock.soon(self._turn)
+
+    def _happen(self, *events: ev.Event) -> None:
+        """What happened at once, as one step."""
+        instructions = self.conductor.steps(events, self._clock.now)
+        self._recorder.record((*events, *instructions))
+        if self._heard is not None:
+            self._heard(self._clock.now, events, instructions)
+        self._carry_out(instructions)
+
+    def _book(self, version: WeightVersion) -> None:
+        if self._trained is None:
+            return
+        groups, stats = self._trained
+        self._trained = None
+        step = self._recorder.step(version, groups, stats, self.conductor.counts.dropped)
+        self._recorder.accounts.collect()
+        self.coming.trained(version.step)
+        if self._stepped is not None:
+            self._stepped(step)
+
+    def _carry_out(self, instructions: Sequence[ev.Instruction]) -> None:
+        """Begin it, in the order of a run: what rollouts need, requests, and then what each other station is to do."""
+        later: list[Callable[[], None]] = []
+        for told in instructions:
+            if (at_once := self._at_once.get(type(told))) is not None:
+                at_once(told)
+            elif (action := self._actions.get(type(told))) is not None:
+                later.append(partial(action, told))
+        if self._unjudged and not self._judging:
+            self._judging = True
+            self._clock.soon(self._score)
+        for engine, requests in self._requests.items():
+            self.engines.generate(engine, requests)
+        self._requests.clear()
+        for call in later:
+            self._clock.soon(call)
+
+    def _generate(self, told: ev.Generate) -> None:
+        self._requests[told.engine].append(told.request)
+
+    def _fetch(self, told: ev.FetchPrompts) -> None:
+        self.post(ev.PromptsOffered(*self._source.take(told.count)))
+
+    def _abort(self, told: ev.Abort) -> None:
+        self._clock.soon(partial(self.engines.abort, told.engine, told.requests))
+
+    def _move(self, told: ev.Move) -> None:
+        self._clock.soon(partial(self.engines.abort, told.engine, (told.request,)))
+
+    def _finish(self, _: ev.Finish) -> None:
+        self.finished = True
+
+    # ------------------------------------------------------------------------------------------- scoring
+
+    def _score(self) -> None:
+        """Judgements begin in the order asked, as soon as somebody is free."""
+        asked, self._unjudged, self._judging = self._unjudged, [], False
+        for told in asked:
+            done = told.completion
+            seconds = self._takes.score_s(done)
+            if seconds > 0:
+                free = max(self._judges[0], self._clock.now)
+                heapreplace(self._judges, free + seconds)
+                self._timeline.open(Phase.SCORE)
+                self._clock.at(free + seconds, partial(self._judged, done))
+            else:
+                self.post(ev.Scored(done.group, done.member, self._judge(done)))
+
+    def _judged(self, done: Completion) -> None:
+        self._timeline.close(Phase.SCORE)
+        self.post(ev.Scored(done.group, done.member, self._judge(done)))
+
+    # ------------------------------------------------------------------------------------------ training
+
+    def _train(self, told: ev.Train) -> None:
+        begin, seconds = self._clock.nanoseconds, self._takes.train_s(told.groups)
+        self._timeline.open(Phase.TRAIN)
+
+        def trained() -> None:
+            self._timeline.close(Phase.TRAIN)
+            for spans in self._training(told.half):
+                spans.add(Activity.TRAIN, begin, self._clock.nanoseconds, "step")
+            tokens = sum(len(done.completion.token_ids) for group in told.groups for done in group.rollouts)
+            version = WeightVersion(told.step + 1)
+            self._trained = told.groups, TrainStats(version.step, 0.0, 0.0, 0.0, tokens, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+            self.post(ev.BatchTrained(version))
+
+        self._clock.soon(partial(self._clock.after, seconds, partial(self._clock.soon, trained)))
+
+    def _training(self, half: ev.EngineId | None) -> Sequence[SpanLog]:
+        """Of the devices that train."""
+        if half is not None:
+            return (self._halves[half],)
+        return tuple(self._halves.values()) or (self._trainer,)
+
+    def _hand_over(self, told: ev.HandOver) -> None:
+        begin = self._clock.nanoseconds
+        self._timeline.open(Phase.SYNC)
+
+        def handed() -> None:
+            self._timeline.close(Phase.SYNC)
+            for half in (told.source, told.target):
+                self._halves[half].add(Activity.SYNC, begin, self._clock.nanoseconds, "handoff")
+            self.post(ev.HandedOver(told.version))
+
+        self._clock.after(self._takes.handoff_s, handed)
+
+    def _checkpoint(self, told: ev.Checkpoint) -> None:
+        begin = self._clock.nanoseconds
+        self._timeline.open(Phase.CHECKPOINT)
+
+        def saved() -> None:
+            self._timeline.close(Phase.CHECKPOINT)
+            for spans in self._training(None):
+                spans.add(Activity.CHECKPOINT, begin, self._clock.nanoseconds)
+            self.post(ev.Checkpointed(told.version))
+
+        self._clock.after(self._takes.checkpoint_s, saved)
+
+    # ------------------------------------------------------------------------------- engines that come and go
+
+    def lose(self, engine: ev.EngineId, cause: str) -> None:
+        """It is gone from now on, if it is still there."""
+        if engine in self.engines:
+            self.engines.lose(engine, cause)
+
+    def add(self, engine: ev.EngineId) -> None:
+        """Begin to start a new one."""
+        self._start(engine)
+
+    def _restart(self, told: ev.Restart) -> None:
+        self._start(told.engine)
+
+    def _start(self, engine: ev.EngineId) -> None:
+        begin = self._clock.nanoseconds
+
+        def up() -> None:
+            self._timeline.spans.add(Activity.RESTART, begin, self._clock.nanoseconds, engine)
+            seat = self.engines.start(engine, SpanLog(lambda: self._clock.nanoseconds))
+            self._sync.join(engine)
+            self._watch(engine, seat.spans)
+            self.post(ev.EngineUp(engine, self._slots, None))
+
+        self._clock.after(self._takes.start_s(engine), up)
+
+    def _retire(self, told: ev.Retire) -> None:
+        self._sync.leave(told.engine)
+        self.engines.close(told.engine)
+        self._recorder.accounts.left(told.engine)
+        self.coming.left(told.engine)
+
+    def _gone(self, engine: ev.EngineId, cause: str) -> None:
+        """Nobody has heard of it yet."""
+
+    def _hear_private(self, engine: ev.EngineId, segment: Segment) -> None:
+        """Of a request outside the rollouts."""

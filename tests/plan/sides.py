@@ -1,0 +1,342 @@
+"""One workload under the real loop, and under the simulator: what each conductor was told and said, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import rollyard
+from rollyard.bench import virtual
+from rollyard.bench.doubles import DoubleHandoff, DoublePublisher, DoubleTrainer, Meter
+from rollyard.bench.placements import SHAPE
+from rollyard.config import Config
+from rollyard.engine.fake import FakeEngine, OnLoad, Script
+from rollyard.events import EngineId, Event, Instruction
+from rollyard.journal.record import Unkept
+from rollyard.journal.recover import Past
+from rollyard.layers import resolve
+from rollyard.plan.simulate import Play, Simulated
+from rollyard.plan.world import Stations as Modelled
+from rollyard.protocols.training import Trainer
+from rollyard.protocols.weights import Evidence, Handoff, Publisher
+from rollyard.stations import Stations
+from rollyard.types import Activity, Completion, Group, Manifest, Prompt, Reward, WeightVersion
+from rollyard.watch.report import Report
+from rollyard.watch.spans import SpanLog
+from tests.plan.twin import TwinEngine
+
+WINDOW = 4096
+LOST = "its node failed"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a run is like. No two things take the same time, so that nothing happens at the same moment by chance."""
+
+    placement: str = "async"
+    rollover: str = "drain"
+    seed: int = 0
+    engines: int = 3
+    slots: int = 4
+    steps: int = 4
+    groups: int = 3
+    size: int = 2
+    staleness: int = 1
+    prompts: int = 10_000
+    longest: int = 24
+    cap: int = 20
+    judge_s: float = 0.0
+    workers: int = 2
+    copy_s: float = 0.03
+    retries: int = 1
+    refusals: int = 0  # of a hundred loads
+    losses: tuple[tuple[float, int], ...] = ()  # when, and which engine
+    changes: tuple[tuple[int, int], ...] = ()  # after which step, and how many come or leave
+    restarts: int = 1
+    options: tuple[tuple[str, object], ...] = ()
+
+    def config(self, scratch: Path) -> Config:
+        model = scratch / "model"
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
+        apart = self.placement in ("separate", "async")
+        options: dict[str, object] = {
+            "model.path": str(model),
+            "prompts.task": "sort",
+            "place.placement": self.placement,
+            "place.device": "cpu",
+            "place.restarts": self.restarts,
+            "engine.slots": self.slots,
+            "rollout.groups_per_step": self.groups,
+            "rollout.group_size": self.size,
+            "rollout.max_tokens": self.cap,
+            "rollout.max_staleness": {"async": self.staleness, "swap": 1}.get(self.placement, 0),
+            "weights.rollover": self.rollover if apart else "drain",
+            "weights.retries": self.retries,
+            "weights.canary": False,
+            "weights.probe": False,
+            "run.steps": self.steps,
+            "run.seed": self.seed,
+            "run.out": str(scratch / "run"),
+            "watch.view": "quiet",
+        }
+        return resolve(environment={}, overrides=options | dict(self.options)).config
+
+    @property
+    def several(self) -> int:
+        return 2 if self.placement == "swap" else self.engines
+
+    def length(self, group: int, member: int) -> int:
+        share = Random(f"{self.seed}/{group}").random() + Random(f"{self.seed}/{group}/{member}").random()
+        return 1 + int(share / 2 * self.longest)
+
+    def jitter(self, *what: object) -> float:
+        """A little longer, so that no two are alike."""
+        return 1 + 0.2 * Random(f"{self.seed}/{what}").random()
+
+    def token_s(self, engine: EngineId) -> float:
+        return 0.05 * self.jitter("token", engine)
+
+    def score_of(self, done: Completion) -> float:
+        return self.judge_s * self.jitter("score", done.group, done.member)
+
+
+@dataclass
+class Refusals:
+    """Loads that fail: which, follows from the engine, the version, and how often it was tried."""
+
+    case: Case
+    tried: dict[tuple[EngineId, int], int] = field(default_factory=dict)
+
+    def refuses(self, engine: EngineId, version: WeightVersion) -> bool:
+        key = engine, version.step
+        self.tried[key] = self.tried.get(key, 0) + 1
+        return Random(f"{self.case.seed}/{key}/{self.tried[key]}").random() * 100 < self.case.refusals
+
+
+class Times:
+    """How long things take (plan.world.Takes)."""
+
+    def __init__(self, case: Case) -> None:
+        self._case, self._refusals = case, Refusals(case)
+        self.copy_s = case.copy_s if case.placement in ("separate", "async") else 0.0
+        self.deliver_s, self.handoff_s, self.checkpoint_s = 0.071, 0.23, 0.13
+        self.probe_s = self.sleep_s = self.wake_s = 0.0
+
+    def prepare_s(self, engine: EngineId) -> float:
+        return 0.06 * self._case.jitter("prepare", engine)
+
+    def load_s(self, engine: EngineId) -> float:
+        return 0.04 * self._case.jitter("load", engine)
+
+    def start_s(self, engine: EngineId) -> float:
+        return 0.7 * self._case.jitter("start", engine)
+
+    def train_s(self, groups: Sequence[Group]) -> float:
+        return 0.31 + 0.0007 * sum(len(done.completion.token_ids) for group in groups for done in group.rollouts)
+
+    def score_s(self, completion: Completion) -> float:
+        return self._case.score_of(completion)
+
+    def refuses(self, engine: EngineId, version: WeightVersion) -> str:
+        if not self._refusals.refuses(engine, version):
+            return ""
+        return f"engine {engine} did not take version {tuple(version)}: it was told to refuse"
+
+
+class Source:
+    """So many prompts (protocols.PromptSource)."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self.cursor = count, 0
+
+    def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
+        begin, self.cursor = self.cursor, min(self.cursor + count, self._count)
+        found = tuple(Prompt(at, at % 7, (1,) * (2 + at % 5), "") for at in range(begin, self.cursor))
+        return found, self.cursor == self._count
+
+
+def verdict(done: Completion) -> Reward:
+    return Reward(float(done.member % 2))
+
+
+@dataclass
+class Side:
+    """What one of them came to."""
+
+    steps: list[tuple[float, list[Event], list[Instruction]]] = field(default_factory=list)
+    report: Report | None = None
+    simulated: Simulated | None = None
+
+
+# ------------------------------------------------------------------------------------------------ the simulator
+
+
+def simulated(case: Case, scratch: Path) -> Side:
+    side, times = Side(), Times(case)
+
+    def make(name: EngineId, spans: SpanLog) -> TwinEngine:
+        return TwinEngine(case.slots, case.token_s(name), case.length, spans)
+
+    def heard(now: float, events: Sequence[Event], instructions: Sequence[Instruction]) -> None:
+        side.steps.append((now, list(events), list(instructions)))
+
+    models = Modelled(case.several, make, times, Source(case.prompts), verdict, case.workers, WINDOW)
+    play = Play(case.config(scratch), models, heard=heard)
+    for at, number in case.losses:
+        play.clock.at(at, lambda number=number: play.world.lose(f"engine-{number}", LOST))
+    play.world.coming.plan(dict(case.changes))
+    side.simulated = play.run()
+    side.report = side.simulated.report
+    return side
+
+
+# ------------------------------------------------------------------------------------------------ the real loop
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Engine(FakeEngine):
+    """Weights take their time to it, and now and then it does not take them."""
+
+    def __init__(self, name: EngineId, case: Case, times: Times) -> None:
+        token_s, load_s = case.token_s(name), times.load_s(name)
+
+        def script(request: Any) -> Script:
+            return Script((1,) * case.length(*request.id[:2]))
+
+        super().__init__(name, slots=case.slots, script=script, token_s=token_s, load_s=load_s, window=WINDOW, clock=now)
+        self._times = times
+
+    async def prepare(self, manifest: Manifest) -> None:
+        with self.spans.doing(Activity.SYNC, "prepare"):
+            await asyncio.sleep(self._times.prepare_s(self.id))
+        await super().prepare(manifest)
+
+    async def load(self, version: WeightVersion) -> None:
+        self.on_load = OnLoad.REFUSE if self._times.refuses(self.id, version) else OnLoad.TAKE
+        await super().load(version)
+
+
+class Learns(DoubleTrainer):
+    def __init__(self, times: Times) -> None:
+        super().__init__(0.0, Meter())
+        self._times = times
+
+    async def train(self, shards: Any) -> Any:
+        tokens = sum(sum(sample.mask) for shard in shards for sample in shard.samples)
+        self._step_s = 0.31 + 0.0007 * tokens
+        return await super().train(shards)
+
+    async def save(self, folder: Path) -> None:
+        await asyncio.sleep(self._times.checkpoint_s)
+        await super().save(folder)
+
+
+class Judge:
+    def __init__(self, case: Case) -> None:
+        self._case, self._places = case, asyncio.Semaphore(case.workers)
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Reward:
+        if self._case.judge_s:
+            async with self._places:
+                await asyncio.sleep(self._case.score_of(completion))
+        return verdict(completion)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def stations(case: Case, times: Times) -> Stations:
+    names = [f"engine-{number}" for number in range(case.several)]
+    engines = {name: Engine(name, case, times) for name in names}
+    apart = case.placement in ("separate", "async")
+    halves: list[EngineId | None] = [*names] if case.placement == "swap" else [None]
+    trainers: dict[EngineId | None, Trainer] = {half: Learns(times) for half in halves}
+    publishers: dict[EngineId, Publisher]
+    if case.placement == "swap":
+        publishers = {name: DoublePublisher(0.0, times.deliver_s) for name in names}
+    else:
+        publishers = dict.fromkeys(names, DoublePublisher(times.copy_s, times.deliver_s))
+    handoffs: dict[EngineId, Handoff] = {name: DoubleHandoff(times.handoff_s) for name in names}
+
+    async def launch(name: EngineId, url: str) -> Engine:
+        await asyncio.sleep(times.start_s(name))
+        return Engine(name, case, times)
+
+    return Stations(
+        source=Source(case.prompts),
+        held_out=(),
+        scorer=Judge(case),
+        text=lambda ids, stop, finish: "",
+        window=WINDOW,
+        size=1,
+        engines=cast(Any, engines),
+        trainers=trainers,
+        ranks=1,
+        publishers=publishers,
+        evidence=cast(Evidence, object()),
+        handoffs=handoffs if case.placement == "swap" else {},
+        starts=tuple(engine.start for engine in engines.values()),
+        launch=cast(Any, launch) if apart else None,
+        spans=tuple((name, "engine", engine.spans) for name, engine in engines.items()),
+    )
+
+
+def real(case: Case, scratch: Path) -> Side:
+    side, made = Side(), list[Stations]()
+
+    class Heard(Unkept):
+        def record_step(self, entries: Any) -> None:
+            events = [entry for entry in entries if isinstance(entry, Event)]
+            side.steps.append((now(), events, [entry for entry in entries if isinstance(entry, Instruction)]))
+
+    def build(past: Past) -> Stations:
+        made.append(stations(case, Times(case)))
+        return made[0]
+
+    run = rollyard.Run(case.config(scratch), stations=build, journal=Heard)
+
+    def lose(number: int) -> None:
+        engine = cast(Engine | None, made[0].engines.get(f"engine-{number}"))
+        if engine is not None and not engine._cause and not engine._closed:
+            engine.die(LOST)
+
+    async def whole() -> None:
+        loop, changes = asyncio.get_running_loop(), dict(case.changes)
+        for at, number in case.losses:
+            loop.call_at(at, lose, number)
+        async for step in run:
+            for _ in range(changes.get(step.step, 0)):
+                run.add_engine()
+            for _ in range(-changes.get(step.step, 0)):
+                let_go()
+
+    def let_go() -> None:
+        fleet = run._going.fleet
+        staying = fleet._conductor.staying - fleet._leaving
+        if len(staying) > 1:
+            run.remove_engine(max(staying, key=lambda each: int(each.rpartition("-")[2])))
+
+    with suppress(rollyard.RunFailed):
+        virtual.run(whole())
+    side.report = run.report
+    return side
+
+
+def same(case: Case, scratch: Path, check: Callable[[Side, Side], None] | None = None) -> tuple[Side, Side]:
+    """Both, held against each other. Raises AssertionError."""
+    one, other = real(case, scratch), simulated(case, scratch)
+    for at, (left, right) in enumerate(zip(one.steps, other.steps, strict=False)):
+        assert left[1:] == right[1:], f"step {at}: at {left[0]:.9g} s\n{left[1:]}\n  but at {right[0]:.9g} s\n{right[1:]}"
+        assert abs(left[0] - right[0]) < 1e-6, f"step {at}: {left[0]} and {right[0]}"
+    assert len(one.steps) == len(other.steps)
+    return one, other
