@@ -42,7 +42,8 @@ _NEAR, _HELD, _AWAY = "near", "held", "away"  # what a device does besides, and 
 class Lane(NamedTuple):
     """One device, and what it did. `roles` are of `engine`, `trainer`: both where they share it.
 
-    It was there from `since_ns` on, and until `until_ns`; None: from the start, to the end.
+    It was there from `since_ns` on, and until `until_ns`; None: from the start, to the end. In a trace of very many it may stand
+    for several `devices`.
     """
 
     device: str
@@ -50,6 +51,7 @@ class Lane(NamedTuple):
     intervals: Sequence[Interval]
     since_ns: int | None = None
     until_ns: int | None = None
+    devices: int = 1
 
 
 class Moment(NamedTuple):
