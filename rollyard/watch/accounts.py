@@ -41,6 +41,7 @@ class _Watched:
     newest: dict[tuple[Activity, str], int] = field(default_factory=dict)  # index of the last one of a kind
     since_ns: int | None = None  # it came later
     until_ns: int | None = None  # it left
+    devices: int = 1
 
     def collect(self) -> None:
         """Take what is new. A piece that goes on where the one before ended becomes part of it."""
@@ -81,17 +82,18 @@ class Accounts:
         self._built_ns: int | None = None
         self._marks: list[Mark] = []
 
-    def watch(self, name: str, role: str, spans: Spans) -> None:
+    def watch(self, name: str, role: str, spans: Spans, devices: int = 1) -> None:
         """A station works on a device. Stations with the same `spans` share one; a station that is started again keeps its own.
 
         Args:
             name: of the station, such as engine-0.
             role: engine or trainer.
+            devices: that do the same, and have one account.
         """
         watched = next((each for each in self._devices if name in each.names or spans in each.spans), None)
         if watched is None:
             came = None if self._built_ns is None else self._timeline.spans.now()
-            self._devices.append(watched := _Watched(since_ns=came))
+            self._devices.append(watched := _Watched(since_ns=came, devices=devices))
         watched.spans += [spans] * (spans not in watched.spans)
         watched.names += [name] * (name not in watched.names)
         watched.roles += [role] * (role not in watched.roles)
@@ -144,7 +146,7 @@ class Accounts:
         start, until = self._timeline.bounds_ns
         setup = Interval(Activity.SETUP, start, until if self._built_ns is None else self._built_ns)
         return [
-            Lane("+".join(each.names), tuple(each.roles), (setup, *each.intervals), each.since_ns, each.until_ns)
+            Lane("+".join(each.names), tuple(each.roles), (setup, *each.intervals), each.since_ns, each.until_ns, each.devices)
             for each in self._devices
         ]
 
