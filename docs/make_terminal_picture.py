@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from rollyard.watch.draw import LivePanel, table
-from rollyard.watch.report import Report, read_report
+from rollyard.watch.read import read_report
+from rollyard.watch.report import Report
 from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.timeline import PhaseSeconds
 

@@ -14,6 +14,7 @@ from rollyard.config import (
     Config,
     EngineConfig,
     ExchangeConfig,
+    ForecastConfig,
     JudgeConfig,
     LoraConfig,
     PlaceConfig,
@@ -48,6 +49,7 @@ def check_rules(config: Config) -> None:
     _check_engine(config.engine)
     check_objective(config)
     _check_models(config.reward)
+    _check_forecast(config.forecast)
 
 
 def _check_name(name: str) -> None:
@@ -58,6 +60,12 @@ def _check_name(name: str) -> None:
     if len(name) > NAME_CHARACTERS:
         problem = f"a name of {len(name)} characters, where {NAME_CHARACTERS} are the most"
         raise ConfigError(problem, where=where, remedy=remedy)
+
+
+def _check_forecast(forecast: ForecastConfig) -> None:
+    if not forecast.step_s and forecast != ForecastConfig():
+        problem = "a forecast is given, and not how long a step takes"
+        raise ConfigError(problem, where="forecast.step_s", remedy="give its seconds, or leave the section out")
 
 
 def _check_models(reward: RewardConfig) -> None:

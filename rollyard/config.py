@@ -14,6 +14,7 @@ Target = Literal["all-linear", "q_proj", "k_proj", "v_proj", "o_proj", "gate_pro
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -425,6 +426,25 @@ class WatchConfig(Section):
     )
 
 
+class ForecastConfig(Section):
+    """What a simulation expects of a step, as `rollyard plan` writes it; the report sets it beside what happened.
+
+    Seconds are those of a step's phases, means over all steps but the first. Without `step_s` there is no forecast.
+    """
+
+    source: str = Field("", description="what the forecast is of: Rollyard's version and the simulated scenario")
+    step_s: NonNegative = Field(0.0, description="seconds of a step (0: there is no forecast)")
+    generate_s: NonNegative = Field(0.0, description="of these: generation that nothing else hides")
+    score_s: NonNegative = Field(0.0, description="of these: scoring that generation does not hide")
+    train_s: NonNegative = Field(0.0, description="of these: training")
+    sync_s: NonNegative = Field(0.0, description="of these: bringing weights to the engines")
+    checkpoint_s: NonNegative = Field(0.0, description="of these: writing checkpoints")
+    tokens_per_s: NonNegative = Field(0.0, description="tokens sampled in a second of a step, whatever is done in it")
+    engine_busy: Fraction = Field(0.0, description="share of their time after setup in which the engines' devices are busy")
+    trainer_busy: Fraction = Field(0.0, description="likewise the trainers' devices")
+    slots_busy: Fraction = Field(0.0, description="mean share of decode slots at work while engines step")
+
+
 class Config(Section):
     """Everything a run depends on."""
 
@@ -446,3 +466,4 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     watch: WatchConfig = WatchConfig()
+    forecast: ForecastConfig = ForecastConfig()

@@ -287,7 +287,7 @@ class Run:
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size
         journal = self._open_journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9, at=self._at)
-        return Recorder(journal, builder, [JsonlSink(folder.metrics)], view, timeline, batch)
+        return Recorder(journal, builder, [JsonlSink(folder.metrics)], view, timeline, batch, config.forecast)
 
 
 def _nanoseconds() -> int:

@@ -36,7 +36,7 @@ from rollyard.worker import FIRST
 # What may be another option in a later life: how long it goes on, what is shown and kept of it, and what it runs on. Not what
 # is asked, what is written and how it is judged, and what is learnt from it.
 OPEN: Final = (
-    "run.steps", "run.name", "run.inject", "checkpoint.*", "watch.*", "eval.*", "*limit_s",
+    "run.steps", "run.name", "run.inject", "checkpoint.*", "watch.*", "forecast.*", "eval.*", "*limit_s",
     "place.placement", "place.generate", "place.train", "place.restarts", "place.runtime", "place.ray_address", "place.nodes",
     "place.silent_s", "place.threads",
     "engine.slots", "engine.page_tokens", "engine.pages", "engine.step_tokens", "engine.prefill_tokens", "engine.batching",

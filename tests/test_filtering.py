@@ -9,7 +9,8 @@ import pytest
 
 import rollyard
 from rollyard.journal.reader import JournalReader
-from rollyard.watch.report import Filtering, read_report
+from rollyard.watch.read import read_report
+from rollyard.watch.report import Filtering
 from tests import small
 from tests.rewards import share_of_a
 

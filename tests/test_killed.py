@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from rollyard.journal.reader import JournalReader
-from rollyard.watch.report import Report, read_report
+from rollyard.watch.read import read_report
+from rollyard.watch.report import Report
 from tests.small import BASE
 
 STEPS, BATCH = 6, 4

@@ -18,7 +18,7 @@ from rollyard.engine.remote import RemoteEngine
 from rollyard.errors import CheckpointError, ConfigError, EngineLost, RunFailed
 from rollyard.journal.reader import JournalReader
 from rollyard.place.child import launch
-from rollyard.watch.report import read_report
+from rollyard.watch.read import read_report
 from tests.rewards import patient, share_of_answer
 from tests.tiny import tiny_folder
 from tests.watch.page import compare

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
-from rollyard.durable import writing
 from rollyard.protocols.devices import Spans
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import DeviceTime, Lane, PoolTime, account
 from rollyard.watch.spans import coarser
 from rollyard.watch.timeline import Phase, Timeline
+from rollyard.watch.trace import DRIVER, Mark, Traced, write_trace
 
 # What the driver sees of a phase explains why a device waits. Not generation: it holds its requests to the last token,
 # also while an engine is idle that should not be; what devices say of it counts.
@@ -27,7 +25,6 @@ EXPLAINS: Final = {
     Phase.CHECKPOINT: Activity.CHECKPOINT,
 }
 MOST: Final = 2**15  # intervals of a device
-DRIVER: Final = "driver"
 ENGINE: Final = "engine"  # roles
 TRAINER: Final = "trainer"
 SCORER: Final = "scorer"
@@ -44,6 +41,7 @@ class _Watched:
     newest: dict[tuple[Activity, str], int] = field(default_factory=dict)  # index of the last one of a kind
     since_ns: int | None = None  # it came later
     until_ns: int | None = None  # it left
+    devices: int = 1
 
     def collect(self) -> None:
         """Take what is new. A piece that goes on where the one before ended becomes part of it."""
@@ -82,18 +80,20 @@ class Accounts:
         self._driver = _Watched([timeline.spans])
         self._devices: list[_Watched] = []
         self._built_ns: int | None = None
+        self._marks: list[Mark] = []
 
-    def watch(self, name: str, role: str, spans: Spans) -> None:
+    def watch(self, name: str, role: str, spans: Spans, devices: int = 1) -> None:
         """A station works on a device. Stations with the same `spans` share one; a station that is started again keeps its own.
 
         Args:
             name: of the station, such as engine-0.
             role: engine or trainer.
+            devices: that do the same, and have one account.
         """
         watched = next((each for each in self._devices if name in each.names or spans in each.spans), None)
         if watched is None:
             came = None if self._built_ns is None else self._timeline.spans.now()
-            self._devices.append(watched := _Watched(since_ns=came))
+            self._devices.append(watched := _Watched(since_ns=came, devices=devices))
         watched.spans += [spans] * (spans not in watched.spans)
         watched.names += [name] * (name not in watched.names)
         watched.roles += [role] * (role not in watched.roles)
@@ -127,22 +127,26 @@ class Accounts:
         intervals = [interval for watched in self._devices for interval in watched.intervals]
         return sum(i.end_ns - i.start_ns for i in intervals if i.activity is activity and i.what == what) / 1e9
 
-    def write_trace(self, path: Path) -> None:
-        """Chrome trace events, for chrome://tracing or ui.perfetto.dev: a process each device, a line each activity.
+    def stepped(self, step: int) -> None:
+        """A step is done."""
+        self._marks.append(Mark(step, self._timeline.spans.now()))
 
-        Times are microseconds from the run's start. Raises OSError.
-        """
+    def traced(self) -> Traced:
+        """All that was done, up to now: what the trace and the picture show."""
         self.collect()
-        lanes = [Lane(DRIVER, (DRIVER,), self._explaining()), *self._lanes()]
-        with writing(path, "w") as file:
-            _write(file, lanes, self._timeline.bounds_ns[0])
+        lanes = (Lane(DRIVER, (DRIVER,), self._explaining()), *self._lanes())
+        return Traced(lanes, tuple(self._marks), *self._timeline.bounds_ns)
+
+    def write_trace(self, path: Path) -> None:
+        """See `watch.trace`. Raises OSError."""
+        write_trace(path, self.traced())
 
     def _lanes(self) -> list[Lane]:
         self.collect()
         start, until = self._timeline.bounds_ns
         setup = Interval(Activity.SETUP, start, until if self._built_ns is None else self._built_ns)
         return [
-            Lane("+".join(each.names), tuple(each.roles), (setup, *each.intervals), each.since_ns, each.until_ns)
+            Lane("+".join(each.names), tuple(each.roles), (setup, *each.intervals), each.since_ns, each.until_ns, each.devices)
             for each in self._devices
         ]
 
@@ -154,24 +158,3 @@ class Accounts:
             if phase in EXPLAINS
         ]
         return [*phases, *self._driver.intervals]
-
-
-def _write(file: IO[str], lanes: list[Lane], start_ns: int) -> None:
-    """One event a line."""
-    file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-    between = "\n"
-    for event in (event for number, lane in enumerate(lanes) for event in _events(number, lane, start_ns)):
-        file.write(between + json.dumps(event))
-        between = ",\n"
-    file.write("\n]}\n")
-
-
-def _events(number: int, lane: Lane, start_ns: int) -> Iterator[dict[str, object]]:
-    yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": lane.device}}
-    for line, activity in enumerate(Activity):
-        intervals = [interval for interval in lane.intervals if interval.activity is activity]
-        if intervals:
-            yield {"ph": "M", "name": "thread_name", "pid": number, "tid": line, "args": {"name": activity}}
-        for _, begin, end, what in sorted(intervals, key=lambda interval: interval.start_ns):
-            name, at, length = what or activity, (begin - start_ns) / 1e3, (end - begin) / 1e3
-            yield {"ph": "X", "name": name, "cat": activity, "pid": number, "tid": line, "ts": at, "dur": length}

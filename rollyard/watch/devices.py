@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -33,16 +33,20 @@ class Cause(Enum):
     UNEXPLAINED = "unexplained"
 
 
-State = Activity | Cause
 ACTIVITIES = tuple(Activity)
 CAUSES = {Activity(cause.value): cause for cause in Cause if cause is not Cause.UNEXPLAINED}
-_NEAR, _HELD, _AWAY = "near", "held", "away"  # what a device does besides, and that it is not there
+PLACES = {activity: place for place, activity in enumerate(ACTIVITIES)}
+NEAR, HELD, AWAY = range(len(ACTIVITIES), len(ACTIVITIES) + 3)  # places of what a device does besides, and that it is not there
+SYNC, SETUP = PLACES[Activity.SYNC], PLACES[Activity.SETUP]
+WAIT_SYNC = list(Cause).index(Cause.SYNC)
+EXPLAINED = [(PLACES[activity], place) for place, cause in enumerate(Cause) for activity in CAUSES if CAUSES[activity] is cause]
 
 
 class Lane(NamedTuple):
     """One device, and what it did. `roles` are of `engine`, `trainer`: both where they share it.
 
-    It was there from `since_ns` on, and until `until_ns`; None: from the start, to the end.
+    It was there from `since_ns` on, and until `until_ns`; None: from the start, to the end. It may stand for several
+    `devices` that do the same.
     """
 
     device: str
@@ -50,16 +54,7 @@ class Lane(NamedTuple):
     intervals: Sequence[Interval]
     since_ns: int | None = None
     until_ns: int | None = None
-
-
-class Moment(NamedTuple):
-    """A stretch of time in which no device changes what it does."""
-
-    start_ns: int
-    end_ns: int
-    states: tuple[State | None, ...]  # [devices]; None: it was not there
-    near: tuple[bool, ...]  # [devices], weights are being brought near
-    held: tuple[bool, ...]  # [devices], between pause and resume
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,67 +97,51 @@ def account(
         lanes: the devices. Intervals may overlap and come in any order.
         driver: what goes on besides, such as judging; it explains waits.
     """
-    books = [_Book() for _ in lanes]
-    pools = {
-        role: [i for i, lane in enumerate(lanes) if role in lane.roles]
-        for role in sorted({role for lane in lanes for role in lane.roles})
-    }
-    bubbles: Counter[str] = Counter()
-    alike: Counter[tuple[tuple[State | None, ...], tuple[bool, ...], tuple[bool, ...]]] = Counter()  # few differ
-    for moment in moments(lanes, driver, start_ns, end_ns):
-        alike[moment.states, moment.near, moment.held] += moment.end_ns - moment.start_ns
-    for (states, near, held), length in alike.items():
-        for book, state, comes_near, stands in zip(books, states, near, held, strict=True):
-            if state is not None:
-                book.enter(length, state, comes_near, stands)
-        for role, pool in pools.items():
-            there = [states[i] for i in pool if states[i] is not None]
-            if there and all(isinstance(state, Cause) for state in there):
-                bubbles[role] += length
+    books = [_Book(lane.roles, start_ns) for lane in lanes]
+    pools = {role: _Count() for role in sorted({role for lane in lanes for role in lane.roles})}
+    for role, pool in pools.items():
+        pool.there = sum(role in lane.roles for lane in lanes)
+    waited = [0] * len(Cause)  # nanoseconds so far, by what a wait then was for
+    going, cause, at = [0] * len(ACTIVITIES), len(Cause) - 1, start_ns
+    for time, index, kind, change in (*_edges(lanes, driver, start_ns, end_ns), (end_ns, len(books), SETUP, 0)):
+        if time > at:
+            waited[cause] += time - at
+            for pool in pools.values():
+                pool.pass_by(time - at)
+            at = time
+        if index < len(books):
+            books[index].turn(kind, change, at, waited, pools)
+        if kind < NEAR:
+            going[kind] += change
+            cause = next((place for activity, place in EXPLAINED if going[activity]), len(Cause) - 1)
+    for book in books:
+        book.settle(end_ns, waited)
     devices = tuple(book.close(lane) for book, lane in zip(books, lanes, strict=True))
-    return devices, tuple(_pool(role, [devices[i] for i in pool], bubbles[role]) for role, pool in pools.items())
+    return devices, tuple(_pool(role, lanes, devices, pool.bubble_ns) for role, pool in pools.items())
 
 
-def moments(lanes: Sequence[Lane], driver: Sequence[Interval], start_ns: int, end_ns: int) -> Iterator[Moment]:
-    """The whole time in order, without gaps, cut wherever anything begins or ends."""
+def _edges(lanes: Sequence[Lane], driver: Sequence[Interval], start_ns: int, end_ns: int) -> list[tuple[int, int, int, int]]:
+    """When what begins (1) or ends (-1) where, in order. The driver comes after all lanes."""
     everybody = [*(lane.intervals for lane in lanes), driver]
-    edges: list[tuple[int, int, str, int]] = []
+    edges: list[tuple[int, int, int, int]] = []
     bounds = [*(_presence(lane, start_ns, end_ns) for lane in lanes), (start_ns, end_ns)]
     for index, (intervals, (since, until)) in enumerate(zip(everybody, bounds, strict=True)):
-        prepares = [(_NEAR, begin, end, what) for _, begin, end, what in intervals if what == "prepare"]
-        windows = [(_HELD, *window, "") for window in _held(intervals, end_ns)]
-        for kind, begin, end, _ in (*intervals, *prepares, *windows):
+        does = [(PLACES[activity], begin, end) for activity, begin, end, _ in intervals]
+        prepares = [(NEAR, begin, end) for _, begin, end, what in intervals if what == "prepare"]
+        windows = [(HELD, *window) for window in _held(intervals, end_ns)]
+        for kind, begin, end in (*does, *prepares, *windows):
             begin, end = max(begin, since), min(end, until)
             if begin < end:
                 edges += ((begin, index, kind, 1), (end, index, kind, -1))
-        edges += ((at, index, _AWAY, change) for at, change in ((start_ns, 1), (since, -1), (until, 1)))
+        edges += ((at, index, AWAY, change) for at, change in ((start_ns, 1), (since, -1), (until, 1)))
     edges.sort(key=lambda edge: edge[0])
-    open_: list[Counter[str]] = [Counter() for _ in everybody]
-    doing: list[Activity | None] = [None for _ in lanes]
-    near, held, away = ([False for _ in lanes] for _ in range(3))
-    going: Counter[str] = Counter()  # on all of them
-    at = start_ns
-    for time, index, kind, change in (*edges, (end_ns, -1, "", 0)):
-        if time > at:
-            cause = next((cause for activity, cause in CAUSES.items() if going[activity]), Cause.UNEXPLAINED)
-            yield Moment(at, time, tuple(_state(*one, cause) for one in zip(away, doing, strict=True)), tuple(near), tuple(held))
-            at = time
-        open_[index][kind] += change
-        going[kind] += change
-        if 0 <= index < len(lanes):
-            own = open_[index]
-            doing[index] = next((activity for activity in ACTIVITIES if own[activity]), None)
-            near[index], held[index], away[index] = own[_NEAR] > 0, own[_HELD] > 0, own[_AWAY] > 0
+    return edges
 
 
 def _presence(lane: Lane, start_ns: int, end_ns: int) -> tuple[int, int]:
     """From when to when it was there."""
     since = start_ns if lane.since_ns is None else min(max(lane.since_ns, start_ns), end_ns)
     return since, end_ns if lane.until_ns is None else min(max(lane.until_ns, since), end_ns)
-
-
-def _state(away: bool, doing: Activity | None, cause: Cause) -> State | None:
-    return None if away else doing or cause
 
 
 def _held(intervals: Sequence[Interval], end_ns: int) -> Iterator[tuple[int, int]]:
@@ -177,24 +156,77 @@ def _held(intervals: Sequence[Interval], end_ns: int) -> Iterator[tuple[int, int
 
 
 @dataclass(slots=True)
+class _Count:
+    """Of a role: how many devices are there, and how many of them do something."""
+
+    there: int = 0
+    busy: int = 0
+    bubble_ns: int = 0
+
+    def pass_by(self, length: int) -> None:
+        if self.there and not self.busy:
+            self.bubble_ns += length
+
+
 class _Book:
-    """Of one device."""
+    """Of one device. Nothing is written but when what it does changes: what it waited for meanwhile, the clocks of causes say."""
 
-    spent: Counter[State] = field(default_factory=Counter)
-    transfer_ns: int = 0
-    hidden_ns: int = 0
-    stall_ns: int = 0
+    __slots__ = ("_busy", "_doing", "_open", "_roles", "_since_ns", "_wait", "_waited", "hidden_ns", "stall_ns", "transfer_ns")
 
-    def enter(self, length: int, state: State, near: bool, held: bool) -> None:
-        self.spent[state] += length
-        self.transfer_ns += length * near
-        self.hidden_ns += length * (near and isinstance(state, Activity) and state is not Activity.SYNC)
-        self.stall_ns += length * (held and state in (Activity.SYNC, Cause.SYNC))
+    def __init__(self, roles: tuple[str, ...], start_ns: int) -> None:
+        self._roles = roles
+        self._open = [0] * (AWAY + 1)
+        self._doing: int | None = None  # place of the activity
+        self._since_ns = start_ns
+        self._waited = [0] * len(Cause)  # as the clocks were then
+        self._busy = [0] * len(ACTIVITIES)
+        self._wait = [0] * len(Cause)
+        self.transfer_ns = self.hidden_ns = self.stall_ns = 0
+
+    def turn(self, kind: int, change: int, at: int, waited: list[int], pools: Mapping[str, _Count]) -> None:
+        """Something begins, or ends."""
+        open_ = self._open
+        if (open_[kind] > 0) == (open_[kind] + change > 0):
+            open_[kind] += change
+            return
+        self.settle(at, waited)
+        there, busy = self._shows()
+        open_[kind] += change
+        self._doing = next((place for place in range(NEAR) if open_[place]), None)
+        now_there, now_busy = self._shows()
+        if (there, busy) != (now_there, now_busy):
+            for role in self._roles:
+                pools[role].there += now_there - there
+                pools[role].busy += now_busy - busy
+
+    def _shows(self) -> tuple[int, int]:
+        """Whether it is there, and does something."""
+        there = not self._open[AWAY]
+        return int(there), int(there and self._doing is not None)
+
+    def settle(self, at: int, waited: list[int]) -> None:
+        """The time since the last change is over."""
+        length, self._since_ns = at - self._since_ns, at
+        before, self._waited = self._waited, waited.copy()
+        if not length or self._open[AWAY]:
+            return
+        if self._doing is not None:
+            self._busy[self._doing] += length
+            syncing = length if self._doing == SYNC else 0
+        else:
+            for cause, then in enumerate(before):
+                self._wait[cause] += waited[cause] - then
+            syncing = waited[WAIT_SYNC] - before[WAIT_SYNC]
+        if self._open[NEAR]:
+            self.transfer_ns += length
+            self.hidden_ns += length if self._doing is not None and self._doing != SYNC else 0
+        if self._open[HELD]:
+            self.stall_ns += syncing
 
     def close(self, lane: Lane) -> DeviceTime:
-        wall_ns = self.spent.total()
-        busy = {kind.value: self.spent[kind] for kind in Activity if self.spent[kind]}
-        wait = {kind.value: self.spent[kind] for kind in Cause if self.spent[kind]}
+        wall_ns = sum(self._busy) + sum(self._wait)
+        busy = {kind.value: spent for kind, spent in zip(Activity, self._busy, strict=True) if spent}
+        wait = {kind.value: spent for kind, spent in zip(Cause, self._wait, strict=True) if spent}
         shares = _shares(wall_ns, busy, wait)
         return DeviceTime(lane.device, lane.roles, wall_ns, busy, wait, *shares, self.transfer_ns, self.hidden_ns, self.stall_ns)
 
@@ -206,11 +238,13 @@ def _shares(wall_ns: int, busy: Mapping[str, int], wait: Mapping[str, int]) -> t
     return (sum(busy.values()) - setup) / whole, {cause: spent / whole for cause, spent in wait.items()}
 
 
-def _pool(role: str, devices: Sequence[DeviceTime], bubble_ns: int) -> PoolTime:
+def _pool(role: str, lanes: Sequence[Lane], devices: Sequence[DeviceTime], bubble_ns: int) -> PoolTime:
     busy: Counter[str] = Counter()
     wait: Counter[str] = Counter()
-    for device in devices:
-        busy.update(device.busy_ns)
-        wait.update(device.wait_ns)
-    shares = _shares(sum(device.wall_ns for device in devices), busy, wait)
-    return PoolTime(role, len(devices), *shares, bubble_ns)
+    wall_ns = count = 0
+    for lane, device in zip(lanes, devices, strict=True):
+        if role in lane.roles:
+            busy.update({name: spent * lane.devices for name, spent in device.busy_ns.items()})
+            wait.update({name: spent * lane.devices for name, spent in device.wait_ns.items()})
+            wall_ns, count = wall_ns + device.wall_ns * lane.devices, count + lane.devices
+    return PoolTime(role, count, *_shares(wall_ns, busy, wait), bubble_ns)

@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rollyard.watch.foretold import foretold
 from rollyard.watch.report import Counts, EvalRewards, Filtering, Lengths, Report, RewardCurve, WeightTraffic
 from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.survived import survival
@@ -195,8 +196,9 @@ def table(report: Report) -> RenderableType:
         *([("lost", Text("; ".join(report.lost), "bold red"))] if report.lost else []),
         ("ended", Text(report.finished.cause, "bold red" if report.finished.failed else "")),
     ]
-    title = Text(f"rollyard · {report.name}", "bold")
-    parts = (_grid(rows), Text(), _phases(report.phases), *survival(report.survival), *tables(report.usage))
+    title = Text(f"rollyard · {report.name}{' (simulated)' if report.simulated else ''}", "bold")
+    more = (*foretold(report.forecast), *survival(report.survival), *tables(report.usage))
+    parts = (_grid(rows), Text(), _phases(report.phases), *more)
     return Panel(Group(*parts), title=title, title_align="left")
 
 

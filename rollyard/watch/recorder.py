@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from rollyard.chaos.survival import Survived
+from rollyard.config import ForecastConfig
 from rollyard.errors import JournalError
 from rollyard.events import Event, Finish, Instruction, Score, Scored, Train
 from rollyard.journal.record import Record
@@ -16,6 +18,7 @@ from rollyard.model.machine import Machine
 from rollyard.protocols.devices import Sink
 from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.accounts import Accounts
+from rollyard.watch.forecast import StepMeans, busy, compare
 from rollyard.watch.lives import Lives
 from rollyard.watch.report import Counts, Filtering, Finished, Report, ReportBuilder, TokenLedger, Usage
 from rollyard.watch.roofline import Work
@@ -23,6 +26,8 @@ from rollyard.watch.snapshot import Snapshot
 from rollyard.watch.step import Step
 from rollyard.watch.terminal import View
 from rollyard.watch.timeline import PhaseSeconds, Timeline
+
+NO_FORECAST: Final = ForecastConfig()
 
 
 class Recorder:
@@ -35,10 +40,18 @@ class Recorder:
         view: what the terminal shows.
         timeline: the phase accounting.
         batch: completions of one step, for the picture.
+        forecast: what is expected of a step.
     """
 
     def __init__(
-        self, journal: Record, builder: ReportBuilder, sinks: Sequence[Sink], view: View, timeline: Timeline, batch: int
+        self,
+        journal: Record,
+        builder: ReportBuilder,
+        sinks: Sequence[Sink],
+        view: View,
+        timeline: Timeline,
+        batch: int,
+        forecast: ForecastConfig = NO_FORECAST,
     ) -> None:
         self._journal = journal
         self._builder = builder
@@ -46,6 +59,7 @@ class Recorder:
         self._view = view
         self._timeline = timeline
         self._batch = batch
+        self._forecast, self._means = forecast, StepMeans()
         self.accounts = Accounts(timeline)
         self._work: Work | None = None
         self._machine: Machine | None = None
@@ -139,6 +153,8 @@ class Recorder:
         step = Step(version.step, version, groups, train, seconds, written, fresh, self._unchanged)
         self._before, self._tokens_before, self._dropped_before = now, tokens, dict(dropped)
         self._rewards.append(step.reward_mean)
+        self._means.add(seconds, written)
+        self.accounts.stepped(step.step)
         self._builder.add_step(step)
         for sink in self._sinks:
             sink.write(step.to_metrics())
@@ -228,6 +244,8 @@ class Recorder:
             filtering=filtering,
             usage=self._usage(stats),
         )
+        measured = {**self._means.means(), **busy(report.usage.pools, report.slots_busy)} if self._means.steps else {}
+        report = replace(report, forecast=compare(self._forecast, self._means.steps, measured))
         self._view.finish(report)
         self._view.close()
         for sink in self._sinks:

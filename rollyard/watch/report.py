@@ -12,15 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-
 from rollyard.chaos.survival import Survived
 from rollyard.durable import write_file
-from rollyard.errors import JournalError
 from rollyard.events import Drop, EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
-from rollyard.texts import in_a_line
 from rollyard.types import Canary, DropReason, EngineStats, Handed, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
+from rollyard.watch.forecast import Forecast
 from rollyard.watch.lives import Lives
 from rollyard.watch.metrics import LengthCounts, RewardStats, has_verdict, part_names
 from rollyard.watch.roofline import Operation
@@ -29,7 +26,6 @@ from rollyard.watch.timeline import BESIDE, PhaseSeconds
 
 SOFTWARE: Final = ("rollyard", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 ONE_LIFE: Final = Lives()
-SURVIVAL: Final = TypeAdapter(tuple[Survived, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +203,8 @@ class Report:
     slow: Mapping[str, int] = field(default_factory=dict)  # engines far slower than the others: times slower than the median
     lives: Lives = ONE_LIFE
     survival: tuple[Survived, ...] = ()  # what came of faults on purpose, over all lives
+    simulated: bool = False  # nothing of it happened: times are those of a model, see rollyard.plan
+    forecast: Forecast | None = None  # what was expected of a step, beside what happened
 
     def to_json(self) -> str:
         """A JSON object, one line a field. The counts of prompts stand at the top: admitted, trained, dropped."""
@@ -223,65 +221,18 @@ class Report:
         write_file(path, self.to_json().encode())
 
 
-def read_report(path: Path) -> Report:
-    """The report that `Report.write` wrote. Raises OSError, or JournalError when it is none."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        usage = record.pop("usage")
-        return Report(
-            phases=PhaseSeconds(wall_s=record["wall_s"], **{name: record.pop(name) for name in BESIDE}, **record.pop("phases")),
-            reward=_read_curve(record.pop("reward")),
-            rewards={name: _read_curve(curve) for name, curve in record.pop("rewards").items()},
-            eval=_read_eval(record.pop("eval")),
-            lengths=Lengths(**record.pop("lengths")),
-            prompts=Counts(*(record.pop(name) for name in ("admitted", "trained", "dropped"))),
-            members=Counts(**record.pop("members")),
-            weights=_read_weights(record.pop("weights")),
-            versions=tuple(WeightVersion(*version) for version in record.pop("versions")),
-            lost=tuple(record.pop("lost")),
-            finished=Finished(**record.pop("finished")),
-            tokens=TokenLedger(**record.pop("tokens")),
-            filtering=Filtering(**record.pop("filtering")),
-            staleness={int(lag): tokens for lag, tokens in record.pop("staleness").items()},
-            usage=Usage(
-                tuple(DeviceTime(**device | {"roles": tuple(device["roles"])}) for device in usage["devices"]),
-                tuple(PoolTime(**pool) for pool in usage["pools"]),
-                tuple(Operation(**operation) for operation in usage["operations"]),
-                usage["balance"],
-            ),
-            nodes={host: tuple(nodes) for host, nodes in record.pop("nodes").items()},
-            lives=Lives(**(lives := record.pop("lives")) | {"begun": tuple(lives["begun"])}),
-            survival=SURVIVAL.validate_python(record.pop("survival")),
-            **record,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise JournalError(f"{path}: not a report of this version of Rollyard: {in_a_line(error)}") from error
-
-
-def _read_curve(record: dict[str, Any]) -> RewardCurve:
-    return RewardCurve(record["first"], record["last"], tuple(record["curve"]))
-
-
-def _read_eval(record: dict[str, Any]) -> EvalRewards:
-    return EvalRewards(**{**record, "rewards": {name: tuple(means) for name, means in record["rewards"].items()}})
-
-
-def _read_weights(record: dict[str, Any]) -> WeightTraffic:
-    canary = record.pop("canary")
-    if canary is not None:
-        canary = Canary(**canary | {"unseen": tuple(canary["unseen"])})
-    handed = tuple(Handed(**each) for each in record.pop("handed"))
-    return WeightTraffic(canary=canary, handed=handed, **record)
-
-
 class ReportBuilder:
     """Gathers the report while the run goes on.
 
     Args:
         name, model, placement, engine, transport, objective: what the report calls them.
+        simulated: nothing of it happens.
     """
 
-    def __init__(self, *, name: str, model: str, placement: str, engine: str, transport: str, objective: str = "") -> None:
+    def __init__(
+        self, *, name: str, model: str, placement: str, engine: str, transport: str, objective: str = "", simulated: bool = False
+    ) -> None:
+        self._simulated = simulated
         self._names = {"name": name, "model": model, "placement": placement, "engine": engine, "objective": objective}
         self._transport = transport
         self._bytes_copied = 0
@@ -470,6 +421,8 @@ class ReportBuilder:
             slow=self._slow,
             lives=self._lives,
             survival=self._survival,
+            simulated=self._simulated,
+            forecast=None,
         )
 
 

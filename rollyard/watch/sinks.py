@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,20 @@ class JsonlSink:
         if self._failed:
             return
         try:
-            line = json.dumps({name: _finite(value) for name, value in record.items()}, allow_nan=False)
+            told = line(record)
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+                file.write(told)
         except (OSError, TypeError, ValueError) as error:
             self._failed = True
             warnings.warn(f"no more metrics are written to {self._path}: {error}", RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
         """Nothing is left to write."""
+
+
+def line(record: Mapping[str, object]) -> str:
+    """Of a record, as metrics.jsonl has it. Raises TypeError, ValueError for what JSON has no words for."""
+    return json.dumps({name: _finite(value) for name, value in record.items()}, allow_nan=False) + "\n"
 
 
 def cut(path: Path, step: int) -> tuple[dict[str, Any], ...]:

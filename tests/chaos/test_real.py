@@ -18,7 +18,8 @@ from rollyard.inspect.check import check
 from rollyard.journal.folder import RunFolder
 from rollyard.journal.reader import JournalReader
 from rollyard.types import DropReason
-from rollyard.watch.report import Report, read_report
+from rollyard.watch.read import read_report
+from rollyard.watch.report import Report
 from tests.chaos.lives import leaving_nothing
 from tests.rewards import share_of_a
 from tests.small import BASE, config

@@ -14,7 +14,8 @@ import pytest
 
 from rollyard.control import Order, ask
 from rollyard.errors import ConfigError
-from rollyard.watch.report import Report, read_report
+from rollyard.watch.read import read_report
+from rollyard.watch.report import Report
 from tests.hosts.network import Host, Network, network, obstacle
 from tests.small import config
 

@@ -27,7 +27,7 @@ from rollyard.journal.recover import read_past
 from rollyard.layers import options, resolve
 from rollyard.prompts.jsonl import read_rows
 from rollyard.types import DropReason, Manifest, TensorInfo, WeightVersion
-from rollyard.watch.report import read_report
+from rollyard.watch.read import read_report
 from rollyard.watch.sinks import cut
 from rollyard.weights import wire
 from tests.journal.test_recover import Life, complete, group_of, prompt, wrote

@@ -8,6 +8,7 @@ from rollyard.errors import JournalError
 from rollyard.events import Drop, FetchPrompts, Published, Score, SegmentArrived
 from rollyard.types import DropReason, EngineStats, RequestId, Segment, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
+from rollyard.watch.read import read_report
 from rollyard.watch.report import (
     Counts,
     Filtering,
@@ -16,7 +17,6 @@ from rollyard.watch.report import (
     ReportBuilder,
     TokenLedger,
     Usage,
-    read_report,
     slots_busy,
 )
 from rollyard.watch.roofline import Operation
@@ -169,6 +169,8 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "slow": {"engine-1": 7},
         "lives": {"count": 1, "begun": [0], "repeated": 0, "groups": 0, "members": 0, "tokens": 0, "lost": 0},
         "survival": [],
+        "simulated": False,
+        "forecast": None,
     }
     assert {"python", "torch", "transformers", "numpy", "rollyard"} <= software.keys()
 

@@ -10,7 +10,8 @@ import pytest
 
 import rollyard
 from rollyard.config import Config
-from rollyard.watch.report import Report, read_report
+from rollyard.watch.read import read_report
+from rollyard.watch.report import Report
 from tests.rewards import moody
 from tests.tiny import tiny_folder
 

@@ -1,0 +1,55 @@
+"""The folder of a simulated run: report, metrics, trace and picture as those of a real one, and the scenario."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import tomli_w
+
+from rollyard.durable import is_full, remove_folder
+from rollyard.durable import write_folder as write_whole
+from rollyard.errors import ConfigError
+from rollyard.journal.folder import METRICS, REPORT, SCENARIO, TIMELINE, TRACE
+from rollyard.plan.outcome import Outcome
+from rollyard.plan.scenario import Scenario
+from rollyard.watch.picture import picture
+from rollyard.watch.sinks import line
+from rollyard.watch.trace import write_trace
+
+
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Raises ConfigError when the folder cannot be made: before anything is simulated."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is a file", where="run.out", remedy="give another folder")
+    if not overwrite:
+        remedy = "give another --out or --name, or --overwrite to replace it"
+        raise ConfigError(f"{folder} exists already", where="run.out", remedy=remedy)
+    if folder.is_symlink() or not (folder / SCENARIO).exists():
+        problem = f"{folder} holds something else than a simulated run (no {SCENARIO} in it), so it is not replaced"
+        raise ConfigError(problem, where="run.out", remedy="give another folder")
+
+
+def write_folder(outcome: Outcome, scenario: Scenario, folder: Path) -> None:
+    """All of it, or nothing; an earlier simulated run is replaced where `run.overwrite` says so.
+
+    Raises ConfigError, see `check_free`, or when the folder cannot be written.
+    """
+    check_free(folder, scenario.run.overwrite)
+
+    def write(draft: Path) -> None:
+        (draft / SCENARIO).write_text(tomli_w.dumps(scenario.model_dump(mode="json")), encoding="utf-8")
+        replace(outcome.report, simulated=True).write(draft / REPORT)
+        (draft / METRICS).write_text("".join(line(row) for row in outcome.metrics), encoding="utf-8")
+        write_trace(draft / TRACE, outcome.traced)
+        (draft / TIMELINE).write_text(picture(outcome.report.name, outcome.traced), encoding="utf-8")
+
+    try:
+        if folder.is_dir():
+            remove_folder(folder)
+        write_whole(folder, write)
+    except OSError as error:
+        remedy = "make room there, or give another folder" if is_full(str(error)) else "give a folder that can be written"
+        raise ConfigError(f"cannot be written: {error}", where="run.out", remedy=remedy) from None

@@ -1,0 +1,189 @@
+"""What a simulated run came to, in a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil
+from statistics import median
+from typing import Final, Protocol
+
+from rollyard.plan.scenario import Scenario
+from rollyard.watch.accounts import ENGINE, TRAINER
+from rollyard.watch.forecast import PHASES, StepMeans
+from rollyard.watch.report import Report
+from rollyard.watch.timeline import BESIDE, PhaseSeconds
+from rollyard.watch.trace import Traced
+
+OVERLAPS: Final = ("async", "swap")  # placements in which generation and training go on at once
+TAIL: Final = 0.5  # fewer of the slots that it could use at work on average: generation waits for its longest
+
+
+class Outcome(Protocol):
+    """A simulated run, as far as what it leaves and shows goes."""
+
+    @property
+    def report(self) -> Report: ...
+
+    @property
+    def metrics(self) -> Sequence[Mapping[str, object]]:
+        """A row a step, as a run's metrics.jsonl has them."""
+        ...
+
+    @property
+    def traced(self) -> Traced:
+        """What every device did."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of the steps but the first, where there are others; percentiles by nearest rank."""
+
+    mean: float
+    median: float
+    p10: float
+    p90: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """At least one."""
+        ordered = sorted(values)
+        p10, p90 = (ordered[ceil(len(ordered) * share) - 1] for share in (0.1, 0.9))
+        return cls(sum(ordered) / len(ordered), median(ordered), p10, p90, ordered[0], ordered[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Money, at cluster.price a device and hour."""
+
+    step: float
+    run: float  # all steps, setup included
+    million_tokens: float  # that were sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Seconds are those of a step, means over all steps but the first; shares are of the time after setup."""
+
+    name: str
+    model: str
+    placement: str
+    hardware: str
+    devices: int
+    engines: int
+    steps: int
+    wall_s: float
+    step_s: Spread | None  # None: it did not come so far
+    phases_s: Mapping[str, float]
+    tokens_per_s: float
+    tokens_per_device_s: float
+    sync_s: float  # a step: weights on their way, and nothing else done that counts before it
+    busy: Mapping[str, float]  # by role
+    waits: Mapping[str, Mapping[str, float]]  # by role and cause
+    slots_busy: float
+    bound: str
+    lengths: Mapping[str, float | int | None]
+    dropped: Mapping[str, int]  # prompts, by reason
+    members_dropped: Mapping[str, int]
+    staleness: Mapping[int, float]  # share of the trained tokens, by lag
+    lost: int  # engines that were lost, or started again
+    ended: str
+    failed: bool
+    cost: Cost | None  # None: no price was given
+
+
+def summarize(report: Report, metrics: Sequence[Mapping[str, object]], scenario: Scenario) -> Summary:
+    """The few numbers, of the report and of a row a step."""
+    means = means_of(metrics)
+    later = [float(str(row["seconds"])) for row in metrics][1:] or [float(str(row["seconds"])) for row in metrics]
+    count, engines = devices_of(scenario)
+    rate = means.get("tokens_per_s", 0.0)
+    trained = sum(report.staleness.values())
+    return Summary(
+        name=report.name,
+        model=report.model,
+        placement=report.placement,
+        hardware=scenario.cluster.hardware,
+        devices=count,
+        engines=engines,
+        steps=report.steps,
+        wall_s=report.wall_s,
+        step_s=Spread.of(later) if later else None,
+        phases_s={name: means[f"{name}_s"] for name in (*PHASES, "rest") if f"{name}_s" in means},
+        tokens_per_s=rate,
+        tokens_per_device_s=rate / count,
+        sync_s=means.get("sync_s", 0.0),
+        busy={pool.role: pool.busy_share for pool in report.usage.pools},
+        waits={pool.role: pool.wait_share for pool in report.usage.pools},
+        slots_busy=report.slots_busy,
+        bound=bound(report, scenario),
+        lengths=asdict(report.lengths),
+        dropped=report.prompts.dropped,
+        members_dropped=report.members.dropped,
+        staleness={lag: tokens / trained for lag, tokens in report.staleness.items()},
+        lost=len(report.lost),
+        ended=report.finished.cause,
+        failed=report.finished.failed,
+        cost=_cost(report, means.get("step_s"), count, scenario.cluster.price),
+    )
+
+
+def means_of(metrics: Sequence[Mapping[str, object]]) -> Mapping[str, float]:
+    """`step_s`, `generate_s`, ..., see StepMeans, of a row a step."""
+    means = StepMeans()
+    for row in metrics:
+        parts = {name.removeprefix("phase/"): float(str(value)) for name, value in row.items() if name.startswith("phase/")}
+        beside = {name: float(str(row[name])) for name in BESIDE}
+        means.add(PhaseSeconds(wall_s=float(str(row["seconds"])), **parts, **beside), int(str(row["tokens"])))
+    return means.means()
+
+
+def devices_of(scenario: Scenario) -> tuple[int, int]:
+    """Devices, and engines."""
+    place, tensor_parallel = scenario.place, scenario.engine.tensor_parallel_size
+    if place.apart:
+        return place.generate * tensor_parallel + place.train, place.generate
+    engines = 2 if place.placement == "swap" else place.train
+    return engines * tensor_parallel, engines
+
+
+def _cost(report: Report, step_s: float | None, devices: int, price: float) -> Cost | None:
+    if not price or step_s is None:
+        return None
+    second = price * devices / 3600
+    run = second * report.wall_s
+    return Cost(second * step_s, run, run / report.generation_tokens * 1e6 if report.generation_tokens else 0.0)
+
+
+def bound(report: Report, scenario: Scenario) -> str:
+    """What a step waits for most: generation, the tail of generation, training, weight sync or scoring.
+
+    Where generation and training go on at once it is the one that the other waits for longer. The tail: of the slots that
+    requests could fill, fewer than TAIL are at work while engines generate or wait for each other.
+    """
+    parts = report.phases.parts()
+    spent = {"generation": parts["generate"], "training": parts["train"], "weight sync": parts["sync"], "scoring": parts["score"]}
+    waits = {pool.role: pool.wait_share for pool in report.usage.pools}
+    if report.placement in OVERLAPS:
+        engines, trainers = waits.get(ENGINE, {}).get("train", 0.0), waits.get(TRAINER, {}).get("generate", 0.0)
+        behind, before = ("generation", "training") if trainers >= engines else ("training", "generation")
+        spent[behind] += spent.pop(before)
+    if not any(spent.values()):
+        return "nothing"
+    found = max(spent, key=lambda name: spent[name])
+    return "the tail of generation" if found == "generation" and _used(report, scenario) < TAIL else found
+
+
+def _used(report: Report, scenario: Scenario) -> float:
+    """Share of the slots at work that requests could fill, over the time in which an engine generates or waits for another."""
+    rollout, (_, engines) = scenario.rollout, devices_of(scenario)
+    under_way = rollout.groups_per_step * rollout.group_size * (1 + rollout.max_staleness)
+    could = min(scenario.engine.slots, ceil(under_way / engines))
+    (busy, waits), *_ = [
+        *((pool.busy_share, pool.wait_share.get("generate", 0.0)) for pool in report.usage.pools if pool.role == ENGINE),
+        (1.0, 0.0),
+    ]
+    return report.slots_busy * scenario.engine.slots / could * (busy / (busy + waits) if busy else 1.0)

@@ -1,0 +1,104 @@
+"""A simulated run for people, as rich renderables, and for programs, as one JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from rollyard.plan.outcome import Spread, Summary
+from rollyard.watch.draw import COLOURS, duration, stacked
+
+LABEL: Final = 9  # columns of the names at the left
+BAR: Final = 60  # columns of the bar of phases
+SHOWN: Final = 0.005  # a smaller share is not worth its place
+REST: Final = "unaccounted"  # whose colour it has
+
+
+def to_json(summary: Summary) -> str:
+    """One object, in one line."""
+    return json.dumps(asdict(summary)) + "\n"
+
+
+def table(summary: Summary) -> RenderableType:
+    """What a step takes, on what, what bounds it, and what became of the prompts."""
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(style="bold", width=LABEL, no_wrap=True)
+    grid.add_column(ratio=1)
+    for name, shown in _rows(summary):
+        grid.add_row(name, shown)
+    title = Text(f"rollyard · {summary.name} (simulated)", "bold")
+    return Panel(Group(grid), title=title, title_align="left")
+
+
+def _rows(summary: Summary) -> list[tuple[str, RenderableType]]:
+    where = f"{summary.devices:,} × {summary.hardware}, {summary.engines:,} engines"
+    rows: list[tuple[str, RenderableType]] = [
+        ("model", Text(f"{summary.model}   {summary.placement} · {where}")),
+        ("steps", f"{summary.steps:,} in {duration(summary.wall_s)} ({seconds(summary.wall_s)})"),
+    ]
+    if summary.step_s is not None:
+        rows += [
+            ("step", _spread(summary.step_s)),
+            ("speed", f"{summary.tokens_per_s:,.0f} tokens/s, {summary.tokens_per_device_s:,.0f} a device"),
+            ("bound by", Text(summary.bound, "bold")),
+            ("phases", stacked(_coloured(summary.phases_s), BAR)),
+            ("", _legend(summary.phases_s, summary.step_s.mean)),
+        ]
+    rows += [(role, _busy(share, summary.waits[role])) for role, share in summary.busy.items()]
+    rows += [
+        ("slots", f"{summary.slots_busy:.1%} busy while engines step"),
+        ("sync", f"{seconds(summary.sync_s)} a step"),
+        ("lengths", _lengths(summary.lengths)),
+        ("dropped", f"prompts: {_reasons(summary.dropped)}; members: {_reasons(summary.members_dropped)}"),
+        *([("stale", ", ".join(f"lag {lag} {share:.0%}" for lag, share in summary.staleness.items()))] * bool(summary.staleness)),
+        *([("lost", Text(f"{summary.lost} times an engine", "bold red"))] * bool(summary.lost)),
+    ]
+    if (cost := summary.cost) is not None:
+        rows.append(("cost", f"{cost.step:,.4g} a step, {cost.run:,.4g} the run, {cost.million_tokens:,.4g} a million tokens"))
+    return [*rows, ("ended", Text(summary.ended, "bold red" if summary.failed else ""))]
+
+
+def seconds(value: float) -> str:
+    """Four digits, and as many as it takes before the point."""
+    return f"{value:,.0f} s" if value >= 1000 else f"{value:.4g} s"
+
+
+def _spread(step: Spread) -> str:
+    return f"{seconds(step.median)} (median), mean {seconds(step.mean)}, 80 % from {seconds(step.p10)} to {seconds(step.p90)}"
+
+
+def _coloured(phases: Mapping[str, float]) -> dict[str, float]:
+    return {name if name in COLOURS else REST: spent for name, spent in phases.items()}
+
+
+def _legend(phases: Mapping[str, float], step_s: float) -> Text:
+    shown = Text()
+    for name, spent in phases.items():
+        if spent > 0:
+            shown.append("■ ", COLOURS.get(name, COLOURS[REST])).append(f"{name} {seconds(spent)}, {spent / step_s:.0%}  ")
+    return shown
+
+
+def _busy(share: float, waits: Mapping[str, float]) -> str:
+    most = sorted(waits.items(), key=lambda item: -item[1])
+    told = ", ".join(f"{cause} {waited:.1%}" for cause, waited in most if waited >= SHOWN)
+    return f"{share:.1%} busy" + (f"; waits for {told}" if told else "")
+
+
+def _lengths(lengths: Mapping[str, float | int | None]) -> str:
+    mean, truncated = lengths["mean"], lengths["truncated_share"]
+    if mean is None or truncated is None:
+        return "-"
+    spread = ", ".join(f"{name} {lengths[name]:,}" for name in ("p50", "p95", "max"))
+    return f"mean {mean:,.1f}, {spread} tokens, {truncated:.1%} truncated"
+
+
+def _reasons(dropped: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"

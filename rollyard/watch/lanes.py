@@ -1,0 +1,88 @@
+"""What a device does at each moment, and what share of many does what: the numbers of a timeline picture (PURE)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rollyard.types import Activity, Interval
+from rollyard.watch.devices import ACTIVITIES, Lane
+
+
+class Piece(NamedTuple):
+    """A stretch in which a device does one thing."""
+
+    activity: Activity
+    start_ns: int
+    end_ns: int
+
+
+def pieces(intervals: Sequence[Interval], start_ns: int, end_ns: int) -> list[Piece]:
+    """What a device does, moment by moment: where two intervals overlap, what comes first in Activity. Gaps are waits."""
+    ordered = sorted(intervals, key=lambda interval: interval.start_ns)
+    found = list[Piece]()
+    if all(before.end_ns <= after.start_ns for before, after in pairwise(ordered)):
+        for activity, begin, end, _ in ordered:
+            if max(begin, start_ns) < min(end, end_ns):
+                _append(found, Piece(activity, max(begin, start_ns), min(end, end_ns)))
+        return found
+    place = {activity: index for index, activity in enumerate(ACTIVITIES)}
+    edges: list[tuple[int, int, int]] = []
+    for activity, begin, end, _ in ordered:
+        begin, end = max(begin, start_ns), min(end, end_ns)
+        if begin < end:
+            edges += ((begin, 1, place[activity]), (end, -1, place[activity]))
+    edges.sort()
+    open_, at = [0] * len(ACTIVITIES), start_ns
+    doing: Activity | None = None
+    for time, change, index in edges:
+        if time > at:
+            if doing is not None:
+                _append(found, Piece(doing, at, time))
+            at = time
+        open_[index] += change
+        doing = next((activity for activity, count in zip(ACTIVITIES, open_, strict=True) if count), None)
+    return found
+
+
+def _append(found: list[Piece], piece: Piece) -> None:
+    if found and found[-1].activity is piece.activity and found[-1].end_ns == piece.start_ns:
+        found[-1] = found[-1]._replace(end_ns=piece.end_ns)
+    else:
+        found.append(piece)
+
+
+def columns(found: Sequence[Piece], activity: Activity, start_ns: int, width_ns: float) -> list[tuple[int, int]]:
+    """Columns of `width_ns` in which some of an activity lies, as [from, to); neighbours are one."""
+    drawn: list[tuple[int, int]] = []
+    for kind, begin, end in found:
+        if kind is activity:
+            first = int((begin - start_ns) / width_ns)
+            last = max(int(-(-(end - start_ns) // width_ns)), first + 1)
+            if drawn and first <= drawn[-1][1]:
+                drawn[-1] = (drawn[-1][0], max(last, drawn[-1][1]))
+            else:
+                drawn.append((first, last))
+    return drawn
+
+
+def shares(lanes: Sequence[Lane], start_ns: int, end_ns: int, bins: int) -> Mapping[Activity, list[float]]:
+    """Share of the devices that do it, in each of so many equal parts of the time; activities that nobody does are left out."""
+    whole = sum(lane.devices for lane in lanes)
+    width = (end_ns - start_ns) / bins or 1.0
+    found: dict[Activity, list[float]] = {}
+    for lane in lanes:
+        for activity, begin, end in pieces(lane.intervals, start_ns, end_ns):
+            filled = found.setdefault(activity, [0.0] * bins)
+            for index, part in _parts((begin - start_ns) / width, (end - start_ns) / width, bins):
+                filled[index] += part * lane.devices / whole
+    return {activity: found[activity] for activity in ACTIVITIES if activity in found}
+
+
+def _parts(begin: float, end: float, bins: int) -> Iterator[tuple[int, float]]:
+    """Of which bins it fills what share."""
+    for index in range(int(begin), min(int(end) + 1, bins)):
+        part = min(end, index + 1.0) - max(begin, float(index))
+        if part > 0:
+            yield index, part
