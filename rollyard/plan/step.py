@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil, floor, inf, sqrt
 from typing import NamedTuple
 
 
@@ -23,7 +24,80 @@ class StepCost:
 
     floor_s: float
     lines: tuple[Line, ...]
+    _pieces: tuple[tuple[float, float, float], ...] = field(init=False, repr=False, compare=False)  # up to context, fixed, slope
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_pieces", tuple(_highest(self.floor_s, self.lines)))
 
     def at(self, context: float) -> float:
         """Seconds of the step that attends to so many tokens, over all its sequences."""
         return self.floor_s + max(line.fixed + line.per_token * context for line in self.lines)
+
+    def total(self, context: int, grow: int, steps: int) -> float:
+        """Seconds of `steps` steps, of which the first attends to `context` tokens and each later one to `grow` more."""
+        seconds = 0.0
+        for until, fixed, slope in self._pieces:
+            if context >= until:
+                continue
+            here = steps if context + grow * (steps - 1) < until else ceil((until - context) / grow)
+            seconds += here * (fixed + slope * (context + grow * (here - 1) / 2))
+            steps -= here
+            if not steps:
+                break
+            context += grow * here
+        return seconds
+
+    def fit(self, context: int, grow: int, seconds: float, most: int) -> int:
+        """How many of `most` such steps end within so many seconds."""
+        done = 0
+        for until, fixed, slope in self._pieces:
+            if context >= until:
+                continue
+            left = most - done
+            here = left if context + grow * (left - 1) < until else ceil((until - context) / grow)
+            first, growth = fixed + slope * context, slope * grow
+            fits = _steps(first, growth, seconds, here)
+            done += fits
+            if fits < here or done == most:
+                break
+            seconds -= here * (first + growth * (here - 1) / 2)
+            context += grow * here
+        return done
+
+
+def _highest(floor_s: float, lines: tuple[Line, ...]) -> list[tuple[float, float, float]]:
+    """The lines that are the longest somewhere from context 0 on, in order, and up to where each is."""
+    fixed, slope = max(lines, key=lambda line: (line.fixed, line.per_token))
+    here = 0.0
+    pieces: list[tuple[float, float, float]] = []
+    while True:
+        steeper = [line for line in lines if line.per_token > slope]
+        crossings = [((fixed - line.fixed) / (line.per_token - slope), line.per_token, line) for line in steeper]
+        if not crossings:
+            return [*pieces, (inf, floor_s + fixed, slope)]
+        until = min(crossing for crossing, _, _ in crossings)
+        if until > here:
+            pieces.append((until, floor_s + fixed, slope))
+            here = until
+        _, _, (fixed, slope) = max((each for each in crossings if each[0] <= here), key=lambda each: each[1])
+
+
+def _steps(first: float, growth: float, seconds: float, most: int) -> int:
+    """How many of `most` steps fit: the i-th takes first + growth * i."""
+
+    def taken(steps: int) -> float:
+        return steps * (first + growth * (steps - 1) / 2)
+
+    if taken(most) <= seconds:
+        return most
+    if growth:
+        half = first / growth - 0.5
+        guess = 2 * seconds / growth / (half + sqrt(half * half + 2 * seconds / growth))
+    else:
+        guess = seconds / first
+    steps = min(max(floor(guess), 0), most)
+    while taken(steps) > seconds:
+        steps -= 1
+    while taken(steps + 1) <= seconds:
+        steps += 1
+    return steps
