@@ -79,7 +79,10 @@ def _check_unheeded(workload: WorkloadConfig, names: tuple[str, ...], why: str) 
 
 
 def _check_failures(scenario: Scenario) -> None:
-    failures = scenario.failures
+    failures, place = scenario.failures, scenario.place
+    if failures.node_hours and not place.apart:
+        problem = f"with placement {place.placement} a node that fails takes the trainer with it, and the run ends"
+        raise ConfigError(problem, where="failures.node_hours", remedy="use placement separate or async, or leave it out")
     if failures.restart_s != FailuresConfig().restart_s and not failures.node_hours:
         problem = "no engine is lost"
         raise ConfigError(problem, where="failures.restart_s", remedy="add --failures.node_hours, or leave it out")

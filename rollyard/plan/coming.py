@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -28,11 +29,29 @@ class Run(Protocol):
     def add(self, engine: ev.EngineId) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Of nodes, each at random times that are exponentially apart.
+
+    Args:
+        mean_s: seconds between two of one node, on average; 0: none.
+        engines: of a node.
+    """
+
+    seed: int = 0
+    mean_s: float = 0.0
+    engines: int = 1
+
+
+NONE = Failures()
+
+
 class Coming:
     """What `fleet` is in a run: orders that engines come or leave, and when a leave has its turn."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, clock: Clock, failures: Failures) -> None:
+        self._run, self._clock, self._failures = run, clock, failures
+        self._draws: dict[int, random.Random] = {}  # by node
         self._numbers = itertools.count(sum(1 for _ in run.engines))
         self._leaving: set[ev.EngineId] = set()
         self._ordered: dict[ev.EngineId, ev.EngineLeaving] = {}
@@ -81,36 +100,24 @@ class Coming:
         self._leaving.discard(engine)
         return False
 
+    # ---------------------------------------------------------------------------------------------- nodes that fail
 
-class Outages:
-    """Nodes that fail, each at random times that are exponentially apart, drawn from the seed.
-
-    Args:
-        mean_s: between two failures of a node.
-        per_node: engines on a node, by their numbers.
-    """
-
-    def __init__(self, clock: Clock, engines: Engines, seed: int, mean_s: float, per_node: int) -> None:
-        self._clock, self._engines, self._mean_s, self._per_node = clock, engines, mean_s, per_node
-        self._seed = seed
-        self._known: dict[int, Callable[[], float]] = {}  # nodes: seconds until the next failure
-
-    def watch(self, engine: ev.EngineId) -> None:
+    def came(self, engine: ev.EngineId) -> None:
         """It is on a node, which may fail from now on."""
         node = self._node(engine)
-        if node not in self._known:
-            draw = random.Random(f"{self._seed}/node/{node}")
-            self._known[node] = lambda: draw.expovariate(1 / self._mean_s)
+        if self._failures.mean_s and node not in self._draws:
+            self._draws[node] = random.Random(f"{self._failures.seed}/node/{node}")
             self._next(node)
 
     def _next(self, node: int) -> None:
-        self._clock.after(self._known[node](), partial(self._fail, node))
+        seconds = self._draws[node].expovariate(1 / self._failures.mean_s)
+        self._clock.after(seconds, partial(self._fail, node))
 
     def _fail(self, node: int) -> None:
-        for seat in self._engines:
-            if self._node(seat.name) == node:
-                self._engines.lose(seat.name, f"node {node} failed")
+        """All that it has goes down at once; what is up again by the next time goes down again."""
+        for name in [seat.name for seat in self._run.engines if self._node(seat.name) == node]:
+            self._run.engines.lose(name, f"node {node} failed")
         self._next(node)
 
     def _node(self, engine: ev.EngineId) -> int:
-        return int(engine.rpartition("-")[2]) // self._per_node
+        return int(engine.rpartition("-")[2]) // self._failures.engines

@@ -46,6 +46,14 @@ class Model(Protocol):
         """What it has to tell up to now, in order."""
         ...
 
+    def sleep(self) -> None:
+        """Its cache is given back."""
+        ...
+
+    def settle(self, now: float) -> None:
+        """Count and note what it did up to now."""
+        ...
+
     def stats(self) -> EngineStats: ...
 
 
@@ -117,6 +125,12 @@ class Engines:
         seat.lost, seat.heard = seat.lost or "it has left", False
         self.past.append(seat.model.stats())
 
+    def note(self, now: float) -> None:
+        """What all did up to now is in their books."""
+        for seat in self:
+            if not seat.lost:
+                seat.model.settle(now)
+
     def stats(self) -> list[EngineStats]:
         """Of all that there were."""
         return [*self.past, *(seat.model.stats() for seat in self)]
@@ -166,6 +180,7 @@ class Engines:
         seat = self._seats[engine]
         if seat.lost:
             return
+        seat.model.settle(self._clock.now)
         seat.lost, seat.due = cause, math.inf
         seat.requests.clear()
         self._clock.soon(partial(self._listen, seat))

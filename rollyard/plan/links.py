@@ -194,6 +194,7 @@ class Sync:
     def _sleep(self, told: ev.Sleep) -> None:
         if not self._engines[told.engine].lost:
             self._engines.pause(told.engine, cut=True)
+            self._engines[told.engine].model.sleep()
         self._part(told.engine, "sleep", self._links.sleep_s, ev.EngineSlept(told.engine))
 
     def _wake(self, told: ev.Wake) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollyard import worker
@@ -13,29 +13,58 @@ from rollyard.driver import collecting_seldom
 from rollyard.events import Event, Instruction
 from rollyard.journal.record import Unkept
 from rollyard.plan.clock import Clock
+from rollyard.plan.joins import joins_of
+from rollyard.plan.scenario import Scenario
+from rollyard.plan.stations import stations_of
 from rollyard.plan.world import Heard, Stations, World
-from rollyard.protocols.devices import Sink
 from rollyard.types import DropReason, WeightVersion
-from rollyard.watch.accounts import Accounts
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.report import Counts, Filtering, Report, ReportBuilder, TokenLedger
 from rollyard.watch.step import Step
 from rollyard.watch.terminal import QuietView
 from rollyard.watch.timeline import Timeline
+from rollyard.watch.trace import Traced
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
     """What came of it.
 
-    `steps_s` says when each step was trained, in seconds from the start. `accounts` gives the trace, `timeline` the phases.
+    `steps_s` says when each step was trained, in seconds from the start. `metrics` is a row a step, as a run's metrics.jsonl.
     """
 
     report: Report
     steps_s: tuple[float, ...]
-    accounts: Accounts
-    timeline: Timeline
+    metrics: tuple[Mapping[str, object], ...]
+    traced: Traced
     events: int  # that the conductor was told
+
+
+class Rows:
+    """Keeps metrics (protocols.Sink)."""
+
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, object]] = []
+
+    def write(self, record: dict[str, object]) -> None:
+        self.rows.append(record)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def simulate(scenario: Scenario, heard: Heard | None = None, stepped: Callable[[Step], None] | None = None) -> Simulated:
+    """What a scenario comes to; the same each time. It was checked (`check.check_scenario`).
+
+    Args:
+        heard, stepped: see `World`.
+
+    Raises:
+        ConfigError: the model does not fit on its devices, or lengths cannot be read.
+    """
+    play = Play(scenario, stations_of(scenario), heard, stepped)
+    play.world.coming.plan({join.steps: join.engines for join in joins_of(scenario)})
+    return play.run()
 
 
 class Play:
@@ -44,7 +73,6 @@ class Play:
     Args:
         config: of the run.
         stations: what stands for its stations.
-        sinks: where metrics of steps go.
         heard, stepped: see `World`.
     """
 
@@ -52,7 +80,6 @@ class Play:
         self,
         config: Config,
         stations: Stations,
-        sinks: Sequence[Sink] = (),
         heard: Heard | None = None,
         stepped: Callable[[Step], None] | None = None,
     ) -> None:
@@ -66,8 +93,9 @@ class Play:
             engine=config.engine.kind,
             transport=worker.transport_of(config),
         )
+        self._rows = Rows()
         batch = config.rollout.groups_per_step * config.rollout.group_size
-        self._recorder = Recorder(Unkept(), builder, sinks, QuietView(), self._timeline, batch)
+        self._recorder = Recorder(Unkept(), builder, (self._rows,), QuietView(), self._timeline, batch)
         policy = policy_of(config, stations.window)
         restarts = config.place.restarts if config.place.apart else 0
         schedule = schedule_of(config, stations.engines, evaluate=False, restarts=restarts)
@@ -93,7 +121,10 @@ class Play:
         with collecting_seldom():
             self._recorder.begin()
             self.world.run()
-        return Simulated(self._report(), tuple(self._steps_s), self._recorder.accounts, self._timeline, self._events)
+            self.world.engines.note(self.clock.now)
+        report = self._report()
+        traced = self._recorder.accounts.traced()
+        return Simulated(report, tuple(self._steps_s), tuple(self._rows.rows), traced, self._events)
 
     def _report(self) -> Report:
         conductor = self.world.conductor

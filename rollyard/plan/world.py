@@ -20,7 +20,7 @@ from rollyard.config import Config
 from rollyard.driver import News
 from rollyard.fitness import Condemn
 from rollyard.plan.clock import Clock
-from rollyard.plan.coming import Coming
+from rollyard.plan.coming import NONE, Coming, Failures
 from rollyard.plan.engines import Engines, Make
 from rollyard.plan.links import Links, Sync
 from rollyard.protocols.rollouts import PromptSource
@@ -65,6 +65,9 @@ class Stations:
         judge: the verdict on a completion.
         workers: judgements at a time.
         window: tokens of prompt and completion at most.
+        learnt: told the step of each version, before anybody else hears of it.
+        trainers: devices that train, which do the same at the same times.
+        failures: of nodes that have engines.
     """
 
     engines: int
@@ -74,6 +77,9 @@ class Stations:
     judge: Callable[[Completion], Reward]
     workers: int
     window: int
+    learnt: Callable[[int], None] = lambda step: None
+    trainers: int = 1
+    failures: Failures = NONE
 
 
 class World:
@@ -96,7 +102,7 @@ class World:
         stepped: Callable[[Step], None] | None = None,
     ) -> None:
         self._config, self.conductor, self._clock, self._recorder, self._timeline = config, conductor, clock, recorder, timeline
-        self._takes, self._source, self._judge = stations.takes, stations.source, stations.judge
+        self._stations, self._takes, self._source, self._judge = stations, stations.takes, stations.source, stations.judge
         self._heard, self._stepped = heard, stepped
         self._news = News()
         self._waiting = False  # for news
@@ -112,9 +118,9 @@ class World:
         for name in (f"engine-{number}" for number in range(stations.engines)):
             self._watch(name, self.engines.start(name, SpanLog(lambda: clock.nanoseconds)).spans)
         if config.place.apart:
-            recorder.accounts.watch(TRAINERS, TRAINER, self._trainer)
+            recorder.accounts.watch(TRAINERS, TRAINER, self._trainer, stations.trainers)
         self._sync = Sync(clock, self.engines, self._takes, self._trainer, config.weights, self.post, timeline, recorder)
-        self.coming = Coming(self)
+        self.coming = Coming(self, clock, stations.failures)
         self._at_once: dict[type[ev.Instruction], Callable[[Any], None]] = {
             ev.Generate: self._generate,
             ev.Score: lambda told: self._unjudged.append(told),
@@ -144,6 +150,7 @@ class World:
         """To its end. Raises AssertionError when that does not come."""
         for seat in self.engines:
             self._happen(ev.EngineUp(seat.name, self._slots, seat.model.version))
+            self.coming.came(seat.name)
         self._clock.soon(self._turn)
         self._clock.run(lambda: self.finished, self.engines.settle)
 
@@ -184,6 +191,7 @@ class World:
         groups, stats = self._trained
         self._trained = None
         step = self._recorder.step(version, groups, stats, self.conductor.counts.dropped)
+        self.engines.note(self._clock.now)
         self._recorder.accounts.collect()
         self.coming.trained(version.step)
         if self._stepped is not None:
@@ -254,6 +262,7 @@ class World:
             tokens = sum(len(done.completion.token_ids) for group in told.groups for done in group.rollouts)
             version = WeightVersion(told.step + 1)
             self._trained = told.groups, TrainStats(version.step, 0.0, 0.0, 0.0, tokens, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+            self._stations.learnt(version.step)
             self.post(ev.BatchTrained(version))
 
         self._clock.soon(partial(self._clock.after, seconds, partial(self._clock.soon, trained)))
@@ -309,6 +318,7 @@ class World:
             self._timeline.spans.add(Activity.RESTART, begin, self._clock.nanoseconds, engine)
             seat = self.engines.start(engine, SpanLog(lambda: self._clock.nanoseconds))
             self._sync.join(engine)
+            self.coming.came(engine)
             self._watch(engine, seat.spans)
             self.post(ev.EngineUp(engine, self._slots, None))
 

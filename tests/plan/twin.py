@@ -73,6 +73,12 @@ class TwinEngine:
     def load(self, version: WeightVersion) -> None:
         self.version = version
 
+    def sleep(self) -> None:
+        """It has no cache."""
+
+    def settle(self, now: float) -> None:
+        """Everything is noted as it is done."""
+
     @property
     def next_s(self) -> float:
         return self._until

@@ -1,0 +1,139 @@
+"""What stands for the stations of a simulated run, as a scenario has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollyard.errors import ConfigError
+from rollyard.events import EngineId
+from rollyard.plan.coming import Failures
+from rollyard.plan.costs import Costs, costs_of
+from rollyard.plan.engine import EngineModel
+from rollyard.plan.scenario import Scenario
+from rollyard.plan.tokens import Told
+from rollyard.plan.workload import Lengths, lengths_of
+from rollyard.plan.world import Stations
+from rollyard.types import Activity, Completion, Group, Prompt, Request, Reward, WeightVersion
+from rollyard.watch.spans import SpanLog
+
+ANY = 2**31  # tokens of a window that nobody knows
+
+
+class Priced:
+    """What the cost model says (plan.world.Takes)."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self.copy_s, self.deliver_s, self._load_s = costs.copy_s, costs.transfer_s, costs.load_s
+        self.probe_s, self.sleep_s, self.wake_s = costs.probe_s, costs.sleep_s, costs.wake_s
+        self.handoff_s, self.checkpoint_s = costs.handoff_s, costs.checkpoint_s
+
+    def prepare_s(self, engine: EngineId) -> float:
+        return self.deliver_s
+
+    def load_s(self, engine: EngineId) -> float:
+        return self._load_s
+
+    def start_s(self, engine: EngineId) -> float:
+        return self._costs.restart_s
+
+    def train_s(self, groups: Sequence[Group]) -> float:
+        """Every completion is trained on with its prompt before it."""
+        tokens = pairs = 0
+        for group in groups:
+            prompt = len(group.prompt.token_ids)
+            for rollout in group.rollouts:
+                length = prompt + len(rollout.completion.token_ids)
+                tokens += length
+                pairs += length * (length + 1) // 2
+        return self._costs.train_s(tokens, pairs)
+
+    def score_s(self, completion: Completion) -> float:
+        return self._costs.score_s(len(completion.token_ids))
+
+    def refuses(self, engine: EngineId, version: WeightVersion) -> str:
+        return ""
+
+
+class Prompts:
+    """Prompts without end, of which only the length is known (protocols.PromptSource); and what is written after them."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+        self._step = 0  # of the version that there is
+        self._begun: dict[int, int] = {}  # under which version a prompt was admitted, but for the first
+        self.cursor = 0
+
+    def learnt(self, step: int) -> None:
+        """The trainer has this version."""
+        self._step = step
+
+    def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
+        begin, self.cursor = self.cursor, self.cursor + count
+        ids = range(begin, self.cursor)
+        if self._step:
+            self._begun.update(dict.fromkeys(ids, self._step))
+        return tuple(Prompt(id_, id_, Told(self._lengths.prompt(id_)), "") for id_ in ids), False
+
+    def length(self, request: Request) -> int:
+        """Tokens of the whole completion."""
+        group, member, _ = request.id
+        return self._lengths.completion(group, member, self._begun.get(group, 0))
+
+
+def judged(done: Completion) -> Reward:
+    """Any verdict will do; members of a group differ, so that there is something to learn."""
+    return Reward(float(done.member % 2))
+
+
+def stations_of(scenario: Scenario) -> Stations:
+    """Of a scenario that was checked.
+
+    Raises:
+        ConfigError: the model does not fit on its devices, or a sync takes longer than it may.
+    """
+    costs, prompts, engine = costs_of(scenario), Prompts(lengths_of(scenario)), scenario.engine
+    _check_limit(costs, scenario)
+    window = engine.window or costs.shape.window or ANY
+    pages = engine.pages or costs.engine.kv_tokens // engine.page_tokens
+
+    def make(name: EngineId, spans: SpanLog) -> EngineModel:
+        def busy(activity: Activity, began: float, ended: float) -> None:
+            spans.add(activity, int(began * 1e9), int(ended * 1e9))
+
+        return EngineModel(
+            name,
+            engine.slots,
+            costs.engine,
+            prompts.length,
+            pages=pages,
+            page_tokens=engine.page_tokens,
+            step_tokens=engine.step_tokens,
+            prefill_tokens=engine.prefill_tokens,
+            window=window,
+            share=engine.share_prompts,
+            busy=busy,
+        )
+
+    devices = costs.devices
+    several = devices.tensor_parallel / devices.hardware.node  # nodes of an engine
+    return Stations(
+        engines=devices.engines,
+        make=make,
+        takes=Priced(costs),
+        source=prompts,
+        judge=judged,
+        workers=scenario.costs.score_workers,
+        window=window,
+        learnt=prompts.learnt,
+        trainers=devices.train,
+        failures=Failures(scenario.run.seed, scenario.failures.node_hours * 3600 / max(several, 1), max(int(1 / several), 1)),
+    )
+
+
+def _check_limit(costs: Costs, scenario: Scenario) -> None:
+    """A sync that is too slow fails in a run, each time."""
+    seconds, limit = max(costs.copy_s + costs.transfer_s, costs.load_s), scenario.weights.limit_s
+    if seconds > limit:
+        problem = f"a weight sync takes {seconds:.4g} s, and may take {limit:g}"
+        raise ConfigError(problem, where="weights.limit_s", remedy=f"use {2 * seconds:.0f}, or another weights.transport")
