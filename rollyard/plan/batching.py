@@ -92,14 +92,14 @@ class Batching:
         """Tokens that those that decode attend to at the next step."""
         return self._offset + self.cache.members * self.done
 
-    def plan(self) -> Planned:
-        """What to compute next; somebody runs or waits."""
+    def plan(self, one: bool) -> Planned:
+        """What to compute next, in one step or until something changes. Somebody runs or waits."""
         cache = self.cache
         self._find_room()
         members = cache.members  # whoever starts now decodes from the next step on
         tokens, pairs, held_up = 0, 0, False
         if self._changed or self._pending:
-            cache.write(self.done + 1 - cache.at)
+            cache.write_to(self.done + 1)
             held_up = self._short
             self._admit()
             tokens, pairs = self._compute(members)
@@ -107,19 +107,19 @@ class Batching:
             self._changed = held_up or bool(self._pending)
         assert self.running, "nobody got a slot"
         steps = 1
-        if not (tokens or self.drawing or held_up or not members):
+        if not one and members and not (tokens or self.drawing or held_up):
             ready = cache.at - self.done
             steps = ready + cache.fit(self._next_end() - self.done - ready)
         return Planned(steps, members, self._offset + members * self.done, tokens, pairs)
 
     def one(self) -> None:
         """Of the steps that were planned only the first is under way now."""
-        self.cache.write(self.done + 1 - self.cache.at)
+        self.cache.write_to(self.done + 1)
 
     def commit(self, steps: int) -> None:
         """So many steps were carried out, all that were planned or fewer."""
-        self.cache.write(self.done + steps - self.cache.at)
         self.done += steps
+        self.cache.write_to(self.done)
         if self.drawing:
             for job in self.drawing:
                 job.uncomputed = 0

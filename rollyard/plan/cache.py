@@ -76,6 +76,7 @@ class Cache:
     free: int = 0
     members: int = 0  # sequences that decode
     takers: list[dict[Running, None]] = field(default_factory=list)  # [page_tokens]: who takes a page at such steps
+    counts: list[int] = field(default_factory=list)  # [2 * page_tokens]: how many these are, twice over
     unwritten: dict[Running, None] = field(default_factory=dict)  # sequences that decode and did not write yet
     prompts: dict[Hashable, Shared] = field(default_factory=dict)
     idle: dict[Hashable, Shared] = field(default_factory=dict)  # those no running sequence uses, the longest unused first
@@ -84,6 +85,7 @@ class Cache:
     def __post_init__(self) -> None:
         self.free = self.pages
         self.takers = [{} for _ in range(self.page_tokens)]
+        self.counts = [0] * (2 * self.page_tokens)
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
@@ -93,14 +95,18 @@ class Cache:
     def join(self, running: Running) -> None:
         """It decodes from the next step on."""
         self.members += 1
-        self.takers[(running.start + 1 - running.prompt_tokens) % self.page_tokens][running] = None
+        place = (running.start + 1 - running.prompt_tokens) % self.page_tokens
+        self.takers[place][running] = None
+        self._recount(place)
         if running.unwritten:
             self.unwritten[running] = None
 
     def leave(self, running: Running) -> None:
         """It decodes no longer."""
         self.members -= 1
-        del self.takers[(running.start + 1 - running.prompt_tokens) % self.page_tokens][running]
+        place = (running.start + 1 - running.prompt_tokens) % self.page_tokens
+        del self.takers[place][running]
+        self._recount(place)
         self.unwritten.pop(running, None)
 
     def fit(self, steps: int) -> int:
@@ -114,14 +120,15 @@ class Cache:
         room -= rounds * self.members
         done = rounds * self.page_tokens
         while done < steps:
-            room -= len(self.takers[(self.at + done) % self.page_tokens])
+            room -= self.counts[(self.at + done) % self.page_tokens]
             if room < 0:
                 break
             done += 1
         return done
 
-    def write(self, steps: int) -> None:
-        """All that decode write so many tokens, and take their pages; there are enough of them."""
+    def write_to(self, step: int) -> None:
+        """All that decode write their tokens up to that step, and take their pages; there are enough of them."""
+        steps = step - self.at
         if not steps:
             return
         if self.unwritten:
@@ -131,10 +138,15 @@ class Cache:
         rounds, rest = divmod(steps, self.page_tokens)
         pages = rounds * self.members
         if rest:
-            pages += sum(len(self.takers[at % self.page_tokens]) for at in range(self.at, self.at + rest))
-        self.at += steps
-        if pages:
-            self.take(pages)
+            place = self.at % self.page_tokens
+            pages += sum(self.counts[place : place + rest])
+        self.at = step
+        if pages > self.free:
+            self.find(pages)
+        self.free -= pages
+
+    def _recount(self, place: int) -> None:
+        self.counts[place] = self.counts[place + self.page_tokens] = len(self.takers[place])
 
     def due(self) -> list[Running]:
         """Who of those that decode takes a page at the next step, by rank."""

@@ -98,6 +98,7 @@ class EngineModel:
         self._arrivals = count()
         self._told: list[Segment] = []
         self._paused = False
+        self._rested = True  # no step has begun since there was nothing to do
         # The steps under way: how many, since when and until when, what each costs, and the chunk of the only one.
         self._steps, self._began, self._until = 0, 0.0, inf
         self._cost, self._chunk_s = costs.step(1), 0.0
@@ -128,7 +129,7 @@ class EngineModel:
         if len(self._batching.running) < self.slots:
             self._stop(now)
         if not self._jobs and not self._steps:
-            self._began = now
+            self._began, self._rested = now, True
         for request in requests:
             job = self._job(request)
             self._jobs[request.id] = job
@@ -209,7 +210,8 @@ class EngineModel:
             self._begin()
         while self._until <= limit:
             self._commit(self._steps, self._until)
-            self._begin()
+            if self._began < now:
+                self._begin()
 
     def _catch_up(self, now: float) -> None:
         """So have those of several steps that ended by now."""
@@ -221,20 +223,26 @@ class EngineModel:
 
     def _stop(self, now: float) -> None:
         """What comes after the step that is under way now is open."""
+        if not self._steps and not self._rested:
+            self._begin(one=True)
         self._catch_up(now)
         if self._steps > 1:
             self._steps = 1
             self._batching.one()
             self._until = self._began + self._cost.at(self._batching.context())
 
-    def _begin(self) -> None:
-        """Plan the next steps, if none is under way and there is something to do."""
+    def _begin(self, *, one: bool = False) -> None:
+        """Plan the next steps, or only one, if none is under way and there is something to do."""
         if self._steps or self._paused or not self._jobs:
             return
-        self._steps, decodes, context, tokens, pairs = self._batching.plan()
+        self._steps, decodes, context, tokens, pairs = self._batching.plan(one)
+        self._rested = False
         self._cost = self._costs.step(max(decodes, 1))
         self._chunk_s = self._costs.prefill_s(tokens, pairs) if tokens else 0.0
-        self._until = self._began + self._cost.total(context, decodes, self._steps) + self._chunk_s
+        if self._steps > 1:
+            self._until = self._began + self._cost.total(context, decodes, self._steps)
+        else:
+            self._until = self._began + self._cost.at(context) + self._chunk_s
 
     def _commit(self, steps: int, until: float) -> None:
         """So many of the steps under way have ended."""
