@@ -137,7 +137,7 @@ def travelling(scenario: Scenario, shape: Shape, sizes: Sizes) -> Weights:
     """What a sync brings to an engine: parameters as they are trained, what changed of them, or an adapter."""
     if scenario.weights.what == "lora":
         return Weights(sizes.trained, ADAPTER, sizes.engine)
-    return Weights(shape.parameters, sizes.train, sizes.engine, scenario.costs.changed if scenario.weights.delta else 1.0)
+    return Weights(shape.parameters, sizes.train, sizes.engine, scenario.costs.changed if scenario.weights.delta else None)
 
 
 def offloaded_s(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> float:

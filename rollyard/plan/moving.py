@@ -55,13 +55,13 @@ class Weights:
         numbers: of all that is sent.
         item: bytes of one as it travels.
         weight: bytes of one in an engine.
-        changed: share that is sent, each with where it lies; 1: all as they are.
+        changed: share that is looked for and sent, each with where it lies; None: all travel as they are.
     """
 
     numbers: int
     item: float
     weight: float
-    changed: float = 1.0
+    changed: float | None = None
 
     @property
     def whole(self) -> float:
@@ -71,7 +71,9 @@ class Weights:
     @property
     def sent(self) -> float:
         """Bytes that travel; never more than all as they are."""
-        return min(self.whole, self.numbers * self.changed * (self.item + INDEX)) if self.changed < 1 else self.whole
+        if self.changed is None:
+            return self.whole
+        return min(self.whole, self.numbers * self.changed * (self.item + INDEX))
 
 
 def moving(transport: str, weights: Weights, devices: Devices, costs: CostsConfig) -> Moving:
@@ -86,7 +88,7 @@ def moving(transport: str, weights: Weights, devices: Devices, costs: CostsConfi
     if transport == "in_place":
         return Moving(load_s=packed if weights.item != weights.weight else 0.0)
     sources = devices.copies
-    scanned = rewritten_s(2 * weights.whole / sources, 0, devices) if weights.changed < 1 else 0.0
+    scanned = rewritten_s(2 * weights.whole / sources, 0, devices) if weights.changed is not None else 0.0
     copied = scanned + rewritten_s(weights.whole / sources, weights.sent / sources, devices)
     load_s = packed + costs.barrier_s
     if transport == "checkpoint":
