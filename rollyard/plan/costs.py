@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rollyard.errors import ConfigError
@@ -45,6 +46,10 @@ class Costs:
     def train_s(self, tokens: int, pairs: int) -> float:
         """A batch, all its optimizer steps; see `TrainingCosts.train_s`."""
         return self.training.train_s(tokens, pairs)
+
+    def batch_s(self, groups: Iterable[tuple[int, Sequence[int]]]) -> float:
+        """The same of tokens of prompts, each with those of its completions."""
+        return self.training.train_s(*self.training.work(groups))
 
     def score_s(self, tokens: int) -> float:
         """A verdict on a completion of so many tokens."""

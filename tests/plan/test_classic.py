@@ -18,11 +18,10 @@ def parts(scenario: Scenario, costs: Costs) -> Parts:
     decode = costs.engine.step(slots)
     round_s = sum(decode.at(slots * (prompt + written)) for written in range(1, rollout.max_tokens + 1))
     prefill_s = costs.engine.prefill_s(slots * prompt, slots * prompt * (prompt + 1) // 2)
-    whole = prompt + rollout.max_tokens
     return {
         "generation": batch / slots * (round_s + prefill_s),
-        "scoring": batch / scenario.costs.score_workers * costs.score_s(whole),
-        "training": costs.train_s(batch * whole, batch * whole * (whole + 1) // 2),
+        "scoring": batch / scenario.costs.score_workers * costs.score_s(rollout.max_tokens),
+        "training": costs.batch_s([(prompt, [rollout.max_tokens])] * batch),
         "sync": costs.moving.total_s,
     }
 

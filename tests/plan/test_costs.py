@@ -9,9 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.errors import ConfigError
-from rollyard.plan.costs import Costs, costs_of
-from rollyard.plan.hardware import HARDWARE
+from rollyard.model.architecture import Architecture
+from rollyard.model.flops import attention_flops, gemms
+from rollyard.plan.costs import Costs, costs_of, priced
+from rollyard.plan.hardware import HARDWARE, hardware_of
 from rollyard.plan.memory import Memory
+from rollyard.plan.models import MODELS
+from rollyard.plan.shape import Shape
+from rollyard.types import Sample, Sampling, TrainBatch
 from tests.plan.scenarios import scenario
 
 EIGHT = {"model__path": "llama-8b", "model__dtype": "bfloat16", "place__placement": "separate"}  # billion
@@ -68,6 +73,29 @@ def test_training_by_hand() -> None:
     assert plain.train_s(tokens, pairs) == pytest.approx(4 * forward / (8 * 0.35 * 989e12) + 4 * (0.5 + adam))
     passes = costs(costs__logprob_passes=2, costs__recompute=False, batch__token_budget=2048, **values)
     assert passes.training.flops(tokens, pairs) == pytest.approx(5 * forward)
+
+
+def test_the_work_of_a_batch_by_hand() -> None:
+    """A prompt of 3 and completions of 2 and 5, whose last tokens are no input: 3 + 1 + 4 tokens; prompts apart 3 + 1 + 3 + 4."""
+    together, apart = (costs(place__train=8, train__shard=True, costs__shared_prompts=each).training for each in (True, False))
+    assert together.work([(3, [2, 5])]) == (8, 6 + (3 + 1) + (12 + 10))
+    assert apart.work([(3, [2, 5])]) == (11, 2 * 6 + (3 + 1) + (12 + 10))
+
+
+def test_the_work_of_a_batch_is_what_a_real_batch_has() -> None:
+    """Against what the roofline counts of a batch that is packed."""
+
+    def row(member: int, tokens: int) -> Sample:
+        mask = (False,) * 3 + (True,) * tokens
+        return Sample(0, member, (1,) * len(mask), mask, (0.0,) * len(mask), (1.0,) * len(mask), ())
+
+    architecture = Architecture.from_hf(dict(MODELS["smollm2-135m"]))
+    batch = TrainBatch(0, ((row(0, 2), row(1, 5)),), Sampling(8))
+    training = costs_of(scenario(model__path="smollm2-135m")).training
+    tokens, pairs = training.work([(3, [2, 5])])
+    assert 6 * training.shape.attended * pairs == attention_flops(batch, architecture)
+    linear = {gemm.rows for gemm in gemms(batch, architecture) if gemm.columns != architecture.vocab_size}
+    assert linear == {tokens}
 
 
 def test_exchange_bounds_training_on_little() -> None:
@@ -131,11 +159,6 @@ def test_a_colocated_engine_has_what_training_leaves() -> None:
 
 
 def test_a_window_that_slides_is_refused_where_it_would_count() -> None:
-    from rollyard.plan.costs import priced
-    from rollyard.plan.hardware import hardware_of
-    from rollyard.plan.models import MODELS
-    from rollyard.plan.shape import Shape
-
     shape = Shape.from_hf({**MODELS["mistral-7b"], "sliding_window": 4096}, "mistral")
     values = EIGHT | {"place__train": 4, "train__shard": True}
     assert priced(scenario(**values), shape, hardware_of("H100")).shape.sliding == 4096
