@@ -74,6 +74,10 @@ class CostsConfig(Section):
     token_s: NonNegative = Field(0.0, description="seconds that training takes a token besides")
     link: Share = Field(0.8, description="share of a link's or network card's rate that weights reach")
     collective: Share = Field(0.8, description="the same of what devices of an engine, or that train, tell each other")
+    parts: bool = Field(
+        False,
+        description="broadcast sends each device of an engine its part alone (false: one of each machine all, as ours does)",
+    )
     disk: Positive = Field(2e9, description="bytes/s of the common disk, of one reader or writer")
     barrier_s: NonNegative = Field(0.1, description="seconds of a weight sync besides")
     probe_s: NonNegative = Field(0.0, description="seconds that a probe takes an engine at a load")

@@ -24,15 +24,20 @@ def costs(**values: object) -> Costs:
 
 def test_broadcast_is_bound_by_the_cards_of_those_who_receive() -> None:
     """An eighth of 141 GB to each device, at 0.8 of 50 GB/s: 0.44 s."""
-    found = costs(weights__transport="broadcast").moving
+    found = costs(weights__transport="broadcast", costs__parts=True).moving
     assert found.transfer_s == pytest.approx(BYTES / 8 / (0.8 * 50e9))
     assert found.copy_s == pytest.approx(2 * BYTES / 32 / OWN)
     assert found.load_s == pytest.approx(2 * BYTES / 8 / OWN)
 
 
+def test_broadcast_brings_all_to_one_device_of_each_machine_so_far() -> None:
+    assert costs(weights__transport="broadcast").moving.transfer_s == pytest.approx(BYTES / (0.8 * 50e9))
+
+
 def test_broadcast_is_bound_by_the_cards_of_those_who_send() -> None:
     """Two devices have all of the 16 GB that four receive."""
-    values = {"model__path": "llama-8b", "weights__transport": "broadcast", "place__train": 2, "engine__tensor_parallel_size": 4}
+    values = {"model__path": "llama-8b", "weights__transport": "broadcast", "place__train": 2, "engine__tensor_parallel_size": 4,
+              "costs__parts": True}  # fmt: skip
     assert costs(**values).moving.transfer_s == pytest.approx(2 * 8_030_261_248 / 2 / (0.8 * 50e9))
 
 
@@ -49,7 +54,7 @@ def test_checkpoint_goes_to_the_disk_and_back() -> None:
 
 
 def test_a_delta_is_what_changed_with_where_it_lies_and_a_scan() -> None:
-    found = costs(weights__transport="broadcast", weights__delta=True, costs__changed=0.01).moving
+    found = costs(weights__transport="broadcast", weights__delta=True, costs__changed=0.01, costs__parts=True).moving
     assert found.bytes == pytest.approx(BYTES / 2 * 0.01 * 4)
     assert found.transfer_s == pytest.approx(found.bytes / 8 / (0.8 * 50e9))
     assert found.copy_s == pytest.approx((3 * BYTES + found.bytes) / 32 / OWN)
@@ -66,6 +71,14 @@ def test_in_place_only_rounds() -> None:
     same, rounded = costs(**values).moving, costs(model__dtype="float32", engine__dtype="bfloat16", **(values)).moving
     assert same.total_s == same.bytes == 0
     assert rounded.total_s == rounded.load_s == pytest.approx((4 + 2) * 134_515_008 / OWN)
+
+
+def test_colocated_engines_gather_what_their_devices_train_parts_of() -> None:
+    """A half of all for each of two devices, from the eight that share one copy; at 0.8 of a link."""
+    values = {"model__path": "llama-8b", "place__placement": "colocated", "place__train": 4, "engine__tensor_parallel_size": 2}
+    found = costs(**values).moving
+    half = 2 * 8_030_261_248 / 2
+    assert found.total_s == found.load_s == pytest.approx(half / (0.8 * 450e9) + 2 * half / OWN)
 
 
 def test_a_half_hands_over_weights_and_moments() -> None:
