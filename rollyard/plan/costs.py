@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rollyard.errors import ConfigError
@@ -45,6 +46,10 @@ class Costs:
     def train_s(self, tokens: int, pairs: int) -> float:
         """A batch, all its optimizer steps; see `TrainingCosts.train_s`."""
         return self.training.train_s(tokens, pairs)
+
+    def batch_s(self, groups: Iterable[tuple[int, Sequence[int]]]) -> float:
+        """The same of tokens of prompts, each with those of its completions."""
+        return self.training.train_s(*self.training.work(groups))
 
     def score_s(self, tokens: int) -> float:
         """A verdict on a completion of so many tokens."""
@@ -137,7 +142,7 @@ def travelling(scenario: Scenario, shape: Shape, sizes: Sizes) -> Weights:
     """What a sync brings to an engine: parameters as they are trained, what changed of them, or an adapter."""
     if scenario.weights.what == "lora":
         return Weights(sizes.trained, ADAPTER, sizes.engine)
-    return Weights(shape.parameters, sizes.train, sizes.engine, scenario.costs.changed if scenario.weights.delta else 1.0)
+    return Weights(shape.parameters, sizes.train, sizes.engine, scenario.costs.changed if scenario.weights.delta else None)
 
 
 def offloaded_s(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> float:

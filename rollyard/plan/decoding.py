@@ -78,7 +78,7 @@ class EngineCosts:
         """A sum over n devices moves `2 (n - 1) / n` of its bytes past each of them."""
         many = self.devices.tensor_parallel
         moved = SUMS * self.shape.layers * tokens * self.shape.hidden * self.item * 2 * (many - 1) / many
-        return moved / (self.devices.rate(many) * self.costs.link)
+        return moved / (self.devices.rate(many) * self.costs.collective)
 
 
 def cached_bytes(shape: Shape, tensor_parallel: int, item: int) -> float:

@@ -21,11 +21,6 @@ class Devices:
     copies: int  # devices that share one copy of parameters and their state
     apart: bool  # engines have devices of their own
 
-    @property
-    def total(self) -> int:
-        """All of them, judges left out."""
-        return self.engines * self.tensor_parallel + (self.train if self.apart else 0)
-
     def rate(self, together: int) -> float:
         """Bytes/s that each of `together` devices gets from the others, as NCCL's rings reach them at best.
 

@@ -9,6 +9,7 @@ multiplied with.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rollyard.model.flops import ADAM_NUMBERS
@@ -35,6 +36,23 @@ class TrainingCosts:
     trained: int
     minibatches: int
     budget: int
+
+    def work(self, groups: Iterable[tuple[int, Sequence[int]]]) -> tuple[int, int]:
+        """Tokens and pairs of a batch.
+
+        Args:
+            groups: tokens of each prompt, and of its completions. A completion's last token is input to nothing.
+        """
+        tokens = pairs = 0
+        for prompt, completions in groups:
+            times = 1 if self.costs.shared_prompts else len(completions)
+            tokens += times * prompt
+            pairs += times * (prompt * (prompt + 1) // 2)
+            for completion in completions:
+                own = completion - 1
+                tokens += own
+                pairs += own * prompt + own * (own + 1) // 2
+        return tokens, pairs
 
     def flops(self, tokens: int, pairs: int) -> float:
         """Of a batch, logprob passes included.
@@ -78,7 +96,7 @@ class TrainingCosts:
             moved = around * (passes * shape.parameters * self.item + gradients)
         else:
             moved = 2 * around * gradients / devices.copies
-        return moved / (devices.rate(devices.train) * self.costs.link)
+        return moved / (devices.rate(devices.train) * self.costs.collective)
 
     def optimizer_s(self) -> float:
         """AdamW reads weight, gradient and two moments, and writes all but the gradient: seven numbers a parameter."""

@@ -55,13 +55,13 @@ class Weights:
         numbers: of all that is sent.
         item: bytes of one as it travels.
         weight: bytes of one in an engine.
-        changed: share that is sent, each with where it lies; 1: all as they are.
+        changed: share that is looked for and sent, each with where it lies; None: all travel as they are.
     """
 
     numbers: int
     item: float
     weight: float
-    changed: float = 1.0
+    changed: float | None = None
 
     @property
     def whole(self) -> float:
@@ -71,7 +71,9 @@ class Weights:
     @property
     def sent(self) -> float:
         """Bytes that travel; never more than all as they are."""
-        return min(self.whole, self.numbers * self.changed * (self.item + INDEX)) if self.changed < 1 else self.whole
+        if self.changed is None:
+            return self.whole
+        return min(self.whole, self.numbers * self.changed * (self.item + INDEX))
 
 
 def moving(transport: str, weights: Weights, devices: Devices, costs: CostsConfig) -> Moving:
@@ -84,9 +86,9 @@ def moving(transport: str, weights: Weights, devices: Devices, costs: CostsConfi
     # An engine packs, or rounds, its part of what came; a delta is put into what it has.
     packed = rewritten_s(weights.sent / tensor_parallel, weights.numbers * weights.weight / tensor_parallel, devices)
     if transport == "in_place":
-        return Moving(load_s=packed if weights.item != weights.weight else 0.0)
+        return _in_place(weights, packed, devices, costs)
     sources = devices.copies
-    scanned = rewritten_s(2 * weights.whole / sources, 0, devices) if weights.changed < 1 else 0.0
+    scanned = rewritten_s(2 * weights.whole / sources, 0, devices) if weights.changed is not None else 0.0
     copied = scanned + rewritten_s(weights.whole / sources, weights.sent / sources, devices)
     load_s = packed + costs.barrier_s
     if transport == "checkpoint":
@@ -97,8 +99,18 @@ def moving(transport: str, weights: Weights, devices: Devices, costs: CostsConfi
         out = scanned + weights.sent / (min(sources, hardware.node) * rate)
         return Moving(out, 0.0, load_s + weights.sent / (min(tensor_parallel, hardware.node) * rate), weights.sent)
     # A chain passes each part on from engine to engine, so that a source sends its part once (NCCL's broadcast).
-    transfer = bound_s(weights.sent / tensor_parallel, weights.sent / sources, hardware.nic * costs.link)
+    received = weights.sent / (tensor_parallel if costs.parts else 1)
+    transfer = bound_s(received, weights.sent / sources, hardware.nic * costs.link)
     return Moving(copied, transfer, load_s, weights.sent)
+
+
+def _in_place(weights: Weights, packed: float, devices: Devices, costs: CostsConfig) -> Moving:
+    """Nothing moves where devices train on the very part that they decode with; else each gathers its part from the others."""
+    if devices.copies != devices.tensor_parallel:
+        part = weights.whole / devices.tensor_parallel
+        gathered = part / (devices.rate(devices.copies) * costs.link)
+        return Moving(load_s=gathered + packed + costs.barrier_s, bytes=weights.whole)
+    return Moving(load_s=packed if weights.item != weights.weight else 0.0)
 
 
 def handoff_s(state: float, devices: Devices, costs: CostsConfig) -> float:

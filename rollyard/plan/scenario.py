@@ -66,10 +66,18 @@ class CostsConfig(Section):
     )
     offload: bool = Field(False, description="that state lies in the machine's memory while an engine generates (colocated)")
     changed: Share = Field(0.02, description="share of the numbers that a version changed, with weights.delta")
+    shared_prompts: bool = Field(
+        True, description="training computes a prompt once for its completions, as our own trainer does, not once for each"
+    )
     logprob_passes: Natural = Field(0, description="forward passes over a batch besides, of 2 FLOPs a parameter and token")
     minibatch_s: NonNegative = Field(0.0, description="seconds of an optimizer step besides")
     token_s: NonNegative = Field(0.0, description="seconds that training takes a token besides")
     link: Share = Field(0.8, description="share of a link's or network card's rate that weights reach")
+    collective: Share = Field(0.8, description="the same of what devices of an engine, or that train, tell each other")
+    parts: bool = Field(
+        False,
+        description="broadcast sends each device of an engine its part alone (false: one of each machine all, as ours does)",
+    )
     disk: Positive = Field(2e9, description="bytes/s of the common disk, of one reader or writer")
     barrier_s: NonNegative = Field(0.1, description="seconds of a weight sync besides")
     probe_s: NonNegative = Field(0.0, description="seconds that a probe takes an engine at a load")

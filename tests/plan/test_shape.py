@@ -34,7 +34,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"model_type": "qwen3_moe", "num_experts": 6, "head_dim": 8, "decoder_sparse_step": 2, **ROUTED},
     "some dense": {"model_type": "qwen3_moe", "num_experts": 6, "head_dim": 8, "mlp_only_layers": [1], **ROUTED},
     "deepseek_v2": {
-        "model_type": "deepseek_v2", "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": None,
+        "model_type": "deepseek_v2", "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1,
+        "q_lora_rank": None,
         **ROUTED, **LATENT,
     },
     "deepseek_v3": {

@@ -1,0 +1,227 @@
+"""What things take: numbers by hand, and what may only grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollyard.errors import ConfigError
+from rollyard.model.architecture import Architecture
+from rollyard.model.flops import attention_flops, gemms
+from rollyard.plan.costs import Costs, costs_of, priced
+from rollyard.plan.hardware import HARDWARE, hardware_of
+from rollyard.plan.memory import Memory
+from rollyard.plan.models import MODELS
+from rollyard.plan.shape import Shape
+from rollyard.types import Sample, Sampling, TrainBatch
+from tests.plan.scenarios import scenario
+
+EIGHT = {"model__path": "llama-8b", "model__dtype": "bfloat16", "place__placement": "separate"}  # billion
+SMALL = EIGHT | {"model__path": "qwen2.5-1.5b"}
+
+
+def costs(**values: Any) -> Costs:
+    return costs_of(scenario(**(EIGHT | values)))
+
+
+def test_a_decode_step_of_one_sequence_by_hand() -> None:
+    """All weights but the embedding once, 7,504,924,672 of 2 bytes, at 0.7 of 3.35 TB/s, and 3 ms: 9.4 ms."""
+    step = costs(place__train=4, train__shard=True).engine.step(1)
+    assert step.floor_s == 0.003
+    assert step.at(0) == pytest.approx(0.003 + (2 * 7_504_924_672 + 131_072) / (0.7 * 3.35e12))
+    assert step.at(1000) - step.at(0) == pytest.approx(1000 * 131_072 / (0.7 * 3.35e12))
+
+
+def test_a_decode_step_of_many_is_bound_by_arithmetic() -> None:
+    """512 sequences with little context: 2 operations for each weight and sequence, at half of 989 TFLOP/s: 15.5 ms."""
+    step = costs(place__train=4, train__shard=True).engine.step(512)
+    assert step.at(0) == pytest.approx(0.003 + 2 * 7_504_924_672 * 512 / (0.5 * 989e12))
+
+
+def test_tensor_parallelism_by_hand() -> None:
+    """An eighth of the weights, 2 ms, and two sums a layer of 16 bits, past every device 2 * 7 / 8 times at 0.8 of 450 GB/s."""
+    step = costs(place__train=4, train__shard=True, engine__tensor_parallel_size=8).engine.step(64)
+    sums = 2 * 32 * 64 * 4096 * 2 * 2 * 7 / 8 / (0.8 * 450e9)
+    assert step.floor_s == pytest.approx(0.003 + 0.002 + sums)
+    assert step.lines[0].fixed == pytest.approx((2 * 7_504_924_672 + 64 * 131_072) / 8 / (0.7 * 3.35e12))
+
+
+def test_keys_and_values_are_on_every_device_that_has_no_head_of_its_own() -> None:
+    values = {"model__path": "qwen2.5-7b", "place__train": 8, "train__shard": True}  # 4 key-value heads
+    of = {many: costs(engine__tensor_parallel_size=many, **values).engine.step(1).lines[0].per_token for many in (1, 4, 8)}
+    assert of[4] == pytest.approx(of[1] / 4)
+    assert of[8] == pytest.approx(of[4])
+
+
+def test_prefill_by_hand() -> None:
+    """1,000 tokens that attend to 500,500 pairs: weights but for the head, and 4 operations a pair, head, number and layer."""
+    engine = costs(place__train=4, train__shard=True).engine
+    body = 7_504_924_672 - 128_256 * 4096
+    assert engine.prefill_s(1000, 500_500) == pytest.approx((2 * body * 1000 + 4 * 4096 * 32 * 500_500) / (0.5 * 989e12))
+
+
+def test_training_by_hand() -> None:
+    """8 N a token and four times attention's 4 operations a pair; two logprob passes add 4 N and half of that."""
+    tokens, pairs = 1_000_000, 500_000_000
+    values = {"place__train": 8, "train__shard": True, "costs__minibatch_s": 0.5, "train__minibatches": 4}
+    forward = 2 * 7_504_924_672 * tokens + 4 * 4096 * 32 * pairs
+    adam = 7 * 2 * 8_030_261_248 / 8 / 3.35e12
+    plain = costs(**values)
+    assert plain.train_s(tokens, pairs) == pytest.approx(4 * forward / (8 * 0.35 * 989e12) + 4 * (0.5 + adam))
+    passes = costs(costs__logprob_passes=2, costs__recompute=False, batch__token_budget=2048, **values)
+    assert passes.training.flops(tokens, pairs) == pytest.approx(5 * forward)
+
+
+def test_the_work_of_a_batch_by_hand() -> None:
+    """A prompt of 3 and completions of 2 and 5, whose last tokens are no input: 3 + 1 + 4 tokens; prompts apart 3 + 1 + 3 + 4."""
+    together, apart = (costs(place__train=8, train__shard=True, costs__shared_prompts=each).training for each in (True, False))
+    assert together.work([(3, [2, 5])]) == (8, 6 + (3 + 1) + (12 + 10))
+    assert apart.work([(3, [2, 5])]) == (11, 2 * 6 + (3 + 1) + (12 + 10))
+
+
+def test_the_work_of_a_batch_is_what_a_real_batch_has() -> None:
+    """Against what the roofline counts of a batch that is packed."""
+
+    def row(member: int, tokens: int) -> Sample:
+        mask = (False,) * 3 + (True,) * tokens
+        return Sample(0, member, (1,) * len(mask), mask, (0.0,) * len(mask), (1.0,) * len(mask), ())
+
+    architecture = Architecture.from_hf(dict(MODELS["smollm2-135m"]))
+    batch = TrainBatch(0, ((row(0, 2), row(1, 5)),), Sampling(8))
+    training = costs_of(scenario(model__path="smollm2-135m")).training
+    tokens, pairs = training.work([(3, [2, 5])])
+    assert 6 * training.shape.attended * pairs == attention_flops(batch, architecture)
+    linear = {gemm.rows for gemm in gemms(batch, architecture) if gemm.columns != architecture.vocab_size}
+    assert linear == {tokens}
+
+
+def test_exchange_bounds_training_on_little() -> None:
+    """Parameters twice and gradients once, 7 of 8 parts of 16.1 GB each, at 0.8 of 450 GB/s."""
+    found = costs(place__train=8, train__shard=True).train_s(100, 100)
+    assert found == pytest.approx(3 * 7 / 8 * 2 * 8_030_261_248 / (0.8 * 450e9) + 7 * 2 * 8_030_261_248 / 8 / 3.35e12)
+
+
+def test_copies_exchange_gradients_alone() -> None:
+    found = costs_of(scenario(**SMALL, place__train=4)).training.exchange_s(100)
+    assert found == pytest.approx(2 * 3 / 4 * 2 * 1_543_714_304 / (0.8 * 450e9))
+
+
+def test_devices_of_many_nodes_share_the_cards_of_each() -> None:
+    """8 cards of 25 GB/s let less through than links of 300."""
+    found = costs(cluster__hardware="A100-80", place__train=16, train__shard=True).devices
+    assert (found.rate(8), found.rate(16)) == (300e9, 200e9)
+
+
+def test_room_for_keys_and_values_by_hand() -> None:
+    """0.9 of 80 GB without 16.06 GB of weights, 0.2 GB of activations and 0.03 GB of logits; 131,072 bytes a token."""
+    found = costs(place__train=4, train__shard=True)
+    alive = 2048 * 12 * 4096 * 2 + 64 * 128_256 * 4
+    tokens = int((0.9 * 80e9 - 2 * 8_030_261_248 - alive) / 131_072)
+    assert found.engine.kv_tokens == tokens // 16 * 16
+    assert costs(place__train=4, train__shard=True, engine__pages=1000).engine.kv_tokens == 16_000
+
+
+def test_memory_of_a_device_that_trains_by_hand() -> None:
+    found = costs(place__train=8, train__shard=True, costs__state_bytes=16, batch__token_budget=8192).memory[1]
+    assert (found.weights, found.state) == (8_030_261_248 * 2 / 8, 8_030_261_248 * 16 / 8)
+    assert found.activations == pytest.approx(8192 * 4096 * 2 * (32 + 17))
+
+
+def test_an_engine_that_is_too_small_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"an engine of 1 H100 does not hold 576 tokens .*weights 141\.1 GB") as error:
+        costs(model__path="llama-70b", place__train=32, train__shard=True)
+    assert (error.value.where, error.value.remedy) == (
+        "engine.tensor_parallel_size",
+        "use such as --engine.tensor_parallel_size 2",
+    )
+
+
+def test_training_that_does_not_fit_is_refused_with_the_numbers() -> None:
+    said = r"training does not fit in 8 H100, 1 of which share a copy: of each weights 16\.1 GB, gradients and optimizer 128\.5"
+    with pytest.raises(ConfigError, match=said) as error:
+        costs(place__train=8, costs__state_bytes=16)
+    assert error.value.where == "place.train"
+    assert "train.shard" in str(error.value.remedy)
+
+
+def test_a_colocated_engine_has_what_training_leaves() -> None:
+    values = {"place__placement": "colocated", "place__train": 4, "costs__state_devices": 4}
+    beside, offloaded = costs(**values), costs(costs__offload=True, **values)
+    assert beside.memory[0].weights == 2 * 8_030_261_248 * (1 + 1 / 4)  # its own, and its part of the trainers'
+    assert beside.memory[0].state == 6 * 8_030_261_248 / 4
+    assert offloaded.memory[0].state == 0
+    assert offloaded.engine.kv_tokens > beside.engine.kv_tokens
+    assert beside.sleep_s == 0
+    assert offloaded.sleep_s == offloaded.wake_s == pytest.approx(8 * 8_030_261_248 / 4 / (0.8 * 63e9))
+
+
+def test_a_window_that_slides_is_refused_where_it_would_count() -> None:
+    shape = Shape.from_hf({**MODELS["mistral-7b"], "sliding_window": 4096}, "mistral")
+    values = EIGHT | {"place__train": 4, "train__shard": True}
+    assert priced(scenario(**values), shape, hardware_of("H100")).shape.sliding == 4096
+    with pytest.raises(ConfigError, match="looks back 4,096 tokens in some layers, and sequences have up to 8,704"):
+        priced(scenario(**values, rollout__max_tokens=8192), shape, hardware_of("H100"))
+
+
+def test_an_adapter_trains_and_travels_alone() -> None:
+    whole, adapter = costs(place__train=8, train__shard=True), costs(place__train=8, train__shard=True, weights__what="lora")
+    assert adapter.moving.bytes == 4 * adapter.training.trained < whole.moving.bytes / 50
+    assert adapter.training.flops(1000, 0) < whole.training.flops(1000, 0)
+    with pytest.raises(ConfigError, match="how large an adapter of qwen3-30b-a3b is"):
+        costs(model__path="qwen3-30b-a3b", place__train=8, train__shard=True, weights__what="lora")
+
+
+def test_devices_given_by_number() -> None:
+    """No torch, no measuring."""
+    given = {"cluster__hardware": "cpu", "cluster__bandwidth": 15e9, "cluster__flops": 150e9, "cluster__memory": 16e9}
+    found = costs_of(scenario(model__path="smollm2-135m", **given)).devices.hardware
+    assert (found.bandwidth, found.flops, found.link, found.memory) == (15e9, 150e9, 7.5e9, 16e9)
+
+
+def test_this_machine_is_measured() -> None:
+    found = costs_of(scenario(model__path="smollm2-135m", cluster__hardware="cpu")).devices.hardware
+    assert 1e8 < found.bandwidth < 1e13
+    assert 1e8 < found.flops < 1e15
+
+
+def test_a_device_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no device 'H1000'"):
+        costs(cluster__hardware="H1000")
+
+
+def test_the_policy_of_a_task_needs_no_name() -> None:
+    assert costs_of(scenario(prompts__task="sort")).shape.name == "base policy of sort"
+    with pytest.raises(ConfigError, match="no model is named"):
+        costs_of(scenario())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(HARDWARE)),
+    st.sampled_from(["qwen2.5-1.5b", "qwen3-30b-a3b", "llama-8b"]),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 400),
+    st.integers(0, 10**6),
+)
+def test_more_work_never_takes_less(hardware: str, model: str, size: int, running: int, context: int) -> None:
+    found = costs_of(
+        scenario(**(EIGHT | {"model__path": model}), cluster__hardware=hardware, place__train=16, train__shard=True,
+                 engine__tensor_parallel_size=size)
+    )  # fmt: skip
+    engine = found.engine
+    now = engine.step(running).at(context)
+    assert 0 < now <= engine.step(running + 1).at(context)
+    assert now <= engine.step(running).at(context + 1)
+    assert engine.prefill_s(running, context) < engine.prefill_s(running + 1, context)
+    assert found.train_s(running, context) <= found.train_s(running + 1, context) <= found.train_s(running + 1, context + 1)
+    assert all(isinstance(each, Memory) and each.free >= -1 for each in found.memory)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 64), st.integers(10**6, 10**8))
+def test_more_devices_never_train_more_slowly(devices: int, tokens: int) -> None:
+    fewer, more = (costs_of(scenario(**SMALL, place__train=many)).train_s(tokens, tokens) for many in (devices, devices + 1))
+    assert more <= fewer * (1 + 1e-9)
