@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollyard import combinations
-from rollyard.config import Config
+from rollyard.config import BUILT_IN, Config
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
 from rollyard.errors import ConfigError
@@ -42,7 +42,10 @@ def obstacle(scenario: Scenario) -> str:
 
 
 def _check_modelled(scenario: Scenario) -> None:
-    """Options of a run that a simulated one has no model of."""
+    """Options of a run that a simulated one has no model of, and that there is a policy."""
+    if not scenario.model.path and scenario.prompts.task not in BUILT_IN:
+        remedy = "give --model with a folder, a config.json or a name such as qwen2.5-7b, or start from a preset"
+        raise ConfigError("no model is named", where="model.path", remedy=remedy)
     if scenario.environment.name:
         problem = "a simulated prompt is answered once, and no environment plays"
         raise ConfigError(problem, where="environment.name", remedy="leave it out")

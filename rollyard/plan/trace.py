@@ -186,7 +186,7 @@ def _of_parquet(path: Path) -> Iterator[_Row]:
                     yield _row(dict(zip(columns, values, strict=True)), f"{path}, row {number}")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}", where=WHERE, remedy="give a file") from None
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:  # ValueError: names that are not UTF-8
         problem = f"{path} is not Parquet: {' '.join(str(error).split())[:SHOWN]}"
         raise ConfigError(problem, where=WHERE, remedy="give what `rollyard inspect RUN export FILE.parquet` writes") from None
 
@@ -211,8 +211,9 @@ def _numbers(column: Any, name: str, path: Path) -> list[Any]:
     import pyarrow.compute as pc
 
     kind = column.type
-    wanted = {"finish": pa.types.is_string(kind)}.get(name, pa.types.is_integer(kind))
-    if pa.types.is_list(kind) and name in ("token_ids", "prompt_ids", "turns"):
+    text, several = (pa.types.is_string, pa.types.is_large_string), (pa.types.is_list, pa.types.is_large_list)
+    wanted = any(fits(kind) for fits in (text if name == "finish" else (pa.types.is_integer,)))
+    if any(fits(kind) for fits in several) and name in ("token_ids", "prompt_ids", "turns"):
         column, wanted = pc.list_value_length(column), True
     if not wanted or column.null_count:
         found = f"{kind}, {column.null_count} of its values empty"

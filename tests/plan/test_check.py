@@ -20,7 +20,9 @@ EOS = {"rollout.ignore_eos": True}
 
 
 def resolved(values: Mapping[str, object], preset: str = "", file: Path | None = None) -> Resolved[Scenario]:
-    return resolve_tree(Scenario, check_scenario, preset=preset, file=file, environment={}, overrides=values, folders=FOLDERS)
+    """Of the base policy of a task, unless something else is said."""
+    given = ({} if preset else {"prompts.task": "sort"}) | dict(values)
+    return resolve_tree(Scenario, check_scenario, preset=preset, file=file, environment={}, overrides=given, folders=FOLDERS)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,8 @@ def resolved(values: Mapping[str, object], preset: str = "", file: Path | None =
         ({"place.placement": "swap", "rollout.max_staleness": 1, "place.train": 2}, "place.train", "use 1 with placement swap"),
         ({"rollout.max_staleness": 1}, "rollout.max_staleness", "nothing is 1 versions old"),
         ({"rollout.group_size": 1}, "rollout.group_size", "grpo compares"),
+        ({"prompts.task": ""}, "model.path", "no model is named"),
+        ({"prompts.task": "srot"}, "model.path", "a name such as qwen2.5-7b"),
         ({"run.name": "a/b"}, "run.name", "not the name of one folder"),
         ({"workload.means_tokens": 5}, "command line", "did you mean workload.mean_tokens?"),
     ],

@@ -13,7 +13,7 @@ from rollyard.errors import ConfigError
 from rollyard.inspect.export import export
 from rollyard.inspect.source import Lives, Source
 from rollyard.journal.folder import RunFolder
-from rollyard.plan.trace import read_trace
+from rollyard.plan.trace import Recorded, read_trace
 from rollyard.plan.workload import lengths_of
 from tests import small
 from tests.inspect.runs import write_run
@@ -27,7 +27,7 @@ SELECT = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp("trace") / "run"
-    small.learnt(small.config(folder, run__steps=2))
+    small.learnt(small.config(folder, run__steps=1, prompts__held_out=0, warmup__steps=1))
     return RunFolder(folder)
 
 
@@ -64,6 +64,10 @@ def test_a_few_fields_suffice(tmp_path: Path) -> None:
     table = pa.table({"group": [7, 2, 7], "prompt_tokens": [3, 5, 3], "tokens": [90, 10, 20]})
     pq.write_table(table, tmp_path / "few.parquet")
     assert read_trace(tmp_path / "few.parquet").groups == found.groups
+    wide = table.append_column("finish", pa.array(["stop", "length", "error"], pa.large_string()))
+    wide = wide.drop_columns("tokens").append_column("token_ids", pa.array([[1] * 90, [1], [1]], pa.large_list(pa.int64())))
+    pq.write_table(wide, tmp_path / "wide.parquet")
+    assert read_trace(tmp_path / "wide.parquet") == Recorded(((1,), (90,)), (5, 3), 1, 1)
     lengths = lengths_of(scenario(workload__trace=str(path), rollout__max_tokens=64, workload__growth=0.1))
     assert [lengths.completion(1, member, 0) for member in range(4)] == [64, 20, 64, 20]  # begins again, and is cut
     assert lengths.completion(1, 1, 3) == round(20 * 1.1**3) and lengths.completion(1, 1, 99) == 64
@@ -147,6 +151,9 @@ def test_files_that_are_no_trace(tmp_path: Path) -> None:
     assert "no column prompt_ids or prompt_tokens" in refused(tmp_path / "b.parquet")
     pq.write_table(pa.table({"group": [1], "tokens": [2.5], "prompt_tokens": [1]}), tmp_path / "c.parquet")
     assert "'tokens' is double" in refused(tmp_path / "c.parquet")
+    content = (tmp_path / "b.parquet").read_bytes()
+    (tmp_path / "e.parquet").write_bytes(content.replace(b"group", b"g\xffoup"))
+    assert "e.parquet is not Parquet" in refused(tmp_path / "e.parquet")
     pq.write_table(pa.table({"group": [1, None], "tokens": [2, 2], "prompt_tokens": [1, 1]}), tmp_path / "d.parquet")
     assert "'group' is int64, 1 of its values empty" in refused(tmp_path / "d.parquet")
 
