@@ -73,7 +73,7 @@ def picture(name: str, traced: Traced) -> str:
     SubElement(root, "title").text = visible(f"{name}: what every device did")
     SubElement(root, "style").text = STYLE
     SubElement(root, "rect", {"class": "paper", "width": "100%", "height": "100%"})
-    devices = sum(lane.devices for lane in traced.lanes if lane.roles != (DRIVER,))
+    devices = traced.devices
     _text(root, 16, 28, name, "title")
     told = f"{devices:,} device{'s' * (devices != 1)}, {_seconds(traced):,.4g} s, {len(traced.marks):,} steps; blank: it waits"
     _text(root, 16, 48, told, "dim")
