@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollyard import worker
@@ -22,20 +22,41 @@ from rollyard.watch.report import Counts, Filtering, Report, ReportBuilder, Toke
 from rollyard.watch.step import Step
 from rollyard.watch.terminal import QuietView
 from rollyard.watch.timeline import Timeline
+from rollyard.watch.trace import Traced
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
     """What came of it.
 
-    `steps_s` says when each step was trained, in seconds from the start. `accounts` gives the trace, `timeline` the phases.
+    `steps_s` says when each step was trained, in seconds from the start. `metrics` has a row a step, as a run's metrics.jsonl.
+    `accounts` gives what every device did, `timeline` the phases.
     """
 
     report: Report
     steps_s: tuple[float, ...]
+    metrics: tuple[Mapping[str, object], ...]
     accounts: Accounts
     timeline: Timeline
     events: int  # that the conductor was told
+
+    @property
+    def traced(self) -> Traced:
+        """What the trace and the picture show."""
+        return self.accounts.traced()
+
+
+class _Rows:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, object]] = []
+
+    def write(self, record: dict[str, object]) -> None:
+        self.rows.append(record)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class Play:
@@ -65,9 +86,11 @@ class Play:
             placement=placement,
             engine=config.engine.kind,
             transport=worker.transport_of(config),
+            simulated=True,
         )
+        self._rows = _Rows()
         batch = config.rollout.groups_per_step * config.rollout.group_size
-        self._recorder = Recorder(Unkept(), builder, sinks, QuietView(), self._timeline, batch)
+        self._recorder = Recorder(Unkept(), builder, [self._rows, *sinks], QuietView(), self._timeline, batch)
         policy = policy_of(config, stations.window)
         restarts = config.place.restarts if config.place.apart else 0
         schedule = schedule_of(config, stations.engines, evaluate=False, restarts=restarts)
@@ -93,7 +116,8 @@ class Play:
         with collecting_seldom():
             self._recorder.begin()
             self.world.run()
-        return Simulated(self._report(), tuple(self._steps_s), self._recorder.accounts, self._timeline, self._events)
+        report, steps_s, rows = self._report(), tuple(self._steps_s), tuple(self._rows.rows)
+        return Simulated(report, steps_s, rows, self._recorder.accounts, self._timeline, self._events)
 
     def _report(self) -> Report:
         conductor = self.world.conductor

@@ -112,7 +112,7 @@ class World:
         for name in (f"engine-{number}" for number in range(stations.engines)):
             self._watch(name, self.engines.start(name, SpanLog(lambda: clock.nanoseconds)).spans)
         if config.place.apart:
-            recorder.accounts.watch(TRAINERS, TRAINER, self._trainer)
+            recorder.accounts.watch(TRAINERS, TRAINER, self._trainer, config.place.train)
         self._sync = Sync(clock, self.engines, self._takes, self._trainer, config.weights, self.post, timeline, recorder)
         self.coming = Coming(self)
         self._at_once: dict[type[ev.Instruction], Callable[[Any], None]] = {
@@ -135,7 +135,7 @@ class World:
 
     def _watch(self, name: ev.EngineId, spans: SpanLog) -> None:
         """An engine that shares its device with a trainer is accounted for with it."""
-        self._recorder.accounts.watch(name, ENGINE, spans)
+        self._recorder.accounts.watch(name, ENGINE, spans, self._config.engine.tensor_parallel_size)
         if not self._config.place.apart:
             self._recorder.accounts.watch(f"{TRAINERS} of {name}", TRAINER, spans)
             self._halves[name] = spans
