@@ -141,7 +141,7 @@ def _do(given: argparse.Namespace, printer: Printer) -> int:
     folder, lives = find(given.folder), Lives(given.life, given.each)
     if given.timeline is not None:
         count = draw(folder, given.timeline)
-        printer.told({"file": str(given.timeline), "devices": count}, f"{count:,} devices in {given.timeline}")
+        printer.told({"file": str(given.timeline), "devices": count}, f"{count:,} device{'s' * (count != 1)} in {given.timeline}")
         return 0
     if folder.scenario.exists():
         return _simulated(folder, given, printer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import floor, log10
 from typing import Final
@@ -34,7 +34,8 @@ COLOURS: Final[Mapping[Activity, str]] = {
 }
 STYLE: Final = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #24292f }
-.paper { fill: #ffffff } .track { fill: #eceff2 } .dim { fill: #656d76 } .title { font-size: 15px; font-weight: 600 } .name { font-weight: 600 }
+.paper { fill: #ffffff } .track { fill: #eceff2 } .dim { fill: #656d76 } .title { font-size: 15px; font-weight: 600 }
+.name { font-weight: 600 }
 .grid { stroke: #d0d7de; stroke-width: 1; fill: none }
 .step { stroke: #57606a; stroke-width: 1; stroke-dasharray: 2 3; fill: none }
 @media (prefers-color-scheme: dark) {
@@ -99,7 +100,8 @@ def picture(name: str, traced: Traced) -> str:
     Args:
         name: what the title says.
     """
-    panels = _panels(bounded(traced)) if traced.end_ns > traced.start_ns else []
+    cut = _setup(traced)
+    panels = _panels(replace(bounded(traced), start_ns=traced.start_ns + cut)) if traced.end_ns > traced.start_ns else []
     height = 56 + sum(HEAD + panel.height + FOOT for panel in panels) + 40
     root = Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", role="img")
     root.set("width", str(WIDTH))
@@ -110,18 +112,28 @@ def picture(name: str, traced: Traced) -> str:
     seconds = (traced.end_ns - traced.start_ns) / 1e9
     _text(root, 16, 28, name, "title")
     told = f"{_many(traced.devices, 'device')}, {_many(len(traced.marks), 'step')}, {seconds:,.4g} s"
+    told += f", of which the first {cut / 1e9:,.4g} s, setup, are left out" if cut else ""
     _text(root, 16, 48, f"{told}. Where a lane is blank, it waits.", "dim")
     at = 56
     for panel in panels:
-        _panel(root, panel, at)
+        _panel(root, panel, at, traced.start_ns)
         at += HEAD + panel.height + FOOT
-    _legend(root, traced, at + 20)
+    _legend(root, replace(traced, start_ns=traced.start_ns + cut), at + 20)
     indent(root)
     return tostring(root, encoding="unicode") + "\n"
 
 
 def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _setup(traced: Traced) -> int:
+    """Nanoseconds at the start in which everything sets up, and that would leave little room for the rest."""
+    lanes = [lane for lane in traced.lanes if lane.roles != (DRIVER,)]
+    ends = [max((each.end_ns for each in lane.intervals if each.activity is Activity.SETUP), default=0) for lane in lanes]
+    spent = max(min(ends, default=0) - traced.start_ns, 0)
+    rest = traced.end_ns - traced.start_ns - spent
+    return max(spent - rest // 50, 0) if spent > rest // 10 and rest else 0
 
 
 def _panels(traced: Traced) -> list[Panel]:
@@ -192,10 +204,10 @@ def _text(root: Element, x: float, y: float, text: str, kind: str = "", anchor: 
     SubElement(root, "text", given | ({"class": kind} if kind else {})).text = visible(text)
 
 
-def _panel(root: Element, panel: Panel, at: int) -> None:
+def _panel(root: Element, panel: Panel, at: int, origin: int) -> None:
     _text(root, 16, at + HEAD - 12, panel.name, "name")
     top = at + HEAD
-    _axis(root, panel, top)
+    _axis(root, panel, top, origin)
     for row, below in zip(panel.rows, accumulate((_height(row) + GAP for row in panel.rows), initial=top), strict=False):
         if isinstance(row, Lane):
             _lane(root, row, panel, below)
@@ -204,9 +216,9 @@ def _panel(root: Element, panel: Panel, at: int) -> None:
     _steps(root, panel, top)
 
 
-def _axis(root: Element, panel: Panel, top: int) -> None:
+def _axis(root: Element, panel: Panel, top: int, origin: int) -> None:
     """Seconds since the run's start, as vertical lines."""
-    begin, seconds = panel.start_ns / 1e9, panel.length_ns / 1e9
+    begin, seconds = (panel.start_ns - origin) / 1e9, panel.length_ns / 1e9
     tick = _tick(seconds)
     digits = max(0, -floor(log10(tick)))
     for number in range(-int(-begin // tick), int((begin + seconds) / tick + 1e-9) + 1):
