@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ def looked(intervals: Sequence[Interval], start: int, end: int) -> list[A | None
 @given(st.lists(MADE, max_size=6), st.integers(0, 10), st.integers(11, LONG))
 def test_a_device_does_at_each_moment_what_comes_first(intervals: list[Interval], start: int, end: int) -> None:
     found = pieces(intervals, start, end)
-    assert all(one.end_ns <= other.start_ns for one, other in zip(found, found[1:], strict=False))
+    assert all(one.end_ns <= other.start_ns for one, other in pairwise(found))
     told: list[A | None] = [None] * (end - start)
     for activity, begin, until in found:
         told[begin - start : until - start] = [activity] * (until - begin)

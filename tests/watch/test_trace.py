@@ -45,7 +45,9 @@ def test_few_devices_have_a_lane_each_also_where_they_are_alike() -> None:
 
 
 def test_of_many_devices_those_that_did_the_same_are_one() -> None:
-    many = timeline(*(lane(f"trainer-{i}", 0, 50_000, role="trainer") for i in range(FEW)), lane("engine-0", 0), lane("engine-1", 1))
+    many = timeline(
+        *(lane(f"trainer-{i}", 0, 50_000, role="trainer") for i in range(FEW)), lane("engine-0", 0), lane("engine-1", 1)
+    )
     assert [(each.device, each.devices) for each in bounded(many).lanes] == [
         (f"trainer-0 to trainer-{FEW - 1} ({FEW}, all alike)", FEW),
         ("engine-0", 1),
