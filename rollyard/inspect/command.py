@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rollyard.errors import ConfigError
-from rollyard.inspect import show
+from rollyard.inspect import show, simulated
 from rollyard.inspect.check import check
 from rollyard.inspect.detail import Detail, detail
 from rollyard.inspect.export import export
@@ -27,7 +27,10 @@ from rollyard.inspect.select import ANY, GROUP_SORTS, ROLLOUT_SORTS, Rows, Wante
 from rollyard.inspect.source import Lives, Source, find
 from rollyard.inspect.steps import steps
 from rollyard.inspect.text import COLOURS, picture
+from rollyard.inspect.timeline import draw
 from rollyard.inspect.words import words_of
+from rollyard.journal.folder import RunFolder
+from rollyard.plan.show import table as summarized
 from rollyard.types import DropReason, FinishReason
 from rollyard.watch.screen import Screen
 
@@ -50,6 +53,7 @@ def add_inspect(commands: Any) -> None:
     command.add_argument("folder", type=Path, metavar="RUN", help="the run's folder, such as runs/NAME")
     command.add_argument("--check", action="store_true", help="read all of the journal and every checkpoint; say what is sound")
     command.add_argument("--sql", metavar="SELECT", help="rows of a SELECT over the journal: docs/journal.md")
+    command.add_argument("--timeline", type=Path, metavar="FILE.svg", help="write a picture of what every device did")
     command.set_defaults(view="", json=False, life=None, each=False, limit=LIMIT)
     _add_common(command, limit=True)
     views = command.add_subparsers(dest="view", required=False, metavar="VIEW", parser_class=type(command))
@@ -107,15 +111,40 @@ def inspect(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> None:
-    asked = [name for name, on in (("--check", given.check), ("--sql", given.sql is not None), (given.view, given.view)) if on]
+    asked = _asked(given)
     if len(asked) > 1:
         raise ConfigError(f"{' and '.join(asked)} do not go together", where="command line", remedy="give one of them")
     if given.each and given.life is not None:
         raise ConfigError("--life and --all do not go together", where="command line", remedy="give one of them")
 
 
+def _asked(given: argparse.Namespace) -> list[str]:
+    """What it is to do; nothing: the overview."""
+    flags = (("--check", given.check), ("--sql", given.sql is not None), ("--timeline", given.timeline is not None))
+    return [name for name, on in (*flags, (given.view, given.view)) if on]
+
+
+def _simulated(folder: RunFolder, given: argparse.Namespace, printer: Printer) -> int:
+    """What there is of a run that was simulated."""
+    asked = [*_asked(given), *(["--life"] if given.life is not None else []), *(["--all"] if given.each else [])]
+    if asked == ["steps"]:
+        rows, found = simulated.steps(folder, given.limit)
+        printer.list(Rows(rows, found), simulated.table(rows))
+    elif asked:
+        simulated.refuse(asked[0], folder)
+    else:
+        printer.one(seen := simulated.overview(folder), summarized(seen))
+    return 0
+
+
 def _do(given: argparse.Namespace, printer: Printer) -> int:
     folder, lives = find(given.folder), Lives(given.life, given.each)
+    if given.timeline is not None:
+        count = draw(folder, given.timeline)
+        printer.told({"file": str(given.timeline), "devices": count}, f"{count:,} device{'s' * (count != 1)} in {given.timeline}")
+        return 0
+    if folder.scenario.exists():
+        return _simulated(folder, given, printer)
     if given.check:
         return printer.check(check(folder))
     if not given.view and given.sql is None:

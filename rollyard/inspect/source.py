@@ -50,7 +50,7 @@ def find(run: Path) -> RunFolder:
         problem = "this is what two jobs share, and the journal is elsewhere"
         raise ConfigError(problem, where=str(run), remedy="give the generation job's own folder, such as runs/NAME")
     folder = RunFolder(run)
-    if not folder.journal.exists() and not folder.config.exists():
+    if not any(path.exists() for path in (folder.journal, folder.config, folder.scenario)):
         raise ConfigError("this is not the folder of a run", where=str(run), remedy=REMEDY)
     return folder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
@@ -41,7 +40,7 @@ def write_folder(outcome: Outcome, scenario: Scenario, folder: Path) -> None:
 
     def write(draft: Path) -> None:
         (draft / SCENARIO).write_text(tomli_w.dumps(scenario.model_dump(mode="json")), encoding="utf-8")
-        replace(outcome.report, simulated=True).write(draft / REPORT)
+        outcome.report.write(draft / REPORT)
         (draft / METRICS).write_text("".join(line(row) for row in outcome.metrics), encoding="utf-8")
         write_trace(draft / TRACE, outcome.traced)
         (draft / TIMELINE).write_text(picture(outcome.report.name, outcome.traced), encoding="utf-8")

@@ -38,7 +38,7 @@ def table(summary: Summary) -> RenderableType:
 
 
 def _rows(summary: Summary) -> list[tuple[str, RenderableType]]:
-    where = f"{summary.devices:,} × {summary.hardware}, {summary.engines:,} engines"
+    where = f"{summary.devices:,} × {summary.hardware}, {summary.engines:,} engine{'s' * (summary.engines != 1)}"
     rows: list[tuple[str, RenderableType]] = [
         ("model", Text(f"{summary.model}   {summary.placement} · {where}")),
         ("steps", f"{summary.steps:,} in {duration(summary.wall_s)} ({seconds(summary.wall_s)})"),
@@ -81,7 +81,7 @@ def _coloured(phases: Mapping[str, float]) -> dict[str, float]:
 def _legend(phases: Mapping[str, float], step_s: float) -> Text:
     shown = Text()
     for name, spent in phases.items():
-        if spent > 0:
+        if spent >= SHOWN / 10 * step_s:
             shown.append("■ ", COLOURS.get(name, COLOURS[REST])).append(f"{name} {seconds(spent)}, {spent / step_s:.0%}  ")
     return shown
 

@@ -92,6 +92,7 @@ class Play:
             placement=placement,
             engine=config.engine.kind,
             transport=worker.transport_of(config),
+            simulated=True,
         )
         self._rows = Rows()
         batch = config.rollout.groups_per_step * config.rollout.group_size

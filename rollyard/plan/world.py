@@ -141,7 +141,7 @@ class World:
 
     def _watch(self, name: ev.EngineId, spans: SpanLog) -> None:
         """An engine that shares its device with a trainer is accounted for with it."""
-        self._recorder.accounts.watch(name, ENGINE, spans)
+        self._recorder.accounts.watch(name, ENGINE, spans, self._config.engine.tensor_parallel_size)
         if not self._config.place.apart:
             self._recorder.accounts.watch(f"{TRAINERS} of {name}", TRAINER, spans)
             self._halves[name] = spans

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -67,22 +68,16 @@ def columns(found: Sequence[Piece], activity: Activity, start_ns: int, width_ns:
     return drawn
 
 
-def shares(lanes: Sequence[Lane], start_ns: int, end_ns: int, bins: int) -> Mapping[Activity, list[float]]:
-    """Share of the devices that do it, in each of so many equal parts of the time; activities that nobody does are left out."""
+def shares(lanes: Sequence[Lane], edges: Sequence[int]) -> Mapping[Activity, list[float]]:
+    """Share of the devices that do it, in each stretch between two edges; activities that nobody does are left out."""
     whole = sum(lane.devices for lane in lanes)
-    width = (end_ns - start_ns) / bins or 1.0
     found: dict[Activity, list[float]] = {}
     for lane in lanes:
-        for activity, begin, end in pieces(lane.intervals, start_ns, end_ns):
-            filled = found.setdefault(activity, [0.0] * bins)
-            for index, part in _parts((begin - start_ns) / width, (end - start_ns) / width, bins):
-                filled[index] += part * lane.devices / whole
+        for activity, begin, end in pieces(lane.intervals, edges[0], edges[-1]):
+            filled = found.setdefault(activity, [0.0] * (len(edges) - 1))
+            index = bisect_right(edges, begin) - 1
+            while index < len(filled) and edges[index] < end:
+                width = edges[index + 1] - edges[index]
+                filled[index] += (min(end, edges[index + 1]) - max(begin, edges[index])) / width * lane.devices / whole
+                index += 1
     return {activity: found[activity] for activity in ACTIVITIES if activity in found}
-
-
-def _parts(begin: float, end: float, bins: int) -> Iterator[tuple[int, float]]:
-    """Of which bins it fills what share."""
-    for index in range(int(begin), min(int(end) + 1, bins)):
-        part = min(end, index + 1.0) - max(begin, float(index))
-        if part > 0:
-            yield index, part

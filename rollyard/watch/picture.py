@@ -1,4 +1,4 @@
-"""A timeline as SVG: one lane a device, coloured by what it does; of very many, the share of a pool that does what.
+"""A timeline as SVG: a lane a device, coloured by what it does; of very many, and over very long, the share of each kind.
 
 It stands by itself: no script, no font, no file besides. It is dark where its reader is. The same timeline gives the same bytes.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import floor, log10
 from typing import Final
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -16,7 +17,7 @@ from rollyard.texts import visible
 from rollyard.types import Activity
 from rollyard.watch.devices import ACTIVITIES, Lane
 from rollyard.watch.lanes import Piece, columns, pieces, shares
-from rollyard.watch.trace import DRIVER, Traced
+from rollyard.watch.trace import DRIVER, Mark, Traced, bounded
 
 COLOURS: Final[Mapping[Activity, str]] = {
     Activity.TRAIN: "#3f9e63",
@@ -34,6 +35,7 @@ COLOURS: Final[Mapping[Activity, str]] = {
 STYLE: Final = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #24292f }
 .paper { fill: #ffffff } .track { fill: #eceff2 } .dim { fill: #656d76 } .title { font-size: 15px; font-weight: 600 }
+.name { font-weight: 600 }
 .grid { stroke: #d0d7de; stroke-width: 1; fill: none }
 .step { stroke: #57606a; stroke-width: 1; stroke-dasharray: 2 3; fill: none }
 @media (prefers-color-scheme: dark) {
@@ -42,21 +44,54 @@ text { fill: #e6edf3 }
 .grid { stroke: #30363d } .step { stroke: #9198a1 }
 }
 """
+OF_DRIVER: Final = (Activity.TOOLS, Activity.SCORE, Activity.PROMPTS, Activity.RESTART, Activity.CLOSING)  # the rest devices show
 WIDTH: Final = 1200
 LEFT: Final = 190  # around what is drawn
 RIGHT: Final = 24
-TOP: Final = 84
+HEAD: Final = 40  # of a panel: its name, and seconds
+FOOT: Final = 30  # of a panel: steps
 ROOM: Final = WIDTH - LEFT - RIGHT
-FINE: Final = 4  # columns of a pixel: nothing narrower is drawn
-LANES: Final = 36  # lanes at most that are drawn one by one
-SOME: Final = 6  # devices of a pool that are drawn besides its shares
-BINS: Final = 480  # parts of the time, for shares
 LANE: Final = 18  # heights
 POOL: Final = 96
 GAP: Final = 6
+FINE: Final = 4  # columns of a pixel: nothing narrower is drawn
+LANES: Final = 36  # lanes at most that are drawn one by one
+SOME: Final = 8  # devices of a kind that are drawn besides its shares
+BINS: Final = 480  # parts of the time, for shares
+LONG: Final = 16  # steps from which on the whole is drawn as shares, and CLOSE of them by themselves
+CLOSE: Final = 4
 LETTERS: Final = 26  # of a name at the left
 TICKS: Final = 10
-LABELS: Final = 30  # steps that are named; lines of four times as many are drawn
+LABELS: Final = 30  # steps that are named
+
+Row = Lane | tuple[Lane, ...]  # one device, or the shares of many
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A stretch of the time, and what is drawn of it. `edges` are those of the shares."""
+
+    name: str
+    rows: Sequence[Row]
+    marks: Sequence[Mark]
+    edges: Sequence[int]
+
+    @property
+    def start_ns(self) -> int:
+        return self.edges[0]
+
+    @property
+    def length_ns(self) -> int:
+        return self.edges[-1] - self.edges[0]
+
+    @property
+    def height(self) -> int:
+        """Of its rows."""
+        return sum(_height(row) + GAP for row in self.rows)
+
+    def x(self, at_ns: int) -> float:
+        """Where a moment is; at an edge where it lies beyond."""
+        return LEFT + ROOM * min(max(at_ns - self.start_ns, 0), self.length_ns) / self.length_ns
 
 
 def picture(name: str, traced: Traced) -> str:
@@ -65,45 +100,91 @@ def picture(name: str, traced: Traced) -> str:
     Args:
         name: what the title says.
     """
-    rows = _rows(traced)
-    height = TOP + sum(_height(row) + GAP for row in rows) + 76
+    cut = _setup(traced)
+    panels = _panels(replace(bounded(traced), start_ns=traced.start_ns + cut)) if traced.end_ns > traced.start_ns else []
+    height = 56 + sum(HEAD + panel.height + FOOT for panel in panels) + 40
     root = Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", role="img")
     root.set("width", str(WIDTH))
     root.set("height", str(height))
     SubElement(root, "title").text = visible(f"{name}: what every device did")
     SubElement(root, "style").text = STYLE
     SubElement(root, "rect", {"class": "paper", "width": "100%", "height": "100%"})
-    devices = sum(lane.devices for lane in traced.lanes if lane.roles != (DRIVER,))
+    seconds = (traced.end_ns - traced.start_ns) / 1e9
     _text(root, 16, 28, name, "title")
-    told = f"{devices:,} device{'s' * (devices != 1)}, {_seconds(traced):,.4g} s, {len(traced.marks):,} steps; blank: it waits"
-    _text(root, 16, 48, told, "dim")
-    bottom = _axis(root, traced, height - 76)
-    at = TOP
-    for row in rows:
-        _row(root, row, traced, at)
-        at += _height(row) + GAP
-    _steps(root, traced, bottom)
-    _legend(root, traced, height - 24)
+    told = f"{_many(traced.devices, 'device')}, {_many(len(traced.marks), 'step')}, {seconds:,.4g} s"
+    told += f", of which the first {cut / 1e9:,.4g} s, setup, are left out" if cut else ""
+    _text(root, 16, 48, f"{told}. Where a lane is blank, it waits.", "dim")
+    at = 56
+    for panel in panels:
+        _panel(root, panel, at, traced.start_ns)
+        at += HEAD + panel.height + FOOT
+    _legend(root, replace(traced, start_ns=traced.start_ns + cut), at + 20)
     indent(root)
     return tostring(root, encoding="unicode") + "\n"
 
 
-Row = Lane | tuple[Lane, ...]  # one device, or the shares of many
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _setup(traced: Traced) -> int:
+    """Nanoseconds at the start in which everything sets up, and that would leave little room for the rest."""
+    lanes = [lane for lane in traced.lanes if lane.roles != (DRIVER,)]
+    ends = [max((each.end_ns for each in lane.intervals if each.activity is Activity.SETUP), default=0) for lane in lanes]
+    spent = max(min(ends, default=0) - traced.start_ns, 0)
+    rest = traced.end_ns - traced.start_ns - spent
+    return max(spent - rest // 50, 0) if spent > rest // 10 and rest else 0
+
+
+def _panels(traced: Traced) -> list[Panel]:
+    """The whole; of a long run also a few of its steps."""
+    start, end, marks = traced.start_ns, traced.end_ns, traced.marks
+    if len(marks) < LONG:
+        return [Panel("", _rows(traced), marks, _even(start, end))]
+    every = max(1, -(-len(marks) // BINS))
+    edges = sorted({start, *(mark.at_ns for mark in marks[::every]), end})
+    first = len(marks) * 2 // 3
+    close = marks[first : first + CLOSE]
+    since, until = marks[first - 1].at_ns, close[-1].at_ns
+    named = f"steps {close[0].step} to {close[-1].step}"
+    found = [Panel("all steps", _pools(traced), marks, edges)]
+    if until > since:
+        found.append(Panel(named, _rows(traced), close, _even(since, until)))
+    return found
+
+
+def _even(start: int, end: int) -> Sequence[int]:
+    return sorted({start + (end - start) * number // BINS for number in range(BINS + 1)})
+
+
+def _driver(traced: Traced) -> list[Lane]:
+    """What no device shows."""
+    lanes = (lane for lane in traced.lanes if lane.roles == (DRIVER,))
+    found = (lane._replace(intervals=[each for each in lane.intervals if each.activity in OF_DRIVER]) for lane in lanes)
+    return [lane for lane in found if lane.intervals]
+
+
+def _pools(traced: Traced) -> list[tuple[Lane, ...]]:
+    """Devices of the same roles together."""
+    pools: dict[tuple[str, ...], list[Lane]] = {}
+    for lane in traced.lanes:
+        if lane.roles != (DRIVER,):
+            pools.setdefault(lane.roles, []).append(lane)
+    return [tuple(pool) for pool in pools.values()]
 
 
 def _rows(traced: Traced) -> list[Row]:
     """One for each device, or for each pool one with some of its devices."""
-    driver = [lane for lane in traced.lanes if lane.roles == (DRIVER,) and lane.intervals]
-    others = [lane for lane in traced.lanes if lane.roles != (DRIVER,)]
-    if len(others) <= LANES and all(lane.devices == 1 for lane in others):
-        return [*driver, *others]
-    pools: dict[tuple[str, ...], list[Lane]] = {}
-    for lane in others:
-        pools.setdefault(lane.roles, []).append(lane)
-    rows: list[Row] = [*driver]
-    for pool in pools.values():
+    pools = _pools(traced)
+    lanes = [lane for lane in traced.lanes if lane.roles != (DRIVER,)]
+    if len(lanes) <= LANES:
+        return [*_driver(traced), *lanes]
+    rows: list[Row] = [*_driver(traced)]
+    for pool in pools:
         some = min(SOME, len(pool))
-        rows += [tuple(pool), *(pool[i * len(pool) // some] for i in range(some))]
+        if len(pool) > 1:
+            rows.append(pool)
+        rows += (pool[number * len(pool) // some] for number in range(some))
     return rows
 
 
@@ -111,71 +192,65 @@ def _height(row: Row) -> int:
     return LANE if isinstance(row, Lane) else POOL
 
 
-def _seconds(traced: Traced) -> float:
-    return (traced.end_ns - traced.start_ns) / 1e9
-
-
-def _x(at_ns: int, traced: Traced) -> float:
-    return LEFT + ROOM * (at_ns - traced.start_ns) / (traced.end_ns - traced.start_ns or 1)
+# ------------------------------------------------------------------------------------------------------- drawing
 
 
 def _number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _text(root: Element, x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> Element:
-    made = SubElement(
-        root, "text", {"x": _number(x), "y": _number(y), "text-anchor": anchor, **({"class": kind} if kind else {})}
-    )
-    made.text = visible(text)
-    return made
+def _text(root: Element, x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> None:
+    given = {"x": _number(x), "y": _number(y), "text-anchor": anchor}
+    SubElement(root, "text", given | ({"class": kind} if kind else {})).text = visible(text)
 
 
-def _axis(root: Element, traced: Traced, bottom: int) -> int:
-    """Seconds, as vertical lines; returns where they end."""
-    seconds = _seconds(traced)
+def _panel(root: Element, panel: Panel, at: int, origin: int) -> None:
+    _text(root, 16, at + HEAD - 12, panel.name, "name")
+    top = at + HEAD
+    _axis(root, panel, top, origin)
+    for row, below in zip(panel.rows, accumulate((_height(row) + GAP for row in panel.rows), initial=top), strict=False):
+        if isinstance(row, Lane):
+            _lane(root, row, panel, below)
+        else:
+            _pool(root, row, panel, below)
+    _steps(root, panel, top)
+
+
+def _axis(root: Element, panel: Panel, top: int, origin: int) -> None:
+    """Seconds since the run's start, as vertical lines."""
+    begin, seconds = (panel.start_ns - origin) / 1e9, panel.length_ns / 1e9
     tick = _tick(seconds)
     digits = max(0, -floor(log10(tick)))
-    for number in range(int(seconds / tick + 1e-9) + 1):
-        x = LEFT + ROOM * number * tick / (seconds or 1.0)
-        SubElement(root, "path", {"class": "grid", "d": f"M{_number(x)} {TOP - 6}V{bottom}"})
-        _text(root, x, TOP - 12, f"{number * tick:,.{digits}f} s", "dim", "middle")
-    return bottom
+    for number in range(-int(-begin // tick), int((begin + seconds) / tick + 1e-9) + 1):
+        x = LEFT + ROOM * (number * tick - begin) / seconds
+        SubElement(root, "path", {"class": "grid", "d": f"M{_number(x)} {top - 6}V{top + panel.height}"})
+        _text(root, x, top - 12, f"{number * tick:,.{digits}f} s", "dim", "middle")
 
 
 def _tick(seconds: float) -> float:
     """1, 2 or 5 times a power of ten."""
-    least = max(seconds, 1e-6) / TICKS
-    power = 10.0 ** floor(log10(least))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= least * (1 - 1e-9))
+    power = 10.0 ** floor(log10(seconds / TICKS))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= seconds / TICKS * (1 - 1e-9))
 
 
-def _row(root: Element, row: Row, traced: Traced, at: int) -> None:
-    if isinstance(row, Lane):
-        _lane(root, row, traced, at)
-    else:
-        _pool(root, row, traced, at)
-
-
-def _lane(root: Element, lane: Lane, traced: Traced, at: int) -> None:
+def _lane(root: Element, lane: Lane, panel: Panel, at: int) -> None:
     """A track as long as the device was there, and on it a path for each activity."""
     group = SubElement(root, "g")
-    name = lane.device if len(lane.device) <= LETTERS else lane.device[: LETTERS - 1] + "…"
-    SubElement(group, "title").text = visible(lane.device)
-    _text(group, LEFT - 10, at + LANE - 5, name, anchor="end")
-    begin = _x(traced.start_ns if lane.since_ns is None else lane.since_ns, traced)
-    end = _x(traced.end_ns if lane.until_ns is None else lane.until_ns, traced)
-    track = {"x": _number(begin), "y": str(at), "width": _number(max(end - begin, 0.0)), "height": str(LANE)}
+    told = lane.device if lane.devices == 1 or f"({lane.devices}" in lane.device else f"{lane.device} × {lane.devices:,}"
+    SubElement(group, "title").text = visible(told)
+    _text(group, LEFT - 10, at + LANE - 5, told if len(told) <= LETTERS else told[: LETTERS - 1] + "…", anchor="end")
+    begin = panel.start_ns if lane.since_ns is None else lane.since_ns
+    end = panel.edges[-1] if lane.until_ns is None else lane.until_ns
+    track = {"x": _number(panel.x(begin)), "y": str(at), "width": _number(panel.x(end) - panel.x(begin)), "height": str(LANE)}
     SubElement(group, "rect", {"class": "track", **track})
-    found = pieces(lane.intervals, traced.start_ns, traced.end_ns)
-    width_ns = (traced.end_ns - traced.start_ns) / (ROOM * FINE) or 1.0
+    found = pieces(lane.intervals, panel.start_ns, panel.edges[-1])
     for activity, spent in _spent(found).items():
         bars = (
             f"M{_number(LEFT + first / FINE)} {at}h{_number((last - first) / FINE)}v{LANE}h{_number((first - last) / FINE)}z"
-            for first, last in columns(found, activity, traced.start_ns, width_ns)
+            for first, last in columns(found, activity, panel.start_ns, panel.length_ns / (ROOM * FINE))
         )
         path = SubElement(group, "path", {"fill": COLOURS[activity], "d": "".join(bars)})
-        SubElement(path, "title").text = visible(f"{lane.device}: {activity} {spent / 1e9:,.4g} s")
+        SubElement(path, "title").text = visible(f"{told}: {activity} {spent / 1e9:,.4g} s")
 
 
 def _spent(found: Sequence[Piece]) -> Mapping[Activity, int]:
@@ -186,28 +261,29 @@ def _spent(found: Sequence[Piece]) -> Mapping[Activity, int]:
     return {activity: spent[activity] for activity in reversed(ACTIVITIES) if spent[activity]}
 
 
-def _pool(root: Element, pool: tuple[Lane, ...], traced: Traced, at: int) -> None:
+def _pool(root: Element, pool: tuple[Lane, ...], panel: Panel, at: int) -> None:
     """Shares of its devices on top of each other, from the bottom."""
     group = SubElement(root, "g")
     devices, role = sum(lane.devices for lane in pool), "+".join(pool[0].roles)
-    _text(group, LEFT - 10, at + POOL / 2 - 2, f"{devices:,} × {role}", anchor="end")
-    _text(group, LEFT - 10, at + POOL / 2 + 14, "share at work", "dim", "end")
+    _text(group, LEFT - 10, at + POOL / 2 - 2, f"{role} × {devices:,}", anchor="end")
+    _text(group, LEFT - 10, at + POOL / 2 + 14, "share of time", "dim", "end")
     SubElement(group, "rect", {"class": "track", "x": str(LEFT), "y": str(at), "width": str(ROOM), "height": str(POOL)})
-    below = [0.0] * BINS
-    for activity, filled in shares(pool, traced.start_ns, traced.end_ns, BINS).items():
+    below = [0.0] * (len(panel.edges) - 1)
+    for activity, filled in shares(pool, panel.edges).items():
         above = [low + share for low, share in zip(below, filled, strict=True)]
-        path = SubElement(group, "path", {"fill": COLOURS[activity], "d": _area(below, above, at + POOL)})
-        SubElement(path, "title").text = f"{role}: {activity} {sum(filled) / BINS:.1%} of the time of all"
+        path = SubElement(group, "path", {"fill": COLOURS[activity], "d": _area(below, above, panel, at + POOL)})
+        whole = sum(share * (end - begin) for share, (begin, end) in zip(filled, pairwise(panel.edges), strict=True))
+        SubElement(path, "title").text = f"{role}: {activity} {whole / panel.length_ns:.1%} of the time"
         below = above
 
 
-def _area(below: Sequence[float], above: Sequence[float], bottom: int) -> str:
+def _area(below: Sequence[float], above: Sequence[float], panel: Panel, bottom: int) -> str:
     """Stairs to the right along `above`, and back along `below`, for each stretch in which the two differ."""
-    width, drawn = ROOM / BINS, list[str]()
+    xs, drawn = [_number(panel.x(edge)) for edge in panel.edges], list[str]()
     for first, last in _stretches(below, above):
-        there = [f"V{_number(bottom - POOL * above[i])}H{_number(LEFT + width * (i + 1))}" for i in range(first, last)]
-        back = [f"V{_number(bottom - POOL * below[i])}H{_number(LEFT + width * i)}" for i in reversed(range(first, last))]
-        drawn.append(f"M{_number(LEFT + width * first)} {_number(bottom - POOL * below[first])}{''.join(there + back)}z")
+        there = [f"V{_number(bottom - POOL * above[i])}H{xs[i + 1]}" for i in range(first, last)]
+        back = [f"V{_number(bottom - POOL * below[i])}H{xs[i]}" for i in reversed(range(first, last))]
+        drawn.append(f"M{xs[first]} {_number(bottom - POOL * below[first])}{''.join(there + back)}z")
     return "".join(drawn)
 
 
@@ -217,31 +293,35 @@ def _stretches(below: Sequence[float], above: Sequence[float]) -> list[tuple[int
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _steps(root: Element, traced: Traced, bottom: int) -> None:
+def _steps(root: Element, panel: Panel, top: int) -> None:
     """The end of each step; of many, of every n-th."""
-    lines, labels = (max(1, -(-len(traced.marks) // most)) for most in (4 * LABELS, LABELS))
-    for number, (step, at) in enumerate(traced.marks, start=1):
-        x = _x(at, traced)
-        if number % lines == 0:
-            SubElement(root, "path", {"class": "step", "d": f"M{_number(x)} {TOP - 2}V{bottom + 4}"})
-        if number % labels == 0:
-            _text(root, x, bottom + 18, str(step), "dim", "middle")
-    if traced.marks:
-        _text(root, LEFT - 10, bottom + 18, "end of step", "dim", "end")
+    every = max(1, -(-len(panel.marks) // LABELS))
+    for step, at in panel.marks[every - 1 :: every]:
+        x, bottom = panel.x(at), top + panel.height
+        SubElement(root, "path", {"class": "step", "d": f"M{_number(x)} {top - 2}V{bottom + 2}"})
+        _text(root, x, bottom + 15, f"{step:,}", "dim", "middle")
+    if panel.marks:
+        _text(root, LEFT - 10, top + panel.height + 15, "end of step", "dim", "end")
 
 
 def _legend(root: Element, traced: Traced, at: int) -> None:
-    """Activities with their share of the time of all devices."""
-    lanes = [lane for lane in traced.lanes if lane.roles != (DRIVER,)] or list(traced.lanes)
+    """Activities, with their share of the time of all devices."""
     spent: Counter[Activity] = Counter()
-    for lane in lanes:
-        for activity, nanoseconds in _spent(pieces(lane.intervals, traced.start_ns, traced.end_ns)).items():
-            spent[activity] += nanoseconds * lane.devices
-    whole = (traced.end_ns - traced.start_ns) * sum(lane.devices for lane in lanes) or 1
-    done = {interval.activity for lane in traced.lanes for interval in lane.intervals}
-    shown = [activity for activity in ACTIVITIES if activity in done]
-    names = [f"{activity} {spent[activity] / whole:.0%}" if spent[activity] else str(activity) for activity in shown]
+    for lane in traced.lanes:
+        if lane.roles != (DRIVER,):
+            for activity, nanoseconds in _spent(pieces(lane.intervals, traced.start_ns, traced.end_ns)).items():
+                spent[activity] += nanoseconds * lane.devices
+    whole = (traced.end_ns - traced.start_ns) * traced.devices or 1
+    of_driver = {each.activity for lane in _driver(traced) for each in lane.intervals}
+    shown = [activity for activity in ACTIVITIES if spent[activity] or activity in of_driver]
+    names = [_named(activity, spent[activity] / whole) for activity in shown]
     places = accumulate((len(each) * 6.6 + 34 for each in names), initial=float(LEFT))
     for activity, told, x in zip(shown, names, places, strict=False):
         SubElement(root, "rect", {"x": _number(x), "y": str(at - 10), "width": "12", "height": "12", "fill": COLOURS[activity]})
         _text(root, x + 18, at, told)
+
+
+def _named(activity: Activity, share: float) -> str:
+    if not share:
+        return str(activity)
+    return f"{activity} {share:.0%}" if share >= 0.005 else f"{activity} <1%"

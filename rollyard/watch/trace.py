@@ -40,6 +40,11 @@ class Traced:
     start_ns: int
     end_ns: int
 
+    @property
+    def devices(self) -> int:
+        """How many there were."""
+        return sum(lane.devices for lane in self.lanes if lane.roles != (DRIVER,))
+
 
 def write_trace(path: Path, traced: Traced) -> None:
     """One event a line. Raises OSError."""

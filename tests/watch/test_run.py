@@ -12,6 +12,7 @@ import rollyard
 from rollyard.config import Config
 from rollyard.watch.read import read_report
 from rollyard.watch.report import Report
+from rollyard.watch.trace import read_trace
 from tests.rewards import moody
 from tests.tiny import tiny_folder
 
@@ -68,6 +69,7 @@ def test_one_device_in_turns(make: Callable[..., Config]) -> None:
     run = rollyard.Run(make(), reward=moody)
     report = finished(run)
     (device,) = report.usage.devices
+    assert report.forecast is None and not report.simulated
     assert device.roles == ("engine", "trainer") and {pool.role for pool in report.usage.pools} == {"engine", "trainer"}
     assert device.busy_ns.keys() >= {"generate", "train", "sync", "eval", "checkpoint", "setup"}
     assert report.staleness.keys() == {0} and report.tokens.dropped.keys() <= {"no_verdict", "failed", "stopped"}
@@ -77,6 +79,28 @@ def test_one_device_in_turns(make: Callable[..., Config]) -> None:
     assert len(rows) == 5 and all(row.seconds for row in rows.values())
     learning = rows["training", "forward and backward"].seconds, rows["training", "optimizer step"].seconds
     assert sum(seconds or 0.0 for seconds in learning) == pytest.approx(device.busy_ns["train"] / 1e9)
+
+
+def test_a_forecast_stands_beside_what_happened_in_each_life(make: Callable[..., Config]) -> None:
+    told = {"step_s": 2.0, "generate_s": 1.0, "train_s": 0.5, "tokens_per_s": 64.0, "engine_busy": 0.9, "trainer_busy": 0.9}
+    run = rollyard.Run(make(**{f"forecast__{name}": value for name, value in told.items()}), reward=moody)
+    steps = list(run)
+    report = run.report
+    assert report is not None and report.forecast is not None and report.forecast.steps == 2
+    rows = {row.name: row for row in report.forecast.rows}
+    step_s = sum(step.seconds for step in steps[1:]) / 2
+    assert rows["step_s"].forecast == 2.0 and rows["step_s"].measured == pytest.approx(step_s)
+    assert rows["step_s"].ratio == pytest.approx(step_s / 2.0)
+    assert rows["train_s"].measured == pytest.approx(sum(step.phases.train_s for step in steps[1:]) / 2)
+    parts = ("generate_s", "score_s", "train_s", "sync_s", "checkpoint_s", "rest_s")
+    assert sum(rows[name].measured or 0.0 for name in parts) == pytest.approx(step_s)
+    assert rows["engine_busy"].measured == report.usage.pools[0].busy_share
+    assert read_report(run.folder.report) == report
+    assert [mark.step for mark in read_trace(run.folder.trace).marks] == [1, 2, 3]
+    again = rollyard.Run.resume(run.folder.path, {"run.steps": 4}, reward=moody)
+    (step,) = again
+    assert again.config.forecast == run.config.forecast and again.report is not None and again.report.forecast is not None
+    assert again.report.forecast.steps == 1 and again.report.forecast.rows[0].measured == pytest.approx(step.seconds)
 
 
 @pytest.mark.slow

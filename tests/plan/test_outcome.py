@@ -1,0 +1,186 @@
+"""A simulated run's few numbers, by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from rollyard.config import ForecastConfig
+from rollyard.plan.forecast import forecast_of
+from rollyard.plan.outcome import Cost, Spread, bound, summarize
+from rollyard.plan.scenario import Scenario
+from rollyard.plan.show import table, to_json
+from rollyard.watch.devices import PoolTime
+from rollyard.watch.report import (
+    Counts,
+    EvalRewards,
+    Finished,
+    Lengths,
+    Report,
+    RewardCurve,
+    Usage,
+    WeightTraffic,
+)
+from rollyard.watch.timeline import BESIDE, PhaseSeconds
+
+NOTHING = RewardCurve(None, None, ())
+
+
+def pools(engine: dict[str, float], trainer: dict[str, float]) -> Usage:
+    """Of what they wait for, as shares."""
+    found = (("engine", 8, engine), ("trainer", 4, trainer))
+    return Usage(pools=tuple(PoolTime(role, count, 1 - sum(waits.values()), waits, 0) for role, count, waits in found))
+
+
+REPORT = Report(
+    name="small",
+    model="llama-8b",
+    placement="separate",
+    engine="embedded",
+    steps=4,
+    wall_s=100.0,
+    phases=PhaseSeconds(wall_s=100.0, generate_s=60.0, train_s=30.0, sync_s=10.0, generating_s=60.0),
+    generation_tokens=6_000,
+    generation_tokens_per_s=100.0,
+    reward=NOTHING,
+    rewards={},
+    eval=EvalRewards(None, None),
+    lengths=Lengths(20.0, 15, 40, 64, 0.125),
+    slots_busy=0.5,
+    decoder="",
+    prompts=Counts(10, 8, {"stale": 2}),
+    members=Counts(40, 32, {"stale": 8}),
+    weights=WeightTraffic("broadcast", 0),
+    versions=(),
+    lost=(),
+    finished=Finished("all steps are done", failed=False),
+    software={},
+    staleness={0: 300, 1: 100},
+    usage=pools({"train": 0.3, "sync": 0.1}, {"generate": 0.6}),
+    simulated=True,
+)
+
+
+def scenario(**changes: object) -> Scenario:
+    sections = {
+        "place": {"placement": "separate", "generate": 4, "train": 4},
+        "engine": {"tensor_parallel_size": 2, "slots": 8},
+        "rollout": {"groups_per_step": 2, "group_size": 4},
+        "cluster": {"hardware": "H100", "price": 3.0},
+    }
+    return Scenario.model_validate({name: values | dict(changes.pop(name, {})) for name, values in sections.items()} | changes)  # type: ignore[call-overload]
+
+
+def row(step: int, seconds: float, generate: float, train: float, sync: float, tokens: int) -> dict[str, object]:
+    phases = {"generate": generate, "train": train, "sync": sync, "score": 0.0, "tools": 0.0, "eval": 0.0, "checkpoint": 0.0}
+    left = seconds - generate - train - sync
+    spent = {f"phase/{name}_s": value for name, value in (phases | {"setup": 0.0, "unaccounted": left}).items()}
+    return {"step": step, "tokens": tokens, "seconds": seconds, **spent, **dict.fromkeys(BESIDE, 0.0)}
+
+
+ROWS = (
+    row(1, 40.0, 30.0, 6.0, 4.0, 3_000),
+    row(2, 18.0, 9.0, 7.0, 2.0, 900),
+    row(3, 20.0, 10.0, 8.0, 1.0, 1_000),
+    row(4, 22.0, 11.0, 9.0, 2.0, 1_100),
+)
+
+
+def test_the_first_step_is_in_no_number_of_a_step() -> None:
+    found = summarize(REPORT, ROWS, scenario())
+    assert (found.devices, found.engines, found.hardware) == (12, 4, "H100")  # 4 engines of 2 devices, and 4 that train
+    assert found.step_s == Spread(mean=20.0, median=20.0, p10=18.0, p90=22.0, least=18.0, most=22.0)
+    assert (found.tokens_per_s, found.tokens_per_device_s) == (50.0, 50.0 / 12)
+    phases = {"generate": 10.0, "score": 0.0, "train": 8.0, "sync": pytest.approx(5 / 3), "checkpoint": 0.0}
+    assert found.phases_s == phases | {"rest": pytest.approx(1 / 3)}
+    assert found.sync_s == pytest.approx(5 / 3) and found.staleness == {0: 0.75, 1: 0.25}
+    # 12 devices at 3.0 an hour are 0.01 a second
+    assert found.cost == Cost(pytest.approx(0.2), pytest.approx(1.0), pytest.approx(1e6 / 6_000))
+    assert summarize(REPORT, ROWS, scenario(cluster={"price": 0.0})).cost is None
+
+
+def test_a_run_without_a_step_has_few_numbers() -> None:
+    found = summarize(replace(REPORT, steps=0), (), scenario())
+    assert (found.step_s, found.phases_s, found.cost, found.tokens_per_s) == (None, {}, None, 0.0)
+    assert forecast_of(REPORT, (), scenario()) == ForecastConfig()
+
+
+def test_the_forecast_has_the_same_numbers() -> None:
+    found = forecast_of(REPORT, ROWS, scenario(run={"name": "small"}))
+    assert found.model_dump(exclude={"source"}) == {
+        "step_s": 20.0,
+        "generate_s": 10.0,
+        "score_s": 0.0,
+        "train_s": 8.0,
+        "sync_s": 1.66667,
+        "checkpoint_s": 0.0,
+        "tokens_per_s": 50.0,
+        "engine_busy": 0.6,
+        "trainer_busy": 0.4,
+        "slots_busy": 0.5,
+    }
+    assert found.source == "rollyard 0.1.0, small: 4 steps on H100, separate"
+
+
+@pytest.mark.parametrize(
+    ("placement", "phases", "waits", "expected"),
+    [
+        ("separate", {"generate": 60.0, "train": 30.0}, ({}, {}), "generation"),
+        ("separate", {"generate": 40.0, "train": 50.0}, ({}, {}), "training"),
+        ("colocated", {"generate": 40.0, "train": 30.0, "sync": 50.0}, ({}, {}), "weight sync"),
+        ("colocated", {"generate": 10.0, "score": 20.0}, ({}, {}), "scoring"),
+        ("async", {"generate": 20.0, "train": 70.0}, ({"train": 0.05}, {"generate": 0.2}), "generation"),
+        ("async", {"generate": 20.0, "train": 70.0}, ({"train": 0.3}, {"generate": 0.1}), "training"),
+        ("async", {"generate": 5.0, "train": 20.0, "sync": 60.0}, ({}, {"generate": 0.1}), "weight sync"),
+        ("separate", {}, ({}, {}), "nothing"),
+    ],
+)
+def test_what_a_step_waits_for_most(
+    placement: str, phases: dict[str, float], waits: tuple[dict[str, float], dict[str, float]], expected: str
+) -> None:
+    spent = PhaseSeconds(wall_s=100.0, **{f"{name}_s": value for name, value in phases.items()})
+    report = replace(REPORT, placement=placement, phases=spent, usage=pools(*waits), slots_busy=0.2)
+    # 8 members for 4 engines: 2 of 8 slots could be at work, and 0.2 x 8 of them were
+    assert bound(report, scenario()) == expected
+
+
+def test_generation_that_waits_for_its_longest() -> None:
+    assert bound(replace(REPORT, slots_busy=0.11), scenario()) == "the tail of generation"
+    waiting = replace(REPORT, slots_busy=0.2, usage=pools({"generate": 0.4}, {}))  # engines for one another
+    assert bound(waiting, scenario()) == "the tail of generation"
+
+
+def shown(report: Report) -> str:
+    console = Console(width=110, file=(file := StringIO()))
+    console.print(table(summarize(report, ROWS, scenario())))
+    return file.getvalue()
+
+
+def test_the_table_has_what_a_person_asks_for() -> None:
+    told = shown(REPORT)
+    for words in (
+        "small (simulated)",
+        "12 × H100, 4 engines",
+        "20 s (median), mean 20 s, 80 % from 18 s to 22 s",
+        "50 tokens/s, 4 a device",
+        "generate 10 s, 50%",
+        "60.0% busy; waits for train 30.0%, sync 10.0%",
+        "50.0% busy while engines step",
+        "1.667 s a step",
+        "mean 20.0, p50 15, p95 40, max 64 tokens, 12.5% truncated",
+        "prompts: 2 stale; members: 8 stale",
+        "lag 0 75%, lag 1 25%",
+        "0.2 a step, 1 the run, 166.7 a million tokens",
+    ):
+        assert words in told, words
+    assert "lost" not in told and "2 times an engine" in shown(replace(REPORT, lost=("a node failed", "again")))
+
+
+def test_programs_get_the_same_as_one_object() -> None:
+    found = json.loads(to_json(summarize(REPORT, ROWS, scenario())))
+    assert found["step_s"]["median"] == 20.0 and found["busy"] == {"engine": 0.6, "trainer": 0.4}
+    assert found["staleness"] == {"0": 0.75, "1": 0.25} and found["bound"] == "generation"
