@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import TYPE_CHECKING, cast
 
 from pydantic import TypeAdapter
@@ -87,7 +88,8 @@ async def serve_host(channel: Channel, order: bytes) -> None:
             built.callback(handoff.close)
             weights.serve_handoff(handoff, channel)
         if engine is not None:
-            build = partial(worker.build_engine, config, engine, policy, device, cast(Receiver, publisher))
+            receiver = cast(Receiver, publisher)
+            build = partial(worker.build_engine, config, engine, policy, device, receiver, processor=process_time)
             await serve(await device.run(build), channel)
             return
         channel.ready()
@@ -221,9 +223,8 @@ async def _embedded_engine(ordered: EngineOrder) -> Engine:
     if config.weights.what == "lora":
         base = await device.run(worker.load_model, config, folder)
         receiver = Merged(receiver, tensors(base), config.lora.scaling, model.stamp)
-    build = partial(
-        worker.build_engine, config, id_, worker.Policy(model, Tokenizer(folder), folder), device, receiver, sole=True
-    )
+    policy = worker.Policy(model, Tokenizer(folder), folder)
+    build = partial(worker.build_engine, config, id_, policy, device, receiver, sole=True, processor=process_time)
     return await device.run(build)  # there, since it may compile
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import metadata
@@ -191,7 +192,7 @@ class Run:
 
     async def steps(self) -> AsyncGenerator[Step]:
         """The steps, as they are done. Once only."""
-        timeline = Timeline(_nanoseconds)
+        timeline = Timeline(_nanoseconds, time.thread_time_ns)
         with ExitStack() as held:
             with timeline.phase(Phase.SETUP):
                 folder, past = self._opened(held)

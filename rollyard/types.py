@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from rollyard.stats import EngineStats as EngineStats
+
 LARGEST = 3.4028235e38  # of float32, which is what losses are computed in
 
 
@@ -337,6 +339,7 @@ class TrainStats:
     fresh_gap_max: float | None = None
     stale_gap_mean: float | None = None  # and what the policy has become since; likewise
     stale_gap_max: float | None = None
+    thread_s: float | None = field(default=None, compare=False)  # processor time of the thread that trained; of rank 0
 
 
 class TensorInfo(NamedTuple):
@@ -470,31 +473,3 @@ class Capabilities:
     token_ids: bool = True  # as they were sampled; False: of a text that was tokenised anew, never for training
     train: bool = True  # takes new weights; False: for judges, teachers and evaluation only
     transports: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Running totals of one engine since it started."""
-
-    steps: int = 0
-    generated_tokens: int = 0
-    prefilled_tokens: int = 0  # prompt tokens computed, shared ones once
-    shared_tokens: int = 0  # prompt tokens taken from shared pages instead
-    recomputed_tokens: int = 0  # computed again after a preemption or a cut
-    preemptions: int = 0
-    near_ties: int = 0  # draws so close to a boundary that float rounding could flip them
-    step_s: float = 0.0  # seconds inside engine steps
-    prefill_s: float = 0.0  # of those, the share of the tokens that were prefilled or recomputed; 0 where nobody says
-    prefill_steps: int = 0  # steps that had such tokens; 0 where nobody says
-    plan_s: float = 0.0  # of those, seconds outside the forward pass and the draw: scheduling, and collecting segments
-    linear_s: float = 0.0  # of those, seconds of linear layers, where the engine measures them
-    copied_bytes: int = 0  # of weights, at all loads, into the engine's own layout or number format
-    decoder: str = ""  # how the embedded engine computes: native, or plain and why
-    busy_slot_s: float = 0.0  # sum over steps of (sequences that got a token) x seconds
-    slots: int = 0
-
-    @property
-    def slots_busy(self) -> float:
-        """Mean share of decode slots doing work while the engine was stepping."""
-        whole = self.step_s * self.slots
-        return self.busy_slot_s / whole if whole else 0.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
+from time import thread_time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -214,9 +215,18 @@ async def build_prompts(
     return await open_prompts(config, tokenizer, done)
 
 
-def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, receiver: Receiver, sole: bool = False) -> Engine:
+def build_engine(
+    config: Config,
+    id_: EngineId,
+    policy: Policy,
+    device: Device,
+    receiver: Receiver,
+    sole: bool = False,
+    processor: Callable[[], float] = thread_time,
+) -> Engine:
     """An embedded engine in this process. `sole`: nobody else uses the policy's parameters.
 
+    `processor` is its processor time, in seconds: that of its thread, or of a process that is its own.
     Beside a trainer of an adapter it has weights of its own, merged from the trainer's.
     """
     from rollyard.engine.embedded.engine import EmbeddedEngine
@@ -230,7 +240,7 @@ def build_engine(config: Config, id_: EngineId, policy: Policy, device: Device, 
         model, sole = CausalLM(model.architecture, model.head_weight.dtype, model.head_weight.device), True
         base, here = adapter.base(policy.model), lambda: tensors(policy.model)
         receiver = Merged(receiver, base, config.lora.scaling, model.stamp, here)
-    return EmbeddedEngine(id_, model, policy.tokenizer, device, receiver, config.engine, window, sole)
+    return EmbeddedEngine(id_, model, policy.tokenizer, device, receiver, config.engine, window, sole, processor)
 
 
 async def build_trainer(

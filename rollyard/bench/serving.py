@@ -126,5 +126,7 @@ async def _collect(engine: Engine, names: Sequence[RequestId], started: float) -
 
 def _between(before: EngineStats, after: EngineStats) -> EngineStats:
     """What was added; names and numbers of slots stay."""
-    totals = [f.name for f in fields(EngineStats) if f.name != "slots" and not isinstance(getattr(after, f.name), str)]
+    totals = [
+        f.name for f in fields(EngineStats) if f.name not in ("slots", "paces") and not isinstance(getattr(after, f.name), str)
+    ]
     return replace(after, **{name: getattr(after, name) - getattr(before, name) for name in totals})

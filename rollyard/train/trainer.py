@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from time import thread_time
 
 import numpy as np
 import torch
@@ -176,9 +178,10 @@ class ReferenceTrainer:
     # -------------------------------------------------------------------------------------------- the step
 
     def _train(self, batch: TrainBatch) -> TrainStats:
+        before = thread_time()
         try:
             with self._ranks.together():
-                return self._step(batch)
+                return replace(self._step(batch), thread_s=thread_time() - before)
         finally:
             self._optimizer.zero_grad(set_to_none=True)  # none is left of a failed step, and none holds memory meanwhile
 

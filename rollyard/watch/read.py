@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from rollyard.chaos.survival import Survived
 from rollyard.errors import JournalError
+from rollyard.stats import Pace
 from rollyard.texts import in_a_line
 from rollyard.types import Canary, Handed, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
@@ -59,6 +60,7 @@ def read_report(path: Path) -> Report:
                 tuple(PoolTime(**pool) for pool in usage["pools"]),
                 tuple(Operation(**operation) for operation in usage["operations"]),
                 usage["balance"],
+                tuple(Pace(**pace) for pace in usage["paces"]),
             ),
             nodes={host: tuple(nodes) for host, nodes in record.pop("nodes").items()},
             lives=Lives(**(lives := record.pop("lives")) | {"begun": tuple(lives["begun"])}),

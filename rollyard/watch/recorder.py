@@ -20,6 +20,7 @@ from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, T
 from rollyard.watch.accounts import Accounts
 from rollyard.watch.forecast import StepMeans, busy, compare
 from rollyard.watch.lives import Lives
+from rollyard.watch.paces import together
 from rollyard.watch.report import Counts, Filtering, Finished, Report, ReportBuilder, TokenLedger, Usage
 from rollyard.watch.roofline import Work
 from rollyard.watch.snapshot import Snapshot
@@ -254,14 +255,15 @@ class Recorder:
 
     def _usage(self, engines: Sequence[EngineStats]) -> Usage:
         devices, pools = self.accounts.close()
+        paces = together(engine.paces for engine in engines)
         if self._work is None:
-            return Usage(devices, pools)
+            return Usage(devices, pools, paces=paces)
         seconds = {what: self.accounts.seconds(Activity.TRAIN, what) for what in ("step", "optimizer")}
         seconds["sync"] = sum(device.busy_ns.get(Activity.SYNC.value, 0) for device in devices) / 1e9
         copied = self._builder.bytes_copied + sum(engine.copied_bytes for engine in engines)
         whole_s = sum(device.wall_ns for device in devices) / 1e9
         operations = self._work.table(engines, seconds, copied, whole_s, self._machine)
-        return Usage(devices, pools, operations, None if self._machine is None else self._machine.balance)
+        return Usage(devices, pools, operations, None if self._machine is None else self._machine.balance, paces)
 
     def close_journal(self) -> None:
         """Raises JournalError, unless that was told before."""

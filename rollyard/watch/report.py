@@ -15,6 +15,7 @@ from typing import Any, Final
 from rollyard.chaos.survival import Survived
 from rollyard.durable import write_file
 from rollyard.events import Drop, EngineDown, Event, Instruction, Published, Restart, Score, SegmentArrived
+from rollyard.stats import Pace
 from rollyard.types import Canary, DropReason, EngineStats, Handed, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.forecast import Forecast
@@ -120,12 +121,16 @@ class Filtering:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What devices did with their time, and what the time was needed for. See `watch.devices` and `watch.roofline`."""
+    """What devices did with their time, and what the time was needed for. See `watch.devices` and `watch.roofline`.
+
+    `paces` are what the steps of all engines took, by how many sequences ran; empty where no engine says.
+    """
 
     devices: tuple[DeviceTime, ...] = ()
     pools: tuple[PoolTime, ...] = ()  # by role
     operations: tuple[Operation, ...] = ()
     balance: float | None = None  # FLOPs a byte, of the machine as it was measured
+    paces: tuple[Pace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,25 +131,28 @@ class Burst:
 
     Args:
         spans: where it is kept.
+        processor: seconds of processor time that were taken so far.
     """
 
-    __slots__ = ("_since", "_spans")
+    __slots__ = ("_processor", "_since", "_spans", "_taken")
 
-    def __init__(self, spans: Spans) -> None:
-        self._spans = spans
+    def __init__(self, spans: Spans, processor: Callable[[], float] = lambda: 0.0) -> None:
+        self._spans, self._processor = spans, processor
         self._since: int | None = None
+        self._taken = 0.0
 
     def go(self) -> None:
         """There is work. Harmless when there was some before."""
         if self._since is None:
-            self._since = self._spans.now()
+            self._since, self._taken = self._spans.now(), self._processor()
 
-    def tick(self, activity: Activity) -> None:
-        """All the time since the last tick was spent on `activity`. Harmless at rest."""
-        if self._since is not None:
-            now = self._spans.now()
-            self._spans.add(activity, self._since, now)
-            self._since = now
+    def tick(self, activity: Activity) -> tuple[float, float]:
+        """All the time since the last tick was spent on `activity`: its seconds, and those of processor time. 0 at rest."""
+        if self._since is None:
+            return 0.0, 0.0
+        (since, taken), self._since, self._taken = (self._since, self._taken), self._spans.now(), self._processor()
+        self._spans.add(activity, since, self._since)
+        return (self._since - since) / 1e9, self._taken - taken
 
     def rest(self) -> None:
         """There is no work, or it stands still: what comes until the next `go` is not counted."""

@@ -6,6 +6,7 @@ import pytest
 
 from rollyard.errors import JournalError
 from rollyard.events import Drop, FetchPrompts, Published, Score, SegmentArrived
+from rollyard.stats import Pace
 from rollyard.types import DropReason, EngineStats, RequestId, Segment, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.read import read_report
@@ -44,6 +45,7 @@ def finish(report: ReportBuilder) -> Report:
             (PoolTime("engine", 1, 0.6, {"generate": 0.4}, 40),),
             (Operation("rollout", "decode", 100, 50, 2.0, "memory", 0.5, 0.25),),
             4.0,
+            (Pace(8, False, 2, 11, 0, 90, 0.5, 0.25),),
         ),
     )
 
@@ -112,6 +114,18 @@ USAGE = {
         }
     ],
     "balance": 4.0,
+    "paces": [
+        {
+            "running": 8,
+            "prefill": False,
+            "steps": 2,
+            "sequences": 11,
+            "prefilled": 0,
+            "context": 90,
+            "seconds": 0.5,
+            "thread_s": 0.25,
+        }
+    ],
 }
 
 
@@ -129,6 +143,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "generating_s": 4.0,
         "scoring_s": 1.5,
         "scoring_hidden_s": 1.0,
+        "driver_s": 0.0,
         "generation_tokens": 4,
         "generation_tokens_per_s": 1.0,
         "reward": {"first": 0.375, "last": 0.375, "curve": [None, 0.375]},

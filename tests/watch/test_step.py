@@ -66,6 +66,7 @@ def test_metrics_are_flat() -> None:
         "train/truncated_share": 0.0,
         "train/kl": None,
         "train/value_loss": None,
+        "train/thread_s": None,
         **dict.fromkeys(f"train/{age}_gap_{kind}" for age in ("fresh", "stale") for kind in ("mean", "max")),
         "seconds": 5.0,
         "phase/generate_s": 2.5,
@@ -80,4 +81,5 @@ def test_metrics_are_flat() -> None:
         "generating_s": 2.5,
         "scoring_s": 0.0,
         "scoring_hidden_s": 0.0,
+        "driver_s": 0.0,
     }

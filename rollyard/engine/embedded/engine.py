@@ -7,8 +7,8 @@ pause, load, sleep, close) first takes its turn, so it always finds the engine b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from time import perf_counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from time import perf_counter, thread_time
 
 from rollyard.config import EngineConfig
 from rollyard.engine import admission
@@ -35,6 +35,7 @@ from rollyard.types import (
     Segment,
     WeightVersion,
 )
+from rollyard.watch.paces import Paces
 from rollyard.watch.spans import Burst, activity_of
 
 SEGMENT_TOKENS = 16
@@ -53,6 +54,7 @@ class EmbeddedEngine:
         config: slots, pages, tokens of a step.
         window: tokens of prompt and completion at most.
         sole: nobody else uses the model: its parameters are given back once packed. In place it is then loaded once only.
+        processor: seconds of processor time that its steps, and what lies between them, have taken so far.
 
     Raises:
         ConfigError: the window is larger than the model's.
@@ -68,6 +70,7 @@ class EmbeddedEngine:
         config: EngineConfig,
         window: int,
         sole: bool = False,
+        processor: Callable[[], float] = thread_time,
     ) -> None:
         most = model.architecture.window
         if window > most:
@@ -99,7 +102,7 @@ class EmbeddedEngine:
         self._asleep = self._paused = self._draining = self._closed = False
         self._lost: BaseException | None = None
         self._flushed_at = perf_counter()
-        self._burst = Burst(device.spans)
+        self._burst, self._paces = Burst(device.spans, processor), Paces()
         self._rollouts = 0  # of the open requests, those that are not for evaluation or a probe
         self._steps = self._prefill_steps = self._generated = self._near_ties = self._copied_bytes = 0
         self._step_s = self._prefill_s = self._plan_s = self._busy_slot_s = 0.0
@@ -251,6 +254,7 @@ class EmbeddedEngine:
             decoder=self._runner.decoder.name,
             busy_slot_s=self._busy_slot_s,
             slots=self._slots,
+            paces=self._paces.totals(),
         )
 
     @property
@@ -332,7 +336,10 @@ class EmbeddedEngine:
         if plan.chunk_tokens:
             self._prefill_steps += 1
             self._prefill_s += elapsed * plan.chunk_tokens / (plan.chunk_tokens + len(plan.decodes))
-        self._burst.tick(activity_of(self._rollouts > 0))
+        spent = self._burst.tick(activity_of(self._rollouts > 0))
+        if self._rollouts > 0:
+            context = sum(sequence.length for sequence in plan.decodes)
+            self._paces.add(written, plan.chunk_tokens, context, *spent)
 
     def _take(self, version: WeightVersion) -> None:
         """On the device's thread. What arrived becomes the parameters' own memory: nothing is copied here."""
