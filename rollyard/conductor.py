@@ -6,7 +6,7 @@ core); only instructions leave. The same conductor serves the real run, the test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rollyard.events import EngineId, Event, Instruction, Rollover, Signal
 from rollyard.place.mode import Schedule
@@ -95,7 +95,7 @@ class Conductor:
         return self._mode.lost
 
     @property
-    def slow(self) -> dict[EngineId, int]:
+    def slow(self) -> Mapping[EngineId, int]:
         """Engines that write several times slower than the median, and how many."""
         return self._core.slow
 

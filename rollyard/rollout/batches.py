@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from rollyard.events import BatchTaken, BatchTrained, EngineId, RolloutsFinished
 from rollyard.rollout.departures import Departures
 from rollyard.rollout.live import LiveGroups
+from rollyard.rollout.overtaking import Overtaking
 from rollyard.rollout.policy import RolloutPolicy
-from rollyard.rollout.staleness import due, fresh_enough
 from rollyard.rollout.state import Counts, GroupState, Ledger, Output
 from rollyard.types import DropReason, Group
 
@@ -35,7 +35,7 @@ class Batches:
         self._departures = departures
         self._counts = counts
         self._ledger = ledger
-        self._version_of = version_of
+        self._overtaking = Overtaking(policy, live, version_of)
         self.training: list[GroupState] = []
         self.wanted = self._finished = False
         self._blocker: int | None = None  # the group a batch waits for
@@ -82,14 +82,14 @@ class Batches:
         surplus = live.before(live.wanted)  # the youngest, however soon they are done: what is dropped at the end is no choice
         if live.ready.bisect_left(surplus) < size:
             return
-        chosen = [live.ready[position] for position in range(size)]
-        if not self._may_leave_behind(chosen, out):
+        if not self._may_leave_behind(size, out):
             return
-        self.training = [live.groups[group_id] for group_id in chosen]
-        for group_id in chosen:
-            live.remove(group_id)
+        self.training = [live.groups[group_id] for group_id in live.ready[:size]]
+        for group in self.training:
+            live.remove(group.prompt.id)
         step = live.next_batch
         live.next_batch += 1
+        live.touched.clear()
         self.wanted = False
         out.append(BatchTaken(step, tuple(group.record() for group in self.training)))
         self._departures.go_on()
@@ -125,32 +125,18 @@ class Batches:
             self._blocker = None
         return self._blocker is not None
 
-    def _may_leave_behind(self, chosen: list[int], out: list[Output]) -> bool:
+    def _may_leave_behind(self, size: int, out: list[Output]) -> bool:
         """Would every group left behind keep the staleness limit? If not: wait for the first that would not, or drop them."""
         live = self._live
-        if chosen == list(live.ranks[: len(chosen)]):
+        if live.ready[size - 1] == live.ranks[size - 1]:
             return True  # in order of admission: nobody's due version changes
         if self._policy.overtaking == "never":
-            self._blocker = next(g for g in live.ranks if g not in live.ready)
+            self._blocker = self._overtaking.unready()
             return False
-        taken = set(chosen)
-        left = [group_id for group_id in live.ranks if group_id not in taken]
-        too_old = [group_id for rank, group_id in enumerate(left) if not self._keeps_limit(group_id, rank)]
-        if not too_old:
-            return True
+        too_old = self._overtaking.too_old(size)
         if self._policy.on_stale == "wait":
-            self._blocker = too_old[0]
-            return False
-        for group_id in too_old:
+            self._blocker = next(too_old, None)
+            return self._blocker is None
+        for group_id in list(too_old):
             out.extend(self._departures.drop_group(live.groups[group_id], DropReason.STALE, "overtaken by younger groups"))
         return True
-
-    def _keeps_limit(self, group_id: int, rank: int) -> bool:
-        group = self._live.groups[group_id]
-        steps = [] if group.oldest is None else [group.oldest]
-        for member in group.members:
-            version = self._version_of(member.engine) if member.engine is not None else None
-            if version is not None:
-                steps.append(version)
-        due_version = due(self._live.next_batch + 1, rank, self._policy.groups_per_batch)
-        return fresh_enough(min(steps, default=None), due_version, self._policy.max_staleness)

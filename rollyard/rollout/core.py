@@ -11,7 +11,7 @@ episodes in `playing`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rollyard.events import (
     Abort,
@@ -143,7 +143,7 @@ class RolloutCore:
             yield EngineEmptied(engine)
 
     @property
-    def slow(self) -> dict[EngineId, int]:
+    def slow(self) -> Mapping[EngineId, int]:
         """Engines that are several times slower than the median, and how many."""
         return self._router.slow
 
@@ -295,10 +295,9 @@ class RolloutCore:
         if member is None or group is None:
             return  # an attempt that was given up: only its slot mattered
         member.write(segment)
-        group.expected = 0.0
+        self._dispatch.learnt(group)
         if segment.token_ids:
-            step = segment.version.step
-            group.oldest = step if group.oldest is None else min(group.oldest, step)
+            self._live.wrote(group, segment.version.step)
         if segment.finish is not None:
             yield from self._ended(event, group, member, segment.finish)
         if segment.token_ids and member.asking is None and member.phase in UNFINISHED:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 from rollyard.events import EngineId, Generate
+from rollyard.rollout.crowds import Crowds
 from rollyard.rollout.lengths import Lengths
 from rollyard.rollout.live import LiveGroups
 from rollyard.rollout.policy import RolloutPolicy
@@ -31,6 +32,7 @@ class Dispatch:
         self._held: dict[EngineId, dict[RequestId, None]] = {}  # the same by engine, in order
         self._samplings: dict[tuple[int, tuple[str, ...]], Sampling] = {}
         self.router = Router()
+        self.crowds = Crowds(self.router)
         self.now = 0.0  # seconds on the run's clock
         self._speeds = Speeds()
         self._stood: dict[EngineId, tuple[float, float | None]] = {}  # seconds that it stood still, and since when it does
@@ -44,18 +46,18 @@ class Dispatch:
 
     def hand_out(self, out: list[Output]) -> None:
         """Those that are due first before all others: an engine too old for them is too old for all."""
-        first = self.waiting.first_after(-1)
+        first = self.waiting.first() if self.router.open else None
         while first is not None:
             oldest, newest = self._live.allowed(first)
-            served = self.router.serves(oldest, newest) and self._serve(first, oldest, newest, out)
+            end = self._live.due_with(first)
+            served = self.router.serves(oldest, newest) and self._serve(first, end, oldest, newest, out)
             if not served and not self._policy.exact:
                 return
-            # where versions are exact, a younger group may have an engine free
-            first = self.waiting.first_after(self._live.due_with(first) - 1)
+            first = self.waiting.first_after(end - 1)  # where versions are exact, a younger group may have an engine free
 
-    def _serve(self, first: int, oldest: int, newest: int | None, out: list[Output]) -> bool:
+    def _serve(self, first: int, end: int | float, oldest: int, newest: int | None, out: list[Output]) -> bool:
         """Hand out what is due when this group is, until no engine is left for it; False then."""
-        for group, member in self.waiting.in_turn(first):
+        for group, member in self.waiting.in_turn(first, end):
             engine = member.target if self.router.may_take(member.target, oldest, newest) else None
             if engine is None:
                 home = member.home if member.turns else group.home  # which has read how a later turn begins
@@ -65,6 +67,11 @@ class Dispatch:
             self.waiting.take(member)
             out.append(self._generate(engine, group, member))
         return True
+
+    def learnt(self, group: GroupState) -> None:
+        """There is more, or less, to say of its members' lengths."""
+        group.expected = 0.0
+        self.waiting.unsure(group.prompt.id)
 
     def _expected(self, group: GroupState) -> float:
         if not group.expected:
@@ -87,6 +94,7 @@ class Dispatch:
         self._attempts[request.id] = (engine, tokens)
         self._held.setdefault(engine, {})[request.id] = None
         self.router.change(engine, requests=1, tokens=tokens)
+        self._live.touched.add(member.group)
         return Generate(engine, request)
 
     def _sampling(self, max_tokens: int, stop: tuple[str, ...]) -> Sampling:
@@ -124,7 +132,7 @@ class Dispatch:
         found = self._attempts.get(request)
         return None if found is None else found[0]
 
-    def held_by(self, engine: EngineId) -> Iterable[RequestId]:
+    def held_by(self, engine: EngineId) -> Collection[RequestId]:
         """What this engine holds, also what was given up."""
         return self._held.get(engine, ())
 
@@ -138,6 +146,8 @@ class Dispatch:
         """The engine holds it no more; which it was."""
         engine, tokens = self._attempts.pop(request)
         del self._held[engine][request]
+        if self.crowds.going:
+            self.crowds.landed(request)
         self.router.change(engine, requests=-1, tokens=-tokens)
         return engine
 
@@ -146,6 +156,7 @@ class Dispatch:
         lost = list(self._held.pop(engine, ()))
         for request in lost:
             del self._attempts[request]
+            self.crowds.landed(request)
         self.router.remove(engine)
         self._speeds.forget(engine)
         self._stood.pop(engine, None)

@@ -37,6 +37,7 @@ class Distrust:
             for member, since in doubtful:
                 yield from self._one(group, member, since, cause)
             group.recount()
+            self._dispatch.learnt(group)
 
     def _one(self, group: GroupState, member: Member, since: int, cause: str) -> Iterable[Output]:
         if member.phase is Phase.DROPPED or group.prompt.id not in self._live:

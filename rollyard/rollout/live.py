@@ -27,8 +27,11 @@ class LiveGroups:
         self.groups: dict[int, GroupState] = {}
         self.ranks: SortedList[int] = SortedList()  # group ids, in order of admission
         self.ready: SortedSet[int] = SortedSet()  # groups that could be trained
+        self.touched: set[int] = set()  # groups that may have older tokens or engines than when a batch was last looked for
         self._bound = (-1, -1, 0)  # a version, the next batch, and how many groups may then be live
-        self._marks: list[int] = []  # the first of each batch's worth of ranks; empty: to be found again
+        self._marks: list[int] = []  # the first of each batch's worth of ranks
+        self._marked = True  # they are right
+        self._asked = 0  # how often, since they are not
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -37,15 +40,28 @@ class LiveGroups:
         return group_id in self.groups
 
     def add(self, group: GroupState) -> None:
-        self.groups[group.prompt.id] = group
-        self.ranks.add(group.prompt.id)
-        self._marks.clear()
+        """It is the last in rank: prompts come in the order of their ids."""
+        group_id = group.prompt.id
+        assert not self.ranks or group_id > self.ranks[-1], f"prompt {group_id} came after prompt {self.ranks[-1]}"
+        if self._marked and len(self.ranks) % self._policy.groups_per_batch == 0:
+            self._marks.append(group_id)
+        self.groups[group_id] = group
+        self.ranks.add(group_id)
+        self.touched.add(group_id)
 
     def remove(self, group_id: int) -> None:
-        self.groups.pop(group_id, None)
-        self.ranks.discard(group_id)
+        if self.groups.pop(group_id, None) is None:
+            return
+        self.ranks.remove(group_id)
         self.ready.discard(group_id)
-        self._marks.clear()
+        if self._marked and group_id <= self._marks[-1]:
+            self._marked, self._asked = False, 0
+
+    def wrote(self, group: GroupState, step: int) -> None:
+        """It has tokens of this version."""
+        if group.oldest is None or step < group.oldest:
+            group.oldest = step
+            self.touched.add(group.prompt.id)
 
     def room(self) -> int:
         """Groups that may be admitted now."""
@@ -77,17 +93,23 @@ class LiveGroups:
 
     def due_with(self, group_id: int) -> int | float:
         """An id above those of the groups that are due when this one is, or before."""
-        batches = self._batches_before(group_id) + 1
+        batches = self.batches_before(group_id) + 1
+        if not self._marked:
+            return self.before(batches * self._policy.groups_per_batch)
         return self._marks[batches] if batches < len(self._marks) else math.inf
 
     def due(self, group_id: int) -> int:
         """The version that a group is expected to train."""
-        return self.next_batch + self._batches_before(group_id)
+        return self.next_batch + self.batches_before(group_id)
 
-    def _batches_before(self, group_id: int) -> int:
+    def batches_before(self, group_id: int) -> int:
         """Of the groups of lower rank: how many batches they make."""
-        if not self._marks:
-            self._marks = [self.ranks[rank] for rank in range(0, len(self.ranks), self._policy.groups_per_batch)]
+        if not self._marked:
+            size = self._policy.groups_per_batch
+            self._asked += 1
+            if self._asked * size <= len(self.ranks):  # to find the marks costs as much as so many answers
+                return int(self.ranks.bisect_left(group_id)) // size
+            self._marks, self._marked = [self.ranks[rank] for rank in range(0, len(self.ranks), size)], True
         return bisect_right(self._marks, group_id) - 1
 
     def allowed(self, group_id: int) -> tuple[int, int | None]:

@@ -44,6 +44,8 @@ class Router:
         self._open: dict[int, set[EngineId]] = {}  # by version; few are alive at once
         self._heaps: dict[int, list[Place]] = {}  # by version
         self._typical = 0  # tokens of a request
+        self._slow: dict[EngineId, int] = {}
+        self.changed: set[EngineId] = set()  # for whoever looks at engines by another order, and clears it
         self._filed = 0  # entries, outdated ones too, since the heaps were made anew
 
     def __contains__(self, engine: EngineId) -> bool:
@@ -63,6 +65,10 @@ class Router:
     def remove(self, engine: EngineId) -> None:
         if engine in self._engines:
             self._unfile(self._engines.pop(engine))
+            self._slow.pop(engine, None)
+
+    def load(self, engine: EngineId) -> EngineLoad:
+        return self._engines[engine]
 
     def version(self, engine: EngineId) -> int | None:
         return self._engines[engine].version
@@ -91,6 +97,7 @@ class Router:
         was_open = load.open
         load.running += requests
         load.tokens += tokens
+        self.changed.add(engine)
         if load.open:
             self._file(load)
         elif was_open:
@@ -103,11 +110,18 @@ class Router:
             if load.slowness != (found := slowness.get(load.id, 1)):
                 load.slowness = found
                 self._file(load)
+                self.changed.add(load.id)
+        self._slow = {load.id: load.slowness for load in self._engines.values() if load.slowness > 1}
 
     @property
-    def slow(self) -> dict[EngineId, int]:
+    def slow(self) -> Mapping[EngineId, int]:
         """How many times slower than the median engines are that are."""
-        return {load.id: load.slowness for load in self._engines.values() if load.slowness > 1}
+        return self._slow
+
+    @property
+    def open(self) -> bool:
+        """Is there an engine that takes requests?"""
+        return bool(self._open)
 
     def serves(self, oldest: int, newest: int | None) -> bool:
         """Is there an engine that takes requests, of an allowed version?"""
@@ -170,6 +184,7 @@ class Router:
 
     def _file(self, load: EngineLoad) -> None:
         """What is known of it is new."""
+        self.changed.add(load.id)
         if not load.open or load.version is None:
             return
         self._open.setdefault(load.version, set()).add(load.id)
@@ -182,6 +197,7 @@ class Router:
 
     def _unfile(self, load: EngineLoad) -> None:
         """It takes nothing more, or is about to change."""
+        self.changed.add(load.id)
         engines = self._open.get(load.version, set()) if load.version is not None else set()
         engines.discard(load.id)
         if not engines and load.version is not None:

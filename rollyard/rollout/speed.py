@@ -9,7 +9,7 @@ from rollyard.events import EngineId
 
 SHARE = 1 / 8  # of the newest measurement in the mean
 LEAST = 16  # measurements of an engine before it is compared
-EVERY = 16  # measurements between two comparisons
+EVERY = 16  # measurements between two comparisons, at least; and at least one for each engine
 MOST = 64  # times slower that are told apart
 
 
@@ -18,7 +18,7 @@ class Speeds:
 
     def __init__(self) -> None:
         self._speeds: dict[EngineId, tuple[float, int]] = {}  # mean, measurements
-        self._measured = 0
+        self._measured = 0  # since the last comparison
 
     def forget(self, engine: EngineId) -> None:
         """Another one has its name, or nobody."""
@@ -32,7 +32,10 @@ class Speeds:
         mean = tokens / seconds if not times else mean + SHARE * (tokens / seconds - mean)
         self._speeds[engine] = mean, times + 1
         self._measured += 1
-        return self._measured % EVERY == 0
+        if self._measured < max(EVERY, len(self._speeds)):
+            return False
+        self._measured = 0
+        return True
 
     def slowness(self) -> Mapping[EngineId, int]:
         """Of every engine that was measured often enough: 1 is as fast as the median, or faster."""

@@ -176,7 +176,7 @@ class GroupState:
     def recount(self) -> None:
         """Some of its tokens were forgotten."""
         spans = (span for member in self.members for span in member.spans)
-        self.oldest, self.expected = min((span.version.step for span in spans), default=None), 0.0
+        self.oldest = min((span.version.step for span in spans), default=None)
 
     def left(self, member: Member) -> int:
         """Tokens that the member may still write, in this turn where it plays an episode."""

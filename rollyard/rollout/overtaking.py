@@ -1,0 +1,78 @@
+"""Which groups are too old to be overtaken by a batch (PURE).
+
+A batch of the groups that are ready first leaves others behind, which are then due later than they were. One whose oldest token
+or engine would be older than the staleness limit allows by then stands in the way. To look at all of them for each group that
+becomes ready would cost as much as there are: a group that was right once is looked at again only when something of it may have
+become worse. That is never its rank, which only falls until a batch is taken.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+from rollyard.events import EngineId
+from rollyard.rollout.live import LiveGroups
+from rollyard.rollout.policy import RolloutPolicy
+from rollyard.rollout.staleness import due, fresh_enough
+
+
+class Overtaking:
+    """Looks at the groups that the next batch would leave behind.
+
+    Args:
+        version_of: the version that an engine acknowledged last; None: none yet.
+    """
+
+    def __init__(self, policy: RolloutPolicy, live: LiveGroups, version_of: Callable[[EngineId], int | None]) -> None:
+        self._policy, self._live, self._version_of = policy, live, version_of
+        self._batch = -1  # that it was asked about last
+        self._suspects: list[int] = []  # heap of groups that may be too old, all of these are
+        self._last = -1  # of the groups that were chosen last time
+        self._passed = -1  # no group before it is unready
+
+    def unready(self) -> int:
+        """The first group that is not ready; there is one."""
+        self._turn()
+        ranks, ready = self._live.ranks, self._live.ready
+        self._passed = next(group_id for group_id in ranks.irange(self._passed) if group_id not in ready)
+        return self._passed
+
+    def too_old(self, size: int) -> Iterator[int]:
+        """Those that stand in the way of a batch of the first groups that are ready, in order of admission.
+
+        Args:
+            size: groups of the batch, of which so many are ready.
+        """
+        self._turn()
+        live, suspects = self._live, self._suspects
+        last: int = live.ready[size - 1]
+        for group_id in (*live.touched, *live.ready.irange(last, self._last, inclusive=(False, True))):
+            heapq.heappush(suspects, group_id)
+        live.touched.clear()
+        self._last = last
+        while suspects:
+            group_id = suspects[0]
+            if group_id in live and not (group_id in live.ready and group_id <= last) and not self._keeps_limit(group_id, size):
+                yield group_id
+            heapq.heappop(suspects)
+
+    def _turn(self) -> None:
+        """All are to be looked at for a new batch."""
+        if self._batch != self._live.next_batch:
+            self._batch, self._last, self._passed = self._live.next_batch, -1, -1
+            self._suspects = list(self._live.ranks)
+            self._live.touched.clear()
+
+    def _keeps_limit(self, group_id: int, size: int) -> bool:
+        """Would this one, left behind by `size` others?"""
+        live, group = self._live, self._live.groups[group_id]
+        steps = [] if group.oldest is None else [group.oldest]
+        for member in group.members:
+            version = self._version_of(member.engine) if member.engine is not None else None
+            if version is not None:
+                steps.append(version)
+        rank = live.ranks.bisect_left(group_id) - min(live.ready.bisect_left(group_id), size)
+        return fresh_enough(
+            min(steps, default=None), due(live.next_batch + 1, rank, self._policy.groups_per_batch), self._policy.max_staleness
+        )
