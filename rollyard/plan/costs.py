@@ -42,6 +42,7 @@ class Costs:
     checkpoint_s: float
     restart_s: float
     verdict_s: float
+    verdict_token_s: float
 
     def train_s(self, tokens: int, pairs: int) -> float:
         """A batch, all its optimizer steps; see `TrainingCosts.train_s`."""
@@ -53,7 +54,7 @@ class Costs:
 
     def score_s(self, tokens: int) -> float:
         """A verdict on a completion of so many tokens."""
-        return self.verdict_s
+        return self.verdict_s + self.verdict_token_s * tokens
 
     @property
     def copy_s(self) -> float:
@@ -114,6 +115,7 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
         checkpoint_s=stored_s(kept, devices, costs),
         restart_s=scenario.failures.restart_s,
         verdict_s=costs.score_s,
+        verdict_token_s=costs.score_token_s,
     )
 
 

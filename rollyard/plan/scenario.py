@@ -83,6 +83,7 @@ class CostsConfig(Section):
     probe_s: NonNegative = Field(0.0, description="seconds that a probe takes an engine at a load")
     sleep_s: NonNegative = Field(0.0, description="seconds that an engine takes to sleep, and again to wake (colocated)")
     score_s: NonNegative = Field(0.0, description="seconds of a verdict")
+    score_token_s: NonNegative = Field(0.0, description="seconds that each token of a completion adds to that")
     score_workers: Count = Field(64, description="verdicts at a time")
     message_s: NonNegative = Field(0.0, description="seconds that the driver is busy with a completion")
 

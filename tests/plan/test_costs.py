@@ -109,6 +109,20 @@ def test_copies_exchange_gradients_alone() -> None:
     assert found == pytest.approx(2 * 3 / 4 * 2 * 1_543_714_304 / (0.8 * 450e9))
 
 
+def test_copies_that_are_shared_do_both() -> None:
+    """Four share each of two copies: 3 of 4 parts, thrice, of 3.1 GB, and a quarter of the gradients summed over two."""
+    whole = 2 * 1_543_714_304
+    found = costs_of(scenario(**SMALL, place__train=8, costs__state_devices=4)).training.exchange_s(100)
+    assert found == pytest.approx((3 * 3 / 4 * whole + 2 * 1 / 2 * whole / 4) / (0.8 * 450e9))
+    with pytest.raises(ConfigError, match="8 devices that train are no whole number of copies on 3"):
+        costs_of(scenario(**SMALL, place__train=8, costs__state_devices=3))
+
+
+def test_a_verdict_may_take_as_long_as_its_completion() -> None:
+    found = costs(place__train=4, train__shard=True, costs__score_s=0.5, costs__score_token_s=0.001)
+    assert found.score_s(1000) == pytest.approx(1.5)
+
+
 def test_devices_of_many_nodes_share_the_cards_of_each() -> None:
     """8 cards of 25 GB/s let less through than links of 300."""
     found = costs(cluster__hardware="A100-80", place__train=16, train__shard=True).devices
