@@ -52,6 +52,9 @@ class CostsConfig(Section):
     step_s: NonNegative = Field(0.003, description="seconds of a decode step besides")
     sequence_s: NonNegative = Field(0.0, description="seconds that each running sequence adds to that")
     tensor_parallel_s: NonNegative = Field(0.002, description="seconds that tensor parallelism adds to that")
+    nodes_s: NonNegative = Field(
+        1e-4, description="seconds that each of a layer's two sums waits where devices of an engine lie on several nodes"
+    )
     train_flops: Share = Field(0.35, description="share of peak FLOPs that training reaches")
     recompute: bool = Field(True, description="activations are computed again backwards: 8 FLOPs a parameter and token, not 6")
     weight_bytes: NonNegative = Field(0.0, description="bytes of a parameter in an engine (0: as engine.dtype has it; 1: 8 bits)")

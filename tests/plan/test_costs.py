@@ -49,6 +49,13 @@ def test_tensor_parallelism_by_hand() -> None:
     assert step.lines[0].fixed == pytest.approx((2 * 7_504_924_672 + 64 * 131_072) / 8 / (0.7 * 3.35e12))
 
 
+def test_an_engine_on_two_nodes_waits_at_each_sum() -> None:
+    """By 16 cards of 50 GB/s a ring is no faster than by the cards of a node, 400 GB/s; and 0.1 ms twice a layer."""
+    step = costs(place__train=4, train__shard=True, engine__tensor_parallel_size=16).engine.step(1)
+    sums = 2 * 32 * 4096 * 2 * 2 * 15 / 16 / (0.8 * 400e9)
+    assert step.floor_s == pytest.approx(0.003 + 0.002 + sums + 2 * 32 * 1e-4)
+
+
 def test_keys_and_values_are_on_every_device_that_has_no_head_of_its_own() -> None:
     values = {"model__path": "qwen2.5-7b", "place__train": 8, "train__shard": True}  # 4 key-value heads
     of = {many: costs(engine__tensor_parallel_size=many, **values).engine.step(1).lines[0].per_token for many in (1, 4, 8)}
