@@ -23,8 +23,9 @@ class TrainingCosts:
     """Of all devices that train together.
 
     Args:
-        item: bytes of a parameter and of its gradient.
+        item: bytes of a parameter.
         trained: parameters that are trained: all, or those of an adapter.
+        number: bytes of one of these, and of its gradient and moments.
         minibatches: optimizer steps on a batch.
         budget: tokens of a micro-batch.
     """
@@ -34,6 +35,7 @@ class TrainingCosts:
     costs: CostsConfig
     item: int
     trained: int
+    number: int
     minibatches: int
     budget: int
 
@@ -86,7 +88,7 @@ class TrainingCosts:
         micro-batch, forward and backward, and give each gradient to whom it belongs: `(n - 1) / n` of the bytes past each, every
         time. Those that have the same part of several copies sum their gradients: `2 (n - 1) / n` of its bytes.
         """
-        devices, gradients = self.devices, self.trained * self.item
+        devices, gradients = self.devices, self.trained * self.number
         sharing, copies = devices.copies, devices.train / devices.copies
         passes = 2 * max(1, math.ceil(tokens / (devices.train * self.budget)))
         gathered = (sharing - 1) / sharing * (passes * self.shape.parameters * self.item + gradients)
@@ -95,4 +97,4 @@ class TrainingCosts:
 
     def optimizer_s(self) -> float:
         """AdamW reads weight, gradient and two moments, and writes all but the gradient: seven numbers a parameter."""
-        return ADAM_NUMBERS * self.item * self.trained / self.devices.copies / self.devices.hardware.bandwidth
+        return ADAM_NUMBERS * self.number * self.trained / self.devices.copies / self.devices.hardware.bandwidth

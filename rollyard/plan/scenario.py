@@ -14,7 +14,7 @@ Spread = Annotated[float, Field(ge=0, le=4)]  # of a logarithm; at 4 two lengths
 class ClusterConfig(Section):
     """How many devices there are follows from the options of `place`."""
 
-    hardware: str = Field("H100", description="kind of device, of the table in docs/simulator.md; or cpu, this machine measured")
+    hardware: str = Field("H100", description="kind of device, of the table in docs/costs.md; or cpu, this machine measured")
     node: Natural = Field(0, description="devices of a node (0: as the table says)")
     memory: NonNegative = Field(0.0, description="bytes that a device holds (0: as the table says; also of what follows)")
     bandwidth: NonNegative = Field(0.0, description="bytes/s of its memory")

@@ -190,6 +190,7 @@ def test_a_window_that_slides_is_refused_where_it_would_count() -> None:
 def test_an_adapter_trains_and_travels_alone() -> None:
     whole, adapter = costs(place__train=8, train__shard=True), costs(place__train=8, train__shard=True, weights__what="lora")
     assert adapter.moving.bytes == 4 * adapter.training.trained < whole.moving.bytes / 50
+    assert adapter.checkpoint_s == pytest.approx(12 * adapter.training.trained / 2e9)
     assert adapter.training.flops(1000, 0) < whole.training.flops(1000, 0)
     with pytest.raises(ConfigError, match="how large an adapter of qwen3-30b-a3b is"):
         costs(model__path="qwen3-30b-a3b", place__train=8, train__shard=True, weights__what="lora")
