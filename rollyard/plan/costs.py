@@ -42,6 +42,7 @@ class Costs:
     checkpoint_s: float
     restart_s: float
     verdict_s: float
+    verdict_token_s: float
 
     def train_s(self, tokens: int, pairs: int) -> float:
         """A batch, all its optimizer steps; see `TrainingCosts.train_s`."""
@@ -53,7 +54,7 @@ class Costs:
 
     def score_s(self, tokens: int) -> float:
         """A verdict on a completion of so many tokens."""
-        return self.verdict_s
+        return self.verdict_s + self.verdict_token_s * tokens
 
     @property
     def copy_s(self) -> float:
@@ -97,8 +98,9 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
     sizes = sizes_of(scenario, shape)
     budget = max(scenario.batch.token_budget, longest_of(scenario, shape))
     engine = EngineCosts(shape, devices, costs, sizes.engine, sizes.cache, room(scenario, shape, devices, sizes))
-    learning = TrainingCosts(shape, devices, costs, sizes.train, sizes.trained, scenario.train.minibatches, budget)
-    kept = shape.parameters * sizes.train + sizes.trained * (sizes.state - sizes.train)  # all but the gradient
+    learning = TrainingCosts(shape, devices, costs, sizes.train, sizes.trained, sizes.number, scenario.train.minibatches, budget)
+    own = sizes.number if sizes.trained == shape.parameters else 0  # an adapter is among its state
+    kept = sizes.trained * (own + sizes.state - sizes.number)  # all but the gradient
     swapped = offloaded_s(scenario, shape, devices, sizes)
     return Costs(
         shape=shape,
@@ -114,6 +116,7 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
         checkpoint_s=stored_s(kept, devices, costs),
         restart_s=scenario.failures.restart_s,
         verdict_s=costs.score_s,
+        verdict_token_s=costs.score_token_s,
     )
 
 
@@ -121,10 +124,10 @@ def sizes_of(scenario: Scenario, shape: Shape) -> Sizes:
     """Bytes of a parameter here and there."""
     train = NUMBER_BYTES[scenario.model.dtype]
     cache = train if scenario.engine.dtype == "model" else NUMBER_BYTES[scenario.engine.dtype]
-    trained, state = shape.parameters, scenario.costs.state_bytes or (1 + MOMENTS) * train
+    engine = scenario.costs.weight_bytes or cache
     if scenario.weights.what == "lora":
-        trained, state = adapter_of(scenario, shape), (2 + MOMENTS) * ADAPTER  # and itself
-    return Sizes(train, state, scenario.costs.weight_bytes or cache, cache, trained)
+        return Sizes(train, (2 + MOMENTS) * ADAPTER, engine, cache, adapter_of(scenario, shape), ADAPTER)  # and itself
+    return Sizes(train, scenario.costs.state_bytes or (1 + MOMENTS) * train, engine, cache, shape.parameters, train)
 
 
 def adapter_of(scenario: Scenario, shape: Shape) -> int:

@@ -66,6 +66,8 @@ class EngineCosts:
         floor = costs.step_s + costs.sequence_s * running + self._sums_s(running)
         if self.devices.tensor_parallel > 1:
             floor += costs.tensor_parallel_s
+        if self.devices.tensor_parallel > self.devices.hardware.node:
+            floor += SUMS * shape.layers * costs.nodes_s
         memory = Line((weights + cached * running) / bandwidth, cached / bandwidth)
         arithmetic = Line(2 * shape.active * running / flops, 2 * shape.read / flops)
         return StepCost(floor, (memory, arithmetic))

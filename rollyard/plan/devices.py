@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rollyard.errors import ConfigError
 from rollyard.plan.hardware import Hardware
 from rollyard.plan.scenario import Scenario
 
@@ -34,7 +35,7 @@ class Devices:
 
 
 def devices_of(scenario: Scenario, hardware: Hardware) -> Devices:
-    """How `place` has them; with `colocated` and `swap` what generates also trains."""
+    """How `place` has them; with `colocated` and `swap` what generates also trains. Raises ConfigError."""
     place, size = scenario.place, scenario.engine.tensor_parallel_size
     apart = place.apart
     if apart:
@@ -44,7 +45,10 @@ def devices_of(scenario: Scenario, hardware: Hardware) -> Devices:
     else:
         engines, train, ranks, sharing = place.train, place.train * size, place.train, size
     copies = scenario.costs.state_devices or (train if scenario.train.shard else sharing)
-    return Devices(hardware, engines, size, train, ranks, min(copies, train), apart)
+    if train % copies:
+        problem = f"{train} devices that train are no whole number of copies on {copies} devices each"
+        raise ConfigError(problem, where="costs.state_devices", remedy=f"use a divisor of {train}, or 0")
+    return Devices(hardware, engines, size, train, ranks, copies, apart)
 
 
 def nodes(devices: int, node: int) -> int:

@@ -23,8 +23,9 @@ class TrainingCosts:
     """Of all devices that train together.
 
     Args:
-        item: bytes of a parameter and of its gradient.
+        item: bytes of a parameter.
         trained: parameters that are trained: all, or those of an adapter.
+        number: bytes of one of these, and of its gradient and moments.
         minibatches: optimizer steps on a batch.
         budget: tokens of a micro-batch.
     """
@@ -34,6 +35,7 @@ class TrainingCosts:
     costs: CostsConfig
     item: int
     trained: int
+    number: int
     minibatches: int
     budget: int
 
@@ -82,22 +84,17 @@ class TrainingCosts:
     def exchange_s(self, tokens: int) -> float:
         """What goes between devices in an optimizer step on so many tokens.
 
-        Where each rank has a copy, gradients are summed: `2 (n - 1) / n` of their bytes past each device. Where parameters are
-        shared (ZeRO stage 3, Rajbhandari et al. 2019, arXiv 1910.02054) they are gathered for each micro-batch, forward and
-        backward, and gradients go to whom they belong: `(n - 1) / n` each time.
+        Devices that share one copy (ZeRO stage 3, Rajbhandari et al. 2019, arXiv 1910.02054) gather parameters for each
+        micro-batch, forward and backward, and give each gradient to whom it belongs: `(n - 1) / n` of the bytes past each, every
+        time. Those that have the same part of several copies sum their gradients: `2 (n - 1) / n` of its bytes.
         """
-        devices, shape = self.devices, self.shape
-        if devices.train == 1:
-            return 0.0
-        around = (devices.train - 1) / devices.train
-        gradients = self.trained * self.item
-        if devices.copies == devices.train:
-            passes = 2 * max(1, math.ceil(tokens / (devices.train * self.budget)))
-            moved = around * (passes * shape.parameters * self.item + gradients)
-        else:
-            moved = 2 * around * gradients / devices.copies
-        return moved / (devices.rate(devices.train) * self.costs.collective)
+        devices, gradients = self.devices, self.trained * self.number
+        sharing, copies = devices.copies, devices.train / devices.copies
+        passes = 2 * max(1, math.ceil(tokens / (devices.train * self.budget)))
+        gathered = (sharing - 1) / sharing * (passes * self.shape.parameters * self.item + gradients)
+        summed = 2 * (copies - 1) / copies * gradients / sharing
+        return (gathered / devices.rate(sharing) + summed / devices.rate(devices.train)) / self.costs.collective
 
     def optimizer_s(self) -> float:
         """AdamW reads weight, gradient and two moments, and writes all but the gradient: seven numbers a parameter."""
-        return ADAM_NUMBERS * self.item * self.trained / self.devices.copies / self.devices.hardware.bandwidth
+        return ADAM_NUMBERS * self.number * self.trained / self.devices.copies / self.devices.hardware.bandwidth

@@ -33,6 +33,7 @@ class Sizes:
         engine: in an engine.
         cache: of a number of keys and values.
         trained: parameters that have such a state.
+        number: of one of these, and of its gradient.
     """
 
     train: int
@@ -40,6 +41,7 @@ class Sizes:
     engine: float
     cache: int
     trained: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ Spread = Annotated[float, Field(ge=0, le=4)]  # of a logarithm; at 4 two lengths
 class ClusterConfig(Section):
     """How many devices there are follows from the options of `place`."""
 
-    hardware: str = Field("H100", description="kind of device, of the table in docs/simulator.md; or cpu, this machine measured")
+    hardware: str = Field("H100", description="kind of device, of the table in docs/costs.md; or cpu, this machine measured")
     node: Natural = Field(0, description="devices of a node (0: as the table says)")
     memory: NonNegative = Field(0.0, description="bytes that a device holds (0: as the table says; also of what follows)")
     bandwidth: NonNegative = Field(0.0, description="bytes/s of its memory")
@@ -52,6 +52,9 @@ class CostsConfig(Section):
     step_s: NonNegative = Field(0.003, description="seconds of a decode step besides")
     sequence_s: NonNegative = Field(0.0, description="seconds that each running sequence adds to that")
     tensor_parallel_s: NonNegative = Field(0.002, description="seconds that tensor parallelism adds to that")
+    nodes_s: NonNegative = Field(
+        1e-4, description="seconds that each of a layer's two sums waits where devices of an engine lie on several nodes"
+    )
     train_flops: Share = Field(0.35, description="share of peak FLOPs that training reaches")
     recompute: bool = Field(True, description="activations are computed again backwards: 8 FLOPs a parameter and token, not 6")
     weight_bytes: NonNegative = Field(0.0, description="bytes of a parameter in an engine (0: as engine.dtype has it; 1: 8 bits)")
@@ -83,6 +86,7 @@ class CostsConfig(Section):
     probe_s: NonNegative = Field(0.0, description="seconds that a probe takes an engine at a load")
     sleep_s: NonNegative = Field(0.0, description="seconds that an engine takes to sleep, and again to wake (colocated)")
     score_s: NonNegative = Field(0.0, description="seconds of a verdict")
+    score_token_s: NonNegative = Field(0.0, description="seconds that each token of a completion adds to that")
     score_workers: Count = Field(64, description="verdicts at a time")
     message_s: NonNegative = Field(0.0, description="seconds that the driver is busy with a completion")
 

@@ -38,15 +38,9 @@ class Priced:
         return self._costs.restart_s
 
     def train_s(self, groups: Sequence[Group]) -> float:
-        """Every completion is trained on with its prompt before it."""
-        tokens = pairs = 0
-        for group in groups:
-            prompt = len(group.prompt.token_ids)
-            for rollout in group.rollouts:
-                length = prompt + len(rollout.completion.token_ids)
-                tokens += length
-                pairs += length * (length + 1) // 2
-        return self._costs.train_s(tokens, pairs)
+        return self._costs.batch_s(
+            (len(group.prompt.token_ids), [len(rollout.completion.token_ids) for rollout in group.rollouts]) for group in groups
+        )
 
     def score_s(self, completion: Completion) -> float:
         return self._costs.score_s(len(completion.token_ids))

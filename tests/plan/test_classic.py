@@ -1,49 +1,60 @@
-"""The classic picture of a step, which names no hardware: what the preset of that name is, part by part."""
+"""The classic picture of a step, which names no hardware: the preset of that name simulated, and its parts by hand."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from rollyard.plan.costs import Costs, costs_of
-from rollyard.plan.scenario import Scenario
+from rollyard.plan.check import check_scenario
+from rollyard.plan.costs import costs_of
+from rollyard.plan.simulate import simulate
+from rollyard.watch.timeline import PhaseSeconds
 from tests.plan.scenarios import preset
 
-Parts = dict[str, float]
+BEGINNING = 3  # syncs of a run beside those of its steps: the first weights, and the canary's two
 
 
-def parts(scenario: Scenario, costs: Costs) -> Parts:
-    """Seconds of each part of a step, when one follows the other and all sequences are as long."""
-    rollout, slots, prompt = scenario.rollout, scenario.engine.slots, scenario.workload.prompt_tokens
-    batch = rollout.groups_per_step * rollout.group_size
-    decode = costs.engine.step(slots)
-    round_s = sum(decode.at(slots * (prompt + written)) for written in range(1, rollout.max_tokens + 1))
-    prefill_s = costs.engine.prefill_s(slots * prompt, slots * prompt * (prompt + 1) // 2)
-    return {
-        "generation": batch / slots * (round_s + prefill_s),
-        "scoring": batch / scenario.costs.score_workers * costs.score_s(rollout.max_tokens),
-        "training": costs.batch_s([(prompt, [rollout.max_tokens])] * batch),
-        "sync": costs.moving.total_s,
-    }
+def step(**values: Any) -> tuple[float, PhaseSeconds, float]:
+    """Seconds of a step in the middle of the run; those of all phases; and of one sync."""
+    scenario = preset("classic", **values)
+    check_scenario(scenario)
+    run = simulate(scenario)
+    phases, steps = run.report.phases, run.report.steps
+    return (run.steps_s[-1] - run.steps_s[0]) / (steps - 1), phases, phases.sync_s / (steps + BEGINNING)
 
 
-def test_each_part_is_as_the_picture_has_it() -> None:
-    scenario = preset("classic")
-    found = parts(scenario, costs_of(scenario))
-    assert scenario.rollout.groups_per_step * scenario.rollout.group_size == 256
-    assert 60 <= found["generation"] <= 120
-    assert 5 <= found["scoring"] <= 10
-    assert 10 <= found["training"] <= 30
-    assert 0.6 <= found["generation"] / sum(found.values()) <= 0.8
+def test_a_step_is_as_the_picture_has_it() -> None:
+    whole_s, phases, sync_s = step(run__steps=4)
+    assert 60 <= phases.generate_s / 4 <= 120
+    assert 5 <= phases.score_s / 4 <= 10
+    assert 10 <= phases.train_s / 4 <= 30
+    assert 0.6 <= phases.generate_s / 4 / whole_s <= 0.8
+    assert 0.5 <= sync_s <= 1
 
 
 @pytest.mark.parametrize(("transport", "least", "most"), [("checkpoint", 10, 30), ("shared_memory", 1, 2), ("broadcast", 0.5, 1)])
 def test_each_transport_is_as_the_picture_has_it(transport: str, least: float, most: float) -> None:
-    assert least <= costs_of(preset("classic", weights__transport=transport)).moving.total_s <= most
+    _, _, sync_s = step(weights__transport=transport, run__steps=2)
+    assert least <= sync_s <= most
+    assert sync_s == pytest.approx(costs_of(preset("classic", weights__transport=transport)).moving.total_s, rel=0.01)
+
+
+def test_its_phases_are_those_that_the_costs_say() -> None:
+    """Rounds of 32: their prompts in one chunk beside one step, which gives the first token, and 511 steps."""
+    scenario = preset("classic")
+    costs, prompt = costs_of(scenario), scenario.workload.prompt_tokens
+    decode = costs.engine.step(32)
+    decode_s = sum(decode.at(32 * (prompt + written)) for written in range(1, 512))
+    begin_s = costs.engine.step(1).at(0) + costs.engine.prefill_s(32 * prompt, 32 * prompt * (prompt + 1) // 2)
+    _, phases, _ = step(run__steps=2)
+    assert phases.generate_s / 2 == pytest.approx(8 * (decode_s + begin_s), rel=0.01)
+    assert phases.train_s / 2 == pytest.approx(costs.batch_s([(prompt, [512])] * 256))
+    assert phases.score_s / 2 == pytest.approx(6)
 
 
 def test_an_engine_that_decodes_all_at_once_is_not_in_the_picture() -> None:
-    """With the same hardware generation is then about as long as training."""
-    scenario = preset("classic", engine__slots=256)
-    found = parts(scenario, costs_of(scenario))
-    assert found["generation"] < 40
-    assert found["generation"] / sum(found.values()) < 0.6
+    """With the same hardware generation is then little longer than training."""
+    whole_s, phases, _ = step(engine__slots=256, run__steps=2)
+    assert phases.generate_s / 2 < 40
+    assert phases.generate_s / 2 / whole_s < 0.6

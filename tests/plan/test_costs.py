@@ -49,6 +49,13 @@ def test_tensor_parallelism_by_hand() -> None:
     assert step.lines[0].fixed == pytest.approx((2 * 7_504_924_672 + 64 * 131_072) / 8 / (0.7 * 3.35e12))
 
 
+def test_an_engine_on_two_nodes_waits_at_each_sum() -> None:
+    """By 16 cards of 50 GB/s a ring is no faster than by the cards of a node, 400 GB/s; and 0.1 ms twice a layer."""
+    step = costs(place__train=4, train__shard=True, engine__tensor_parallel_size=16).engine.step(1)
+    sums = 2 * 32 * 4096 * 2 * 2 * 15 / 16 / (0.8 * 400e9)
+    assert step.floor_s == pytest.approx(0.003 + 0.002 + sums + 2 * 32 * 1e-4)
+
+
 def test_keys_and_values_are_on_every_device_that_has_no_head_of_its_own() -> None:
     values = {"model__path": "qwen2.5-7b", "place__train": 8, "train__shard": True}  # 4 key-value heads
     of = {many: costs(engine__tensor_parallel_size=many, **values).engine.step(1).lines[0].per_token for many in (1, 4, 8)}
@@ -107,6 +114,20 @@ def test_exchange_bounds_training_on_little() -> None:
 def test_copies_exchange_gradients_alone() -> None:
     found = costs_of(scenario(**SMALL, place__train=4)).training.exchange_s(100)
     assert found == pytest.approx(2 * 3 / 4 * 2 * 1_543_714_304 / (0.8 * 450e9))
+
+
+def test_copies_that_are_shared_do_both() -> None:
+    """Four share each of two copies: 3 of 4 parts, thrice, of 3.1 GB, and a quarter of the gradients summed over two."""
+    whole = 2 * 1_543_714_304
+    found = costs_of(scenario(**SMALL, place__train=8, costs__state_devices=4)).training.exchange_s(100)
+    assert found == pytest.approx((3 * 3 / 4 * whole + 2 * 1 / 2 * whole / 4) / (0.8 * 450e9))
+    with pytest.raises(ConfigError, match="8 devices that train are no whole number of copies on 3"):
+        costs_of(scenario(**SMALL, place__train=8, costs__state_devices=3))
+
+
+def test_a_verdict_may_take_as_long_as_its_completion() -> None:
+    found = costs(place__train=4, train__shard=True, costs__score_s=0.5, costs__score_token_s=0.001)
+    assert found.score_s(1000) == pytest.approx(1.5)
 
 
 def test_devices_of_many_nodes_share_the_cards_of_each() -> None:
@@ -169,6 +190,7 @@ def test_a_window_that_slides_is_refused_where_it_would_count() -> None:
 def test_an_adapter_trains_and_travels_alone() -> None:
     whole, adapter = costs(place__train=8, train__shard=True), costs(place__train=8, train__shard=True, weights__what="lora")
     assert adapter.moving.bytes == 4 * adapter.training.trained < whole.moving.bytes / 50
+    assert adapter.checkpoint_s == pytest.approx(12 * adapter.training.trained / 2e9)
     assert adapter.training.flops(1000, 0) < whole.training.flops(1000, 0)
     with pytest.raises(ConfigError, match="how large an adapter of qwen3-30b-a3b is"):
         costs(model__path="qwen3-30b-a3b", place__train=8, train__shard=True, weights__what="lora")
