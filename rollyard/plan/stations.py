@@ -96,6 +96,7 @@ def stations_of(scenario: Scenario) -> Stations:
     _check_limit(costs, scenario)
     window = engine.window or costs.shape.window or ANY
     pages = engine.pages or costs.engine.kv_tokens // engine.page_tokens
+    beside = engine.prefill_tokens if engine.kind == "embedded" else engine.step_tokens  # no other has such a limit
 
     def make(name: EngineId, spans: SpanLog) -> EngineModel:
         def busy(activity: Activity, began: float, ended: float) -> None:
@@ -109,7 +110,7 @@ def stations_of(scenario: Scenario) -> Stations:
             pages=pages,
             page_tokens=engine.page_tokens,
             step_tokens=engine.step_tokens,
-            prefill_tokens=engine.prefill_tokens,
+            prefill_tokens=beside,
             window=window,
             share=engine.share_prompts,
             busy=busy,
