@@ -17,6 +17,7 @@ from rollyard.types import Activity, Completion, Group, Prompt, Request, Reward,
 from rollyard.watch.spans import SpanLog
 
 ANY = 2**31  # tokens of a window that nobody knows
+TOLD = 16  # tokens of a running request that are told at once, where it may move: as engines do
 
 
 class Priced:
@@ -113,6 +114,7 @@ def stations_of(scenario: Scenario) -> Stations:
             prefill_tokens=beside,
             window=window,
             share=engine.share_prompts,
+            tell_every=TOLD if scenario.rollout.moves else 0,
             busy=busy,
         )
 

@@ -100,6 +100,7 @@ def world(random: Random, seed: int) -> World:
         "prefill_tokens": random.choice([1, 5, 16, 1000]),
         "window": random.choice([LIMITS["window"], LIMITS["window"] + 5]),
         "share": random.random() < 0.8,
+        "tell_every": random.choice([0, 0, 1, 5]),
     }
     costs = Costs(*(random.choice([0.5, 1.0, 3.0]) * value for value in (0.003, 2e-5, 1e-5, 1e-4)))
 
