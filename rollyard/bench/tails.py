@@ -1,25 +1,38 @@
 """`bench tails`: what is done about long answers, and what it is worth: the wait for the last tenth of each batch.
 
-Every row is a whole run under the real conductor, with engines that only take time (`crowd`). Lengths are lognormal and alike
-within a prompt. What is trained must be as long as what was admitted: a two-sample Kolmogorov-Smirnov test compares them.
+Every row is a whole simulated run (`plan`), with engines that write slower the more run on them; weights take no time. Lengths
+are lognormal and alike within a prompt. What is trained must be as long as what was admitted: a two-sample Kolmogorov-Smirnov
+test compares them.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollyard.bench.crowd import Batch, Crowd, Routing, Simulation
+from rollyard import events as ev
 from rollyard.bench.result import Machine, machine, versions
 from rollyard.bench.turns import Tell
+from rollyard.layers import resolve_tree
+from rollyard.plan.engine import EngineModel
+from rollyard.plan.scenario import Scenario
+from rollyard.plan.simulate import Play
+from rollyard.plan.stations import Prompts, judged
+from rollyard.plan.step import Line, StepCost
+from rollyard.plan.world import Stations
+from rollyard.types import Completion, FinishReason, WeightVersion
+from rollyard.types import Group as Judged
 
 LAST = 0.1  # of the members of a batch
 MEMBERS = 10_000  # trained, at least
@@ -27,6 +40,69 @@ HALVED = 0.5  # of the tail wait of plain routing, at most
 UNBIASED = 0.01  # p, at least
 SPARE = 0.25  # prompts beyond a batch, as a share of it
 LEAST_STEPS = 6
+STREAMED = 32  # steps between two moments at which an engine tells what it wrote
+UNBOUNDED = 2**31  # tokens of a step, and pages: neither holds anybody up
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """One workload and the engines for it.
+
+    The log of a length is normal: `between` of its variance lies between prompts, the rest between members of one prompt.
+    A step of an engine writes one token for each that runs there and takes `step_s` + `each_s` for each of them; whatever an
+    engine has to read, prompts and tokens written elsewhere, stops it for `read_s` a token.
+    """
+
+    engines: int = 8
+    sigma: float = 1.0
+    steps: int = 20
+    slots: int = 32  # of an engine
+    waves: int = 2  # members of a batch for each slot
+    size: int = 8  # K
+    median: int = 64  # tokens
+    cap: int = 2048  # tokens
+    between: float = 0.65
+    prompt: int = 128  # tokens
+    step_s: float = 0.004
+    each_s: float = 0.0005
+    read_s: float = 0.00005
+    train_s: float = 1.0
+    seed: int = 0
+
+    @property
+    def groups(self) -> int:
+        """B: as many members as `waves` times the slots."""
+        return self.waves * self.engines * self.slots // self.size
+
+    @cached_property
+    def _lengths(self) -> dict[tuple[int, int], int]:
+        return {}
+
+    def length(self, prompt: int, member: int) -> int:
+        """Tokens of one completion."""
+        if (prompt, member) not in self._lengths:
+            own = math.sqrt(self.between) * random.Random(f"{self.seed}/{prompt}").gauss(0, 1)
+            own += math.sqrt(1 - self.between) * random.Random(f"{self.seed}/{prompt}/{member}").gauss(0, 1)
+            tokens = round(math.exp(math.log(self.median) + self.sigma * own))
+            self._lengths[prompt, member] = min(max(tokens, 1), self.cap)
+        return self._lengths[prompt, member]
+
+    def settings(self) -> dict[str, object]:
+        """For the record, but for what differs from row to row."""
+        return {name: value for name, value in asdict(self).items() if name not in ("engines", "sigma", "steps", "waves")}
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What is done about long answers; each field is an option of the config."""
+
+    placement: Literal["colocated", "async"] = "colocated"
+    staleness: int = 0
+    spare: float = 0.0  # prompts beyond a batch, as a share of it
+    order: Literal["admission", "longest"] = "admission"
+    moves: int = 0
+    on_stale: Literal["wait", "drop"] = "wait"
+
 
 CASES = (  # engines, spread of the log of lengths, members of a batch for each slot
     Crowd(8, 1.0, waves=2),
@@ -103,8 +179,8 @@ def sized(crowd: Crowd, members: int) -> Crowd:
 
 def tail(name: str, crowd: Crowd, routing: Routing, plain_s: float | None = None) -> Tail:
     """One run; `plain_s` is the tail wait that it is compared with."""
-    run = Simulation(crowd, routing)
-    run.run()
+    run = Seen()
+    play(crowd, routing, run)
     waits = [wait(batch, run.done) for batch in run.batches]
     tail_s = statistics.fmean(waits)
     spans = [
@@ -124,15 +200,149 @@ def tail(name: str, crowd: Crowd, routing: Routing, plain_s: float | None = None
         sigma=crowd.sigma,
         tail_s=tail_s,
         of_plain=tail_s / plain_s if plain_s else 1.0,
-        slots=run.slots_busy,
+        slots=run.slots_busy(crowd, routing),
         steps_per_s=crowd.steps / run.trained_at,
         members=len(trained),
         p=kolmogorov_smirnov(trained, admitted),
         staleness=sum(lag * count for lag, count in spans) / tokens,
         moved=run.moved,
-        put_off=run.put_off,
+        put_off=run.cut - run.moved if routing.placement == "colocated" else 0,
         read_again=run.read_again / tokens,
     )
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch as it was trained."""
+
+    began: float  # when the trainer wanted it
+    groups: tuple[Judged, ...]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What came of one run."""
+
+    batches: list[Batch] = field(default_factory=list)
+    done: dict[tuple[int, int], float] = field(default_factory=dict)  # when each member was finished
+    admitted: list[int] = field(default_factory=list)  # groups
+    moved: int = 0
+    cut: int = 0  # members, because they move or because a batch was full without them
+    read_again: int = 0  # tokens
+    trained_at: float = 0.0
+    busy_slot_s: float = 0.0
+
+    def hear(self, now: float, events: Sequence[ev.Event], instructions: Sequence[ev.Instruction]) -> None:
+        """One step of the conductor."""
+        for event in events:
+            if isinstance(event, ev.SegmentArrived):
+                self.cut += event.segment.finish is FinishReason.ABORT
+            elif isinstance(event, ev.BatchTrained):
+                self.trained_at = now
+        for told in instructions:
+            match told:
+                case ev.Admit():
+                    self.admitted.append(told.prompt.id)
+                case ev.Generate() if told.request.written_ids:
+                    self.read_again += len(told.request.prompt_ids) + len(told.request.written_ids)
+                case ev.Move():
+                    self.moved += 1
+                case ev.Score():
+                    self.done[told.completion.group, told.completion.member] = now
+                case ev.Train():
+                    self.batches.append(Batch(self.trained_at, told.groups))
+
+    def slots_busy(self, crowd: Crowd, routing: Routing) -> float:
+        """Share of the slots, over the time in which engines may write."""
+        idle = crowd.train_s * len(self.batches) if routing.placement == "colocated" else 0.0
+        return self.busy_slot_s / (crowd.engines * crowd.slots * (self.trained_at - idle))
+
+
+@dataclass(frozen=True)
+class Takes:
+    """Seconds that things take (plan.world.Takes, plan.engine.EngineCosts) and tokens that they have (plan.workload.Lengths)."""
+
+    crowd: Crowd
+    copy_s: float = 0.0
+    deliver_s: float = 0.0
+    probe_s: float = 0.0
+    sleep_s: float = 0.0
+    wake_s: float = 0.0
+    handoff_s: float = 0.0
+    checkpoint_s: float = 0.0
+
+    def prepare_s(self, engine: ev.EngineId) -> float:
+        return 0.0
+
+    def load_s(self, engine: ev.EngineId) -> float:
+        return 0.0
+
+    def start_s(self, engine: ev.EngineId) -> float:
+        return 0.0
+
+    def refuses(self, engine: ev.EngineId, version: WeightVersion) -> str:
+        return ""
+
+    def score_s(self, completion: Completion) -> float:
+        return 0.0
+
+    def train_s(self, groups: Sequence[Judged]) -> float:
+        return self.crowd.train_s
+
+    def step(self, running: int) -> StepCost:
+        return StepCost(self.crowd.step_s + self.crowd.each_s * running, (Line(0.0, 0.0),))
+
+    def prefill_s(self, tokens: int, pairs: int) -> float:
+        return self.crowd.read_s * tokens
+
+    def prompt(self, prompt_id: int) -> int:
+        return self.crowd.prompt
+
+    def completion(self, prompt_id: int, member: int, step: int) -> int:
+        return self.crowd.length(prompt_id, member)
+
+
+def play(crowd: Crowd, routing: Routing, seen: Seen) -> None:
+    """A whole run."""
+    takes = Takes(crowd)
+    prompts, window = Prompts(takes), crowd.cap + crowd.prompt
+
+    def make(name: ev.EngineId, spans: object) -> EngineModel:
+        return EngineModel(
+            name,
+            crowd.slots,
+            takes,
+            prompts.length,
+            pages=UNBOUNDED,
+            step_tokens=UNBOUNDED,
+            prefill_tokens=UNBOUNDED,
+            window=window,
+            share=False,
+            tell_every=STREAMED,
+        )
+
+    stations = Stations(crowd.engines, make, takes, prompts, judged, 1, window)
+    options = {
+        "place.placement": routing.placement,
+        "place.generate": crowd.engines,
+        "engine.slots": crowd.slots,
+        "rollout.group_size": crowd.size,
+        "rollout.groups_per_step": crowd.groups,
+        "rollout.max_tokens": crowd.cap,
+        "rollout.max_staleness": routing.staleness,
+        "rollout.oversample": round(routing.spare * crowd.groups),
+        "rollout.order": routing.order,
+        "rollout.moves": routing.moves,
+        "rollout.on_stale": routing.on_stale,
+        "weights.rollover": "keep" if routing.placement == "async" else "drain",
+        "weights.probe": False,
+        "weights.canary": False,
+        "run.steps": crowd.steps,
+    }
+    config = resolve_tree(Scenario, lambda scenario: None, environment={}, overrides=options).config  # also what a run refuses
+    run = Play(config, stations, heard=seen.hear)
+    run.run()
+    seen.busy_slot_s = sum(engine.busy_slot_s for engine in run.world.engines.stats())
 
 
 def wait(batch: Batch, done: Mapping[tuple[int, int], float]) -> float:

@@ -49,6 +49,9 @@ def _check_modelled(scenario: Scenario) -> None:
     if scenario.environment.name:
         problem = "a simulated prompt is answered once, and no environment plays"
         raise ConfigError(problem, where="environment.name", remedy="leave it out")
+    if scenario.engine.batching != "continuous":
+        problem = "a modelled engine refills a slot as soon as its sequence ends"
+        raise ConfigError(problem, where="engine.batching", remedy="use continuous")
     if scenario.run.inject:
         problem = "faults happen to processes, and a simulated run has none"
         raise ConfigError(problem, where="run.inject", remedy="leave it out, and use such as --failures.node_hours 1000")

@@ -65,6 +65,7 @@ class EngineModel:
         prefill_tokens: of them prefilled at most, while anything decodes.
         window: tokens of prompt and completion at most.
         share: a prompt is computed once for all requests of its group.
+        tell_every: steps between two moments at which it tells what all running requests have written; 0: only at their ends.
         busy: told what it did, from when to when.
 
     Raises:
@@ -84,6 +85,7 @@ class EngineModel:
         prefill_tokens: int = 256,
         window: int = 2**31,
         share: bool = True,
+        tell_every: int = 0,
         busy: Busy = lambda activity, began, ended: None,
     ) -> None:
         if slots > step_tokens:
@@ -97,6 +99,7 @@ class EngineModel:
         self._jobs: dict[RequestId, Running] = {}
         self._arrivals = count()
         self._told: list[Segment] = []
+        self._tell_every = self._tell_at = tell_every
         self._paused = False
         self._rested = True  # no step has begun since there was nothing to do
         # The steps under way: how many, since when and until when, what each costs, and the chunk of the only one.
@@ -150,8 +153,7 @@ class EngineModel:
         self._paused = True
         if cut:
             return self._tell(self._cut(self._jobs.values()))
-        running = sorted((job for _, _, job in self._batching.running), key=_seat)
-        return self._tell([self._segment(job, None) for job in running if self._batching.written(job) > job.told])
+        return self._tell(self._news())
 
     def resume(self, now: float) -> None:
         """Go on. A step that was under way gives its tokens at its end, or now if that is over."""
@@ -236,6 +238,8 @@ class EngineModel:
         if self._steps or self._paused or not self._jobs:
             return
         self._steps, decodes, context, tokens, pairs = self._batching.plan(one)
+        if self._tell_every:
+            self._steps = min(self._steps, self._tell_at - self._batching.done)
         self._rested = False
         self._cost = self._costs.step(max(decodes, 1))
         self._chunk_s = self._costs.prefill_s(tokens, pairs) if tokens else 0.0
@@ -254,6 +258,9 @@ class EngineModel:
         if not self._steps:
             self._until = inf
             self._told += [self._end(job, job.finish) for job in batching.ended()]
+            if self._tell_every and batching.done >= self._tell_at:
+                self._tell_at += self._tell_every
+                self._told += self._news()
         if not batching.running:
             self._rest()
 
@@ -308,6 +315,11 @@ class EngineModel:
         version = self.version
         assert version is not None, "requests are taken only after a load"
         return Segment(job.request.id, tokens, tokens, version, job.oldest_kv or version, finish)
+
+    def _news(self) -> list[Segment]:
+        """What running requests wrote since they were told of last, in the order in which they got slots."""
+        running = sorted((job for _, _, job in self._batching.running), key=_seat)
+        return [self._segment(job, None) for job in running if self._batching.written(job) > job.told]
 
     def _tell(self, segments: Sequence[Segment]) -> list[Segment]:
         told, self._told = [*self._told, *segments], []

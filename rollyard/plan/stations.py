@@ -17,6 +17,7 @@ from rollyard.types import Activity, Completion, Group, Prompt, Request, Reward,
 from rollyard.watch.spans import SpanLog
 
 ANY = 2**31  # tokens of a window that nobody knows
+TOLD = 16  # tokens of a running request that are told at once, where it may move: as engines do
 
 
 class Priced:
@@ -90,6 +91,7 @@ def stations_of(scenario: Scenario) -> Stations:
     _check_limit(costs, scenario)
     window = engine.window or costs.shape.window or ANY
     pages = engine.pages or costs.engine.kv_tokens // engine.page_tokens
+    beside = engine.prefill_tokens if engine.kind == "embedded" else engine.step_tokens  # no other has such a limit
 
     def make(name: EngineId, spans: SpanLog) -> EngineModel:
         def busy(activity: Activity, began: float, ended: float) -> None:
@@ -103,9 +105,10 @@ def stations_of(scenario: Scenario) -> Stations:
             pages=pages,
             page_tokens=engine.page_tokens,
             step_tokens=engine.step_tokens,
-            prefill_tokens=engine.prefill_tokens,
+            prefill_tokens=beside,
             window=window,
             share=engine.share_prompts,
+            tell_every=TOLD if scenario.rollout.moves else 0,
             busy=busy,
         )
 

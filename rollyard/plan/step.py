@@ -90,11 +90,9 @@ def _steps(first: float, growth: float, seconds: float, most: int) -> int:
 
     if taken(most) <= seconds:
         return most
-    if growth:
-        half = first / growth - 0.5
-        guess = 2 * seconds / growth / (half + sqrt(half * half + 2 * seconds / growth))
-    else:
-        guess = seconds / first
+    half = first - growth / 2
+    root = sqrt(half * half + 2 * growth * seconds)
+    guess = 2 * seconds / (half + root) if half > 0 else (root - half) / growth
     steps = min(max(floor(guess), 0), most)
     while taken(steps) > seconds:
         steps -= 1

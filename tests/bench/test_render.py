@@ -11,10 +11,10 @@ from types import ModuleType
 import pytest
 
 from rollyard.bench import tails
-from rollyard.bench.crowd import Crowd
 from rollyard.bench.placements import Choice
 from rollyard.bench.result import Agreement, Difference, Figure, Load, Measured
 from rollyard.bench.setting import Setting
+from rollyard.bench.tails import Crowd
 from rollyard.bench.turns import Rounds
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from rollyard.bench import tails
-from rollyard.bench.crowd import Crowd, Routing
-from rollyard.bench.tails import HALVED, MEMBERS, ROUTINGS, UNBIASED, kolmogorov_smirnov, sized, tail
+from rollyard.bench.tails import HALVED, MEMBERS, ROUTINGS, UNBIASED, Crowd, Routing, kolmogorov_smirnov, sized, tail
 from rollyard.cli import main
 
 CROWD = sized(Crowd(8, 1.0), MEMBERS)

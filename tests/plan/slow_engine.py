@@ -58,6 +58,7 @@ class SlowEngine:
         prefill_tokens: int,
         window: int,
         share: bool,
+        tell_every: int,
     ) -> None:
         self.scheduler = Unpadded(
             PagePool(pages, page_tokens),
@@ -74,6 +75,7 @@ class SlowEngine:
         self.until, self.free_at, self.paused = inf, 0.0, False
         self.told: list[Told] = []
         self.steps = self.generated = 0
+        self.tell_every = tell_every
 
     def generate(self, requests: Iterable[Request], now: float) -> None:
         self.go_to(now)
@@ -91,10 +93,8 @@ class SlowEngine:
         self.paused = True
         if cut:
             self.cut(list(self.jobs.values()), now)
-            return
-        for sequence in sorted(self.scheduler._running, key=self.scheduler.seats.__getitem__):
-            if len(sequence.tokens) > self.told_tokens[sequence]:
-                self.tell(sequence, now, None)
+        else:
+            self.tell_all(now)
 
     def resume(self, now: float) -> None:
         self.paused = False
@@ -136,6 +136,8 @@ class SlowEngine:
             self.tell(sequence, now, self.end(sequence.request)[1])
             del self.jobs[sequence.request.id]
         self.scheduler.finish(ended)
+        if self.tell_every and not self.steps % self.tell_every:
+            self.tell_all(now)
 
     def end(self, request: Request) -> tuple[int, FinishReason]:
         written, most = len(request.written_ids), request.sampling.max_tokens
@@ -157,6 +159,11 @@ class SlowEngine:
             self.tell(sequence, now, FinishReason.ABORT)
             del self.jobs[sequence.request.id]
         self.scheduler.finish(ordered)
+
+    def tell_all(self, now: float) -> None:
+        for sequence in sorted(self.scheduler._running, key=self.scheduler.seats.__getitem__):
+            if len(sequence.tokens) > self.told_tokens[sequence]:
+                self.tell(sequence, now, None)
 
     def tell(self, sequence: Sequence, now: float, finish: FinishReason | None) -> None:
         tokens = len(sequence.tokens) - self.told_tokens[sequence]

@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollyard.errors import ConfigError, RequestRejected
 from rollyard.plan.engine import EngineModel
 from rollyard.plan.step import Line, StepCost
-from rollyard.types import Request, RequestId, Sampling, Segment, WeightVersion
-from tests.plan.slow_engine import SlowEngine, Told
+from rollyard.plan.tokens import Told
+from rollyard.types import Activity, Request, RequestId, Sampling, Segment, WeightVersion
+from tests.plan import slow_engine
+from tests.plan.slow_engine import SlowEngine
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class World:
     seed: int
     prompts: int = 4
     group: int = 4
-    told: list[Told] = field(default_factory=list)
+    told: list[slow_engine.Told] = field(default_factory=list)
     now: float = 0.0
     asked: int = 0
     live: list[RequestId] = field(default_factory=list)
@@ -51,7 +54,7 @@ class World:
 
     def note(self, segments: list[Segment], at: float) -> None:
         for each in segments:
-            self.told.append(Told(at, each.request, len(each.token_ids), each.version, each.oldest_kv, each.finish))
+            self.told.append(slow_engine.Told(at, each.request, len(each.token_ids), each.version, each.oldest_kv, each.finish))
             if each.finish is not None:
                 self.live.remove(each.request)
 
@@ -97,6 +100,7 @@ def world(random: Random, seed: int) -> World:
         "prefill_tokens": random.choice([1, 5, 16, 1000]),
         "window": random.choice([LIMITS["window"], LIMITS["window"] + 5]),
         "share": random.random() < 0.8,
+        "tell_every": random.choice([0, 0, 1, 5]),
     }
     costs = Costs(*(random.choice([0.5, 1.0, 3.0]) * value for value in (0.003, 2e-5, 1e-5, 1e-4)))
 
@@ -190,3 +194,85 @@ def test_a_step_goes_from_one_line_to_the_next() -> None:
     cost = StepCost(0.5, (Line(0.5, 0.0), Line(-1.5, 0.02)))
     assert cost.total(90, 10, 4) == pytest.approx(4.6)
     assert [cost.fit(90, 10, seconds, 9) for seconds in (0.9, 1.0, 2.1, 3.2, 4.7)] == [0, 1, 2, 3, 4]
+
+
+@dataclass(frozen=True)
+class Even:
+    """A step takes a second, and a token of a prompt a tenth of one."""
+
+    def step(self, running: int) -> StepCost:
+        return StepCost(1.0, (Line(0.0, 0.0),))
+
+    def prefill_s(self, tokens: int, pairs: int) -> float:
+        return tokens / 10
+
+
+def engine(told: list[tuple[Activity, float, float]] | None = None, **options: int) -> EngineModel:
+    """Completions of 4 tokens."""
+    options = {"pages": 100, "page_tokens": 4} | options
+
+    def busy(activity: Activity, began: float, ended: float) -> None:
+        if told is not None:
+            told.append((activity, began, ended))
+
+    found = EngineModel("engine-0", 2, Even(), lambda request: 4, busy=busy, **options)
+    found.load(WeightVersion(0))
+    return found
+
+
+def asked(group: int, member: int, prompt: int = 10, most: int = 8, written: int = 0) -> Request:
+    return Request(RequestId(group, member), Told(prompt), Sampling(most), 0, Told(written))
+
+
+def ends(model: EngineModel) -> list[tuple[float, RequestId, int]]:
+    """When each ends, and with how many tokens from here."""
+    found = []
+    while (at := model.next_s) < inf:
+        found += [(at, each.request, len(each.token_ids)) for each in model.advance(at) if each.finish is not None]
+    return found
+
+
+def test_a_prompt_is_computed_once_for_its_group() -> None:
+    """The first step computes the prompt, 2 s with both first tokens; the third member comes when they end, after 3 more."""
+    model = engine()
+    model.generate([asked(0, member) for member in range(3)], 0.0)
+    assert ends(model) == [
+        (pytest.approx(5.0), RequestId(0, 0), 4),
+        (pytest.approx(5.0), RequestId(0, 1), 4),
+        (pytest.approx(9.0), RequestId(0, 2), 4),
+    ]
+    stats = model.stats()
+    assert (stats.prefilled_tokens, stats.shared_tokens, stats.recomputed_tokens, stats.prefill_s) == (10, 20, 0, 1.0)
+    assert (stats.step_s, stats.busy_slot_s, stats.steps) == (9.0, 14.0, 8)
+
+
+def test_what_was_written_elsewhere_is_read_again() -> None:
+    """2 s for the prompt, 1.3 s for the three tokens that are there, which give the fourth."""
+    model = engine()
+    model.generate([asked(0, 0, written=3)], 0.0)
+    assert ends(model) == [(pytest.approx(3.3), RequestId(0, 0), 1)]
+    assert model.stats().recomputed_tokens == 12
+
+
+def test_what_it_did_is_told() -> None:
+    """Two requests with a rest between them; evaluation is another activity; standing still is none."""
+    told: list[tuple[Activity, float, float]] = []
+    model = engine(told)
+    model.generate([asked(0, 0)], 1.0)
+    ends(model)
+    model.generate([asked(-1, 0)], 10.0)
+    model.settle(12.5)
+    assert told == [(Activity.GENERATE, 1.0, 6.0), (Activity.EVAL, 10.0, 12.0)]
+    model.pause(13.5, False)
+    model.resume(20.0)
+    ends(model)
+    assert told[2:] == [(Activity.EVAL, 12.0, 13.0), (Activity.EVAL, 13.0, 14.0), (Activity.EVAL, 20.0, 21.0)]
+
+
+def test_a_request_that_can_never_run_is_refused() -> None:
+    with pytest.raises(RequestRejected, match="no room for a token"):
+        engine(window=10).generate([asked(0, 0)], 0.0)
+    with pytest.raises(RequestRejected, match="it may need 5 pages of 4"):
+        engine(pages=4).generate([asked(0, 0)], 0.0)
+    with pytest.raises(ConfigError, match="2 sequences do not fit into a step of 1 tokens"):
+        engine(step_tokens=1)
