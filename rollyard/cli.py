@@ -20,17 +20,18 @@ from rollyard.bench.choice import BENCHES, LOAD, LOADS, MODEL, PLACEMENTS, SECTI
 from rollyard.bench.setting import Setting
 from rollyard.bench.theory import Work
 from rollyard.bench.turns import Tell
+from rollyard.config import Config
 from rollyard.control import Order, ask
 from rollyard.durable import is_full
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
 from rollyard.inspect.command import add_inspect, inspect, whole
 from rollyard.layers import Resolved, nearest, options, presets, resolve, value
+from rollyard.plan.command import add_simulate, scenario_of, simulate
 from rollyard.texts import visible
 from rollyard.watch.screen import Screen, warnings_as_lines
 
 if TYPE_CHECKING:
-    from rollyard.config import Config
     from rollyard.loop import Run
     from rollyard.watch.snapshot import Header
     from rollyard.watch.terminal import Terminal, View
@@ -95,10 +96,12 @@ def _main(arguments: Sequence[str] | None) -> int:
             return _resume(given)
         if given.command == "inspect":
             return inspect(given)
+        if given.command == "simulate":
+            scenario = scenario_of(given)
+            return _explain(scenario) if given.explain else simulate(scenario, as_json=given.json)
         resolved = _resolved(given)
         if given.command == "explain":
-            Screen().print(_explanation(resolved))
-            return 0
+            return _explain(resolved)
         return _train(resolved) if given.command == "train" else _run(resolved)
     except ConfigError as error:
         console.print(f"[bold red]error:[/] [bold]{_plain(error.where)}[/]: {_plain(error.problem)}", soft_wrap=True)
@@ -139,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_engines(commands)
     add_inspect(commands)
+    add_simulate(commands, lambda command, short, tree: _add_options(command, short, tree=tree))
     return parser
 
 
@@ -202,11 +206,13 @@ def _count(text: str) -> int:
     return whole(text, 1)
 
 
-def _add_options(command: argparse.ArgumentParser, short_names: Mapping[str, str], sections: Collection[str] = ()) -> None:
+def _add_options(
+    command: argparse.ArgumentParser, short_names: Mapping[str, str], sections: Collection[str] = (), tree: type[Config] = Config
+) -> None:
     """Options of the tree: of these sections, or all of them."""
     short = {name: flag for flag, name in short_names.items()}
     groups: dict[str, Any] = {}
-    for option in options():
+    for option in options(tree):
         section = option.name.partition(".")[0]
         if sections and section not in sections:
             continue
@@ -231,17 +237,19 @@ def _overrides(given: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in vars(given).items() if "." in name}
 
 
-def _explanation(resolved: Resolved[Config]) -> Table:
+def _explain(resolved: Resolved[Any]) -> int:
+    """Every option of its tree."""
     table = Table(box=None, pad_edge=False)
     for column in ("option", "value", "from", "meaning"):
         table.add_column(column, overflow="fold")
-    for option in options():
+    for option in options(type(resolved.config)):
         found = value(resolved.config, option.name)
         shown = ",".join(map(str, found)) if isinstance(found, tuple) else str(found)
         origin = resolved.origins[option.name]
         style = "dim" if origin == "default" else "bold"
         table.add_row(f"[{style}]{option.name}[/]", _plain(shown), origin, f"[dim]{_plain(option.description)}[/]")
-    return table
+    Screen().print(table)
+    return 0
 
 
 def _run(resolved: Resolved[Config]) -> int:

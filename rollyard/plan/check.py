@@ -71,10 +71,18 @@ def _check_workload(scenario: Scenario) -> None:
         problem = f"a mean of {mean:g} tokens is not to be had where completions are cut at {cap}"
         remedy = f"use less than {cap}, or more rollout.max_tokens"
         raise ConfigError(problem, where=where, remedy=remedy)
-    window = scenario.engine.window
-    if 0 < window <= workload.prompt_tokens:
+
+
+def check_window(scenario: Scenario, window: int) -> None:
+    """Raises ConfigError when drawn prompts leave no room for an answer, and all would be dropped.
+
+    Args:
+        window: tokens of prompt and completion at most.
+    """
+    workload = scenario.workload
+    if window <= workload.prompt_tokens and not workload.trace:
         problem = f"prompts of {workload.prompt_tokens} tokens leave no room in a window of {window}"
-        raise ConfigError(problem, where="workload.prompt_tokens", remedy=f"use less than {window}, or more engine.window")
+        raise ConfigError(problem, where="workload.prompt_tokens", remedy=f"use less than {window}")
 
 
 def _check_unheeded(workload: WorkloadConfig, names: tuple[str, ...], why: str) -> None:

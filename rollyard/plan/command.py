@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rollyard.config import Config
 from rollyard.errors import ConfigError
 from rollyard.layers import RUNS, Resolved, presets, resolve_tree
-from rollyard.plan.check import check_scenario
-from rollyard.plan.scenario import Scenario
+from rollyard.plan.check import DRAWN, check_scenario, obstacle
+from rollyard.plan.hardware import CPU
+from rollyard.plan.scenario import Scenario, WorkloadConfig
 from rollyard.plan.split import SIZES, WHERE, gpus_of, split
+from rollyard.plan.trace import Recorded, read_trace
+from rollyard.watch.screen import Screen
 
 TEXT: Final = "a run on a virtual clock: how long its steps would take, and what each device would do meanwhile"
 SCENARIOS: Final = f"{RUNS}/scenarios"  # presets of scenarios, in the package
 FOLDERS: Final = (SCENARIOS, RUNS)  # a run's preset is a scenario too
+PROMPTS: Final = "workload.prompt_tokens"
+ROOM: Final = "the window"  # origin of what it leaves
 GIVEN: Final = "command line"  # origin of options there
 SHORT: Final[Mapping[str, str]] = {  # short names of common options
     "--model": "model.path",
@@ -61,9 +69,28 @@ def scenario_of(given: argparse.Namespace) -> Resolved[Scenario]:
         ConfigError: an option, or what they say together, does not fit.
     """
     overrides: dict[str, Any] = {name: value for name, value in vars(given).items() if "." in name}
+    if overrides.get("workload.trace"):  # in the place of what a preset or file says of lengths
+        usual = {f"workload.{name}": WorkloadConfig.model_fields[name].default for name in DRAWN}
+        overrides = usual | overrides
     if given.gpus:
         overrides |= _devices(given, overrides)
-    return _resolved(given, overrides, check_scenario)
+    resolved = _resolved(given, overrides, check_scenario)
+    if room := _short_prompts(resolved):
+        resolved = _resolved(given, overrides | {PROMPTS: room}, check_scenario)
+        resolved = replace(resolved, origins={**resolved.origins, PROMPTS: ROOM})
+    return resolved
+
+
+def _short_prompts(resolved: Resolved[Scenario]) -> int:
+    """Tokens of prompts of which nothing is said and that would be longer than the window allows; 0: they would not."""
+    from rollyard.plan.costs import shape_for
+
+    scenario = resolved.config
+    if resolved.origins[PROMPTS] != "default" or scenario.workload.trace:
+        return 0
+    window, most = scenario.engine.window or shape_for(scenario).window, scenario.rollout.max_tokens
+    room = window - most if most < window else window // 2
+    return max(1, room) if window > 0 and room < scenario.workload.prompt_tokens else 0
 
 
 def _devices(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,3 +109,72 @@ def _devices(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[st
 
 def _resolved(given: argparse.Namespace, overrides: Mapping[str, Any], checked: Callable[[Scenario], None]) -> Resolved[Scenario]:
     return resolve_tree(Scenario, checked, preset=given.preset, file=given.file, overrides=overrides, folders=FOLDERS)
+
+
+def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
+    """Simulate it, print what came of it, and leave the folder that the command line names; returns 1 when the run fails.
+
+    Raises:
+        ConfigError: the model or the trace cannot be read, it does not fit on the devices, or the folder cannot be written.
+    """
+    from rollyard.plan.leave import check_free, write_folder
+    from rollyard.plan.outcome import summarize
+    from rollyard.plan.show import table
+    from rollyard.plan.simulate import simulate
+
+    scenario, folder = resolved.config, _folder(resolved)
+    if folder is not None:
+        check_free(folder, scenario.run.overwrite)
+    notes = notes_of(resolved)
+    outcome = simulate(scenario)
+    if folder is not None:
+        write_folder(outcome, scenario, folder)
+    summary = summarize(outcome.report, outcome.metrics, scenario)
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(summary) | {"notes": notes}) + "\n")
+        return int(summary.failed)
+    screen = Screen()
+    screen.print(table(summary))
+    for line in [*notes, *([f"simulated run: {folder}"] if folder is not None else [])]:
+        screen.print(line, soft_wrap=True, markup=False, highlight=False)
+    return int(summary.failed)
+
+
+def _folder(resolved: Resolved[Scenario]) -> Path | None:
+    """What the command line names; a file's `run.out` is where its real run goes."""
+    named = resolved.origins["run.out"] == GIVEN and resolved.config.run.out
+    return Path(named) if named else None
+
+
+def notes_of(resolved: Resolved[Scenario]) -> list[str]:
+    """What a reader of the figures should know besides, a line each.
+
+    Raises:
+        ConfigError: the trace cannot be read.
+    """
+    scenario, notes = resolved.config, list[str]()
+    if why := obstacle(scenario):
+        notes.append(f"this version of Rollyard could not run it as it is: {why}")
+    if resolved.origins[PROMPTS] == ROOM:
+        told = f"prompts of {scenario.workload.prompt_tokens:,} tokens, which is what the window leaves"
+        notes.append(f"{told}: give --workload.prompt_tokens for others")
+    if scenario.workload.trace:
+        notes += _notes_of_trace(read_trace(scenario.workload.trace), scenario)
+    if scenario.cluster.hardware == CPU and not (scenario.cluster.bandwidth and scenario.cluster.flops):
+        notes.append("this machine was measured: figures differ a little each time, whatever the seed")
+    if scenario.prompts.held_out or scenario.eval.every:
+        notes.append("evaluations are left out")
+    return notes
+
+
+def _notes_of_trace(trace: Recorded, scenario: Scenario) -> list[str]:
+    notes = []
+    asked = scenario.run.steps * scenario.rollout.groups_per_step
+    if asked > len(trace.groups):
+        notes.append(f"the trace has {len(trace.groups):,} prompts for at least {asked:,}: they come again, in another order")
+    if trace.cut and trace.cut_at < scenario.rollout.max_tokens:
+        told = f"{trace.cut:,} of the trace's {trace.completions:,} completions were cut, at {trace.cut_at:,} tokens at most"
+        notes.append(f"{told}: with a limit of {scenario.rollout.max_tokens:,} they would have gone on")
+    if trace.left_out:
+        notes.append(f"{trace.left_out:,} rollouts of the trace are left out: they failed, or have no token")
+    return notes

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rollyard.errors import ConfigError
 from rollyard.events import EngineId
+from rollyard.plan.check import check_window
 from rollyard.plan.coming import Failures
 from rollyard.plan.costs import Costs, costs_of
 from rollyard.plan.engine import EngineModel
@@ -85,11 +86,12 @@ def stations_of(scenario: Scenario) -> Stations:
     """Of a scenario that was checked.
 
     Raises:
-        ConfigError: the model does not fit on its devices, or a sync takes longer than it may.
+        ConfigError: the model does not fit on its devices, prompts in its window, or a sync takes longer than it may.
     """
     costs, prompts, engine = costs_of(scenario), Prompts(lengths_of(scenario)), scenario.engine
     _check_limit(costs, scenario)
     window = engine.window or costs.shape.window or ANY
+    check_window(scenario, window)
     pages = engine.pages or costs.engine.kv_tokens // engine.page_tokens
     beside = engine.prefill_tokens if engine.kind == "embedded" else engine.step_tokens  # no other has such a limit
 

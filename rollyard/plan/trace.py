@@ -22,20 +22,16 @@ ENDED: Final = ("stop", "length", "context")  # how a completion ended whose len
 class Recorded:
     """Lengths of a run: group by group, in the order of their ids."""
 
-    groups: tuple[tuple[int, ...], ...]  # [groups][members], tokens of completions, at least 1
+    groups: tuple[tuple[int, ...], ...]  # [groups][members], tokens of completions, one more than written where they were cut
     prompts: tuple[int, ...]  # [groups], tokens, at least 1
-    cut: int  # completions that a limit cut: how long they would have been is not known
+    cut: int  # completions that a limit cut: they would have been longer, and nobody knows by how much
+    cut_at: int  # tokens of the longest of them, 0: there is none
     left_out: int  # rows without a length: failed, or without a token
 
     @property
     def completions(self) -> int:
         """Of all groups."""
         return sum(map(len, self.groups))
-
-    @property
-    def longest(self) -> int:
-        """Tokens."""
-        return max(map(max, self.groups))
 
 
 class _Row(NamedTuple):
@@ -78,23 +74,24 @@ def _read(path: Path, changed_ns: int, size: int) -> Recorded:
         int, dict[tuple[bool, int], tuple[int, int]]
     ] = {}  # group -> member, those without a number last -> life, tokens
     prompts: dict[int, int] = {}
-    left_out = cut = 0
+    left_out = cut = cut_at = 0
     for row in (_of_jsonl if path.suffix == ".jsonl" else _of_parquet)(path):
         _check(row)
         if row.finish not in ENDED or not row.tokens:
             left_out += 1
             continue
-        cut += row.finish != "stop"
+        if was_cut := row.finish != "stop":
+            cut, cut_at = cut + 1, max(cut_at, row.tokens)
         prompts[row.group] = row.prompt
         members = groups.setdefault(row.group, {})
         member = (True, len(members)) if row.member < 0 else (False, row.member)
         if members.get(member, (-1, 0))[0] <= row.life:  # what an earlier life wrote again is not another completion
-            members[member] = (row.life, row.tokens)
+            members[member] = (row.life, row.tokens + was_cut)
     if not groups:
         raise ConfigError(f"{path} has no completion in it", where=WHERE, remedy=EXAMPLE)
     ids = sorted(groups)
     lengths = tuple(tuple(groups[group][member][1] for member in sorted(groups[group])) for group in ids)
-    return Recorded(lengths, tuple(prompts[group] for group in ids), cut, left_out)
+    return Recorded(lengths, tuple(prompts[group] for group in ids), cut, cut_at, left_out)
 
 
 def _check(row: _Row) -> None:

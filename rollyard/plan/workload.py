@@ -1,9 +1,9 @@
 """How long prompts and completions are: drawn, or as a run had them (PURE).
 
-Lengths are lognormal, as those of reasoning models are about, and cut at `rollout.max_tokens`. Most of their spread lies between
-prompts: completions of one prompt share a part of their draw,
+Lengths are lognormal, as those of reasoning models are about, and engines cut them at `rollout.max_tokens`. Most of their spread
+lies between prompts: completions of one prompt share a part of their draw,
 
-    z = sqrt(between) * of the prompt + sqrt(1 - between) * of the completion,    length = min(exp(mu + sigma * z), cap)
+    z = sqrt(between) * of the prompt + sqrt(1 - between) * of the completion,    length = exp(mu + sigma * z)
 
 with `mu` such that the mean of what is written, after the cut, is `workload.mean_tokens`. Everything follows from the run's seed
 and the ids, whatever the order in which it is asked for; draws are made for `BLOCK` prompts at a time.
@@ -23,6 +23,8 @@ from rollyard.plan.trace import Recorded, read_trace
 
 BLOCK: Final = 256  # prompts that are drawn at once
 KEPT: Final = 128  # blocks in memory
+LONGEST: Final = 2**31  # tokens of a completion that would never end
+CEILING: Final = math.log(LONGEST)
 ROUNDS: Final = 80  # halvings of the interval that mu is in: more than a float has bits
 
 Draws = tuple[list[float], list[list[float]]]  # of a block: [prompts] of prompts, and [prompts][members] of completions
@@ -36,7 +38,7 @@ class Lengths(Protocol):
         ...
 
     def completion(self, prompt_id: int, member: int, step: int) -> int:
-        """Tokens of a whole completion, from 1 to `rollout.max_tokens`; one of so many was cut.
+        """Tokens of a whole completion if nothing cuts it, at least 1; `rollout.max_tokens` may be less.
 
         Args:
             step: of the version that the policy had when the prompt was admitted.
@@ -53,9 +55,9 @@ def lengths_of(scenario: Scenario) -> Lengths:
     rollout, workload = scenario.rollout, scenario.workload
     if workload.trace:
         trace = read_trace(workload.trace)
-        return Traced(trace, scenario.run.seed, rollout.max_tokens, workload.growth)
-    if rollout.ignore_eos:  # nothing ends before its limit
-        return Drawn(scenario, mu=math.log(rollout.max_tokens), sigma=0.0, growth=0.0)
+        return Traced(trace, scenario.run.seed, workload.growth, endless=rollout.ignore_eos)
+    if rollout.ignore_eos:
+        return Drawn(scenario, mu=CEILING, sigma=0.0, growth=0.0)
     mean = mean_of(scenario)
     mu = mu_of(mean, workload.sigma, rollout.max_tokens)
     return Drawn(scenario, mu=mu, sigma=workload.sigma, growth=math.log1p(workload.growth))
@@ -77,8 +79,8 @@ class Drawn:
 
     def __init__(self, scenario: Scenario, *, mu: float, sigma: float, growth: float) -> None:
         rollout, workload = scenario.rollout, scenario.workload
-        self._seed, self._members, self._cap = scenario.run.seed, rollout.group_size, rollout.max_tokens
-        self._mu, self._growth, self._ceiling = mu, growth, math.log(rollout.max_tokens)
+        self._seed, self._members = scenario.run.seed, rollout.group_size
+        self._mu, self._growth = mu, growth
         self._shared, self._own = sigma * math.sqrt(workload.between), sigma * math.sqrt(1 - workload.between)
         spread = workload.prompt_sigma
         self._prompt_mu, self._prompt_sigma = mu_of(workload.prompt_tokens, spread), spread
@@ -87,13 +89,12 @@ class Drawn:
     def prompt(self, prompt_id: int) -> int:
         """See `Lengths`."""
         block, place = divmod(prompt_id, BLOCK)
-        return max(1, round(math.exp(self._block(block)[0][place])))
+        return _tokens(self._block(block)[0][place])
 
     def completion(self, prompt_id: int, member: int, step: int) -> int:
         """See `Lengths`."""
         block, place = divmod(prompt_id, BLOCK)
-        log = self._block(block)[1][place][member] + self._growth * step
-        return max(1, round(math.exp(log))) if log < self._ceiling else self._cap
+        return _tokens(self._block(block)[1][place][member] + self._growth * step)
 
     def _draw(self, block: int) -> Draws:
         """Logarithms of lengths; evaluation has prompts with ids below 0."""
@@ -106,15 +107,16 @@ class Drawn:
 class Traced:
     """Lengths that a run had, prompt by prompt and in its order; when all were there, again in another order.
 
-    A group that has fewer members than are asked for begins again with its first.
+    A group that has fewer members than are asked for begins again with its first. A completion that was cut would have had one
+    token more, if not many.
 
     Args:
         growth: share by which a completion is longer at each version than it was in the trace.
+        endless: completions end where they are cut.
     """
 
-    def __init__(self, trace: Recorded, seed: int, cap: int, growth: float) -> None:
-        self._trace, self._seed, self._cap = trace, seed, cap
-        self._growth, self._ceiling = math.log1p(growth), math.log(cap)
+    def __init__(self, trace: Recorded, seed: int, growth: float, *, endless: bool) -> None:
+        self._trace, self._seed, self._growth, self._endless = trace, seed, math.log1p(growth), endless
         self._order: Callable[[int], list[int]] = lru_cache(8)(self._shuffled)
 
     def prompt(self, prompt_id: int) -> int:
@@ -124,11 +126,8 @@ class Traced:
     def completion(self, prompt_id: int, member: int, step: int) -> int:
         """See `Lengths`."""
         found = self._trace.groups[self._at(prompt_id)]
-        tokens = found[member % len(found)]
-        if not self._growth or not step:
-            return min(tokens, self._cap)
-        log = math.log(tokens) + self._growth * step
-        return max(1, round(math.exp(log))) if log < self._ceiling else self._cap
+        tokens = LONGEST if self._endless else found[member % len(found)]
+        return _tokens(math.log(tokens) + self._growth * step) if self._growth and step else tokens
 
     def _at(self, prompt_id: int) -> int:
         again, place = divmod(prompt_id, len(self._trace.groups))
@@ -137,6 +136,10 @@ class Traced:
     def _shuffled(self, again: int) -> list[int]:
         order: list[int] = _stream(self._seed, again).permutation(len(self._trace.groups)).tolist()
         return order
+
+
+def _tokens(log: float) -> int:
+    return max(1, round(math.exp(log))) if log < CEILING else LONGEST
 
 
 def _stream(seed: int, number: int) -> np.random.Generator:

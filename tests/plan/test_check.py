@@ -37,7 +37,6 @@ def resolved(values: Mapping[str, object], preset: str = "", file: Path | None =
         ({"workload.between": 1.5}, "workload.between (command line)", "less than or equal to 1"),
         ({"workload.growth": -1}, "workload.growth (command line)", "greater than -1"),
         ({"workload.prompt_tokens": 0}, "workload.prompt_tokens (command line)", "greater than or equal to 1"),
-        ({"workload.prompt_tokens": 100, "engine.window": 100}, "workload.prompt_tokens", "no room in a window of 100"),
         (TRACE | {"workload.sigma": 0.5}, "workload.sigma", "lengths are those of a.jsonl"),
         (TRACE | {"workload.mean_tokens": 5}, "workload.mean_tokens", "leave it out"),
         (EOS | {"workload.growth": 0.1}, "workload.growth", "every completion has 64 tokens"),

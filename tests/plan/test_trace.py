@@ -14,7 +14,7 @@ from rollyard.inspect.export import export
 from rollyard.inspect.source import Lives, Source
 from rollyard.journal.folder import RunFolder
 from rollyard.plan.trace import Recorded, read_trace
-from rollyard.plan.workload import lengths_of
+from rollyard.plan.workload import LONGEST, lengths_of
 from tests import small
 from tests.inspect.runs import write_run
 from tests.plan.test_workload import scenario
@@ -46,8 +46,8 @@ def test_what_a_real_run_exports_comes_back_prompt_by_prompt(run: RunFolder, tmp
     assert found.completions == count == len(rows) > 0 and found.left_out == 0
     assert found.cut == sum(finish != "stop" for *_, finish in rows)
     lengths = lengths_of(scenario(workload__trace=str(path)))
-    for group, member, tokens, prompt, _ in rows:
-        assert lengths.completion(group, member, 0) == tokens and lengths.prompt(group) == prompt
+    for group, member, tokens, prompt, finish in rows:  # what was cut would have gone on
+        assert lengths.completion(group, member, 0) == tokens + (finish != "stop") and lengths.prompt(group) == prompt
 
 
 def test_a_few_fields_suffice(tmp_path: Path) -> None:
@@ -60,17 +60,18 @@ def test_a_few_fields_suffice(tmp_path: Path) -> None:
     told += [{"group": 2, "prompt_tokens": 5, "tokens": 8, "finish": "error"}]
     path = lines(tmp_path / "few.jsonl", *told)
     found = read_trace(path)
-    assert (found.groups, found.prompts, found.cut, found.left_out, found.longest) == (((10,), (90, 20)), (5, 3), 1, 2, 90)
+    assert found == Recorded(((11,), (90, 20)), (5, 3), 1, 10, 2)
     table = pa.table({"group": [7, 2, 7], "prompt_tokens": [3, 5, 3], "tokens": [90, 10, 20]})
     pq.write_table(table, tmp_path / "few.parquet")
-    assert read_trace(tmp_path / "few.parquet").groups == found.groups
+    assert read_trace(tmp_path / "few.parquet").groups == ((10,), (90, 20)), "all ended by themselves where nobody says"
     wide = table.append_column("finish", pa.array(["stop", "length", "error"], pa.large_string()))
     wide = wide.drop_columns("tokens").append_column("token_ids", pa.array([[1] * 90, [1], [1]], pa.large_list(pa.int64())))
     pq.write_table(wide, tmp_path / "wide.parquet")
-    assert read_trace(tmp_path / "wide.parquet") == Recorded(((1,), (90,)), (5, 3), 1, 1)
-    lengths = lengths_of(scenario(workload__trace=str(path), rollout__max_tokens=64, workload__growth=0.1))
-    assert [lengths.completion(1, member, 0) for member in range(4)] == [64, 20, 64, 20]  # begins again, and is cut
-    assert lengths.completion(1, 1, 3) == round(20 * 1.1**3) and lengths.completion(1, 1, 99) == 64
+    assert read_trace(tmp_path / "wide.parquet") == Recorded(((2,), (90,)), (5, 3), 1, 1, 1)
+    lengths = lengths_of(scenario(workload__trace=str(path), workload__growth=0.1))
+    assert [lengths.completion(1, member, 0) for member in range(4)] == [90, 20, 90, 20]  # begins again
+    assert lengths.completion(1, 1, 3) == round(20 * 1.1**3) and lengths.completion(1, 1, 9999) == LONGEST
+    assert lengths_of(scenario(workload__trace=str(path), rollout__ignore_eos=True)).completion(0, 0, 0) == LONGEST
 
 
 def test_when_all_were_there_they_come_in_another_order(tmp_path: Path) -> None:

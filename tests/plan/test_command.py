@@ -1,0 +1,135 @@
+"""`rollyard simulate`: where its scenario comes from, what it prints and leaves, and the same again for the same seed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollyard.cli import main
+from rollyard.layers import RUNS, presets
+
+SMALL = ("simulate", "--preset", "small", "--steps", "3")
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    assert main([str(each) for each in arguments]) == code
+    found = capsys.readouterr()
+    return found.err if code else found.out
+
+
+def summary(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said(capsys, *arguments, "--json"))
+    return found
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, list[str]]:
+    """Value and origin by option."""
+    lines = said(capsys, "simulate", *arguments, "--explain").splitlines()
+    return {words[0]: words[1:] for line in lines if (words := line.split()) and "." in words[0]}
+
+
+def test_every_option_of_a_scenario_can_be_given_and_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    found = explained(capsys, "--preset", "small", "--mean-tokens", "50", "--price=2.5", "--costs.step_s", "0.01")
+    assert found["workload.mean_tokens"][:3] == ["50.0", "command", "line"] and found["cluster.price"][0] == "2.5"
+    assert found["rollout.group_size"][:3] == ["4", "preset", "small"] and found["costs.step_s"][0] == "0.01"
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    told = capsys.readouterr().out
+    assert "--workload.growth" in told and "--failures.joins" in told and "--train.lr" in told and "cluster" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sizes"),
+    [
+        (("--preset", "cluster", "--gpus", "128"), ("64", "64", "H100")),
+        (("--preset", "cluster", "--gpus", "16xH200", "--place.generate", "4"), ("4", "12", "H200")),
+        (("--preset", "cluster", "--gpus", "8", "--placement", "colocated", "--max-staleness", "0"), ("1", "8", "H100")),
+        (("--model", "llama-8b", "--gpus", "9xA100-80", "--placement", "async"), ("4", "5", "A100-80")),
+    ],
+)
+def test_so_many_devices_are_shared_out(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], sizes: tuple[str, ...]
+) -> None:
+    found = explained(capsys, *arguments)
+    assert tuple(found[name][0] for name in ("place.generate", "place.train", "cluster.hardware")) == sizes
+
+
+def test_what_is_printed_is_the_same_again_to_the_byte_for_a_seed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rollyard", *SMALL, "--json"]
+    texts = [subprocess.run([*command, "--seed", seed], check=True, capture_output=True).stdout for seed in ("7", "7", "8")]
+    assert texts[0] == texts[1] != texts[2]
+    found = json.loads(texts[0])
+    assert found["steps"] == 3 and found["step_s"]["mean"] > 0 and found["notes"] == []
+
+
+def test_only_a_folder_that_the_command_line_names_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "run.toml"
+    file.write_text('[run]\nout = "mine"\noverwrite = true')
+    said(capsys, *SMALL, file)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+    assert "simulated run: there" in said(capsys, *SMALL, "--out", "there")
+    assert {path.name for path in (tmp_path / "there").iterdir()} >= {"report.json", "metrics.jsonl", "trace.json"}
+    assert "there exists already" in said(capsys, *SMALL, "--out", "there", code=2)
+    said(capsys, *SMALL, "--out", "there", "--overwrite")
+
+
+def test_the_config_of_a_run_is_a_scenario(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lengths = ("--workload.prompt_tokens", 12, "--steps", 2)
+    hardware = ("--cluster.hardware", "cpu", "--cluster.bandwidth", 1e10, "--cluster.flops", 1e11, "--cluster.memory", 8e9)
+    for preset in set(presets(RUNS)) - {"calculator"}:
+        found = summary(capsys, "simulate", "--preset", preset, *lengths, *hardware)
+        assert found["steps"] == 2 and found["notes"] == ["evaluations are left out"] and not found["failed"]
+    notes = summary(capsys, "simulate", "--preset", "sort", "--steps", 1, *hardware)["notes"]
+    assert notes[:1] == ["prompts of 38 tokens, which is what the window leaves: give --workload.prompt_tokens for others"]
+    assert "no environment plays" in said(capsys, "simulate", "--preset", "calculator", code=2)
+
+
+def test_what_this_version_cannot_run_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    told = said(capsys, *SMALL, "--engine.tensor_parallel_size", "2")
+    assert "this version of Rollyard could not run it as it is: engine.tensor_parallel_size" in told
+
+
+def test_what_a_trace_does_not_say_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [{"group": group, "prompt_tokens": 9, "tokens": 30 - group, "finish": "length"} for group in range(5)]
+    rows.append(rows[0] | {"finish": "error"})
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    bare = ("simulate", tmp_path / "bare.toml", "--trace", tmp_path / "a.jsonl", "--gpus", 2, "--placement", "separate")
+    (tmp_path / "bare.toml").write_text('[model]\npath = "qwen2.5-7b"\ndtype = "bfloat16"\n[run]\nsteps = 2')
+    notes = summary(capsys, *bare)["notes"]
+    assert notes == [
+        "the trace has 5 prompts for at least 64: they come again, in another order",
+        "5 of the trace's 5 completions were cut, at 30 tokens at most: with a limit of 64 they would have gone on",
+        "1 rollouts of the trace are left out: they failed, or have no token",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--preset", "large"), "there is no preset 'large'"),
+        (("--preset", "small", "--gpus", "many"), "give such as 64"),
+        (("--preset", "small", "--gpus", "2xH100", "--cluster.hardware", "A100-80"), "two kinds of device"),
+        (("--preset", "small", "--gpus", "4xH1000"), "there is no device 'H1000'"),
+        (("--preset", "small", "--model", "gpt-5"), "there is no model 'gpt-5'"),
+        (("--preset", "small", "--mean-tokens", "1e9"), "not to be had"),
+        (("--preset", "small", "--trace", "none.jsonl"), "none.jsonl cannot be read: No such file"),
+        (("--preset", "small", "--trace", "none.jsonl", "--mean-tokens", "9"), "workload.mean_tokens"),
+        (("--preset", "small", "--calm"), "there is no option '--calm'"),
+        (("none.toml",), "no such file"),
+        ((), "no model is named"),
+        (("--preset", "sort", "--workload.prompt_tokens", "64"), "leave no room in a window of 64"),
+    ],
+)
+def test_mistakes_are_one_line_and_a_remedy(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert told in said(capsys, "simulate", *arguments, code=2)
