@@ -154,6 +154,20 @@ def test_generation_that_waits_for_its_longest() -> None:
     assert bound(waiting, scenario()) == "the tail of generation"
 
 
+@pytest.mark.parametrize(
+    ("slots", "prompt", "expected"),
+    [
+        (8, 512, "memory bandwidth"),  # 16 GB of weights at 70 % of 3.35 TB/s take 6.4 ms, 3 ms besides
+        (512, 1, "arithmetic"),  # 2 x 8e9 x 512 operations at half of 989 TFLOP/s take 15.5 ms
+    ],
+)
+def test_what_decoding_is_bound_by(slots: int, prompt: int, expected: str) -> None:
+    place, rollout = {"generate": 1, "train": 8}, {"groups_per_step": slots, "group_size": 1}
+    engine, model = {"tensor_parallel_size": 1, "slots": slots}, {"path": "llama-8b", "dtype": "bfloat16"}
+    found = scenario(place=place, rollout=rollout, engine=engine, model=model, workload={"prompt_tokens": prompt})
+    assert bound(replace(REPORT, slots_busy=1.0), found) == f"generation ({expected})"
+
+
 def shown(report: Report) -> str:
     console = Console(width=110, file=(file := StringIO()))
     console.print(table(summarize(report, ROWS, scenario())))
