@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 
 import pytest
@@ -13,7 +13,7 @@ from rollyard.config import ForecastConfig
 from rollyard.plan.forecast import forecast_of
 from rollyard.plan.outcome import Cost, Spread, bound, summarize
 from rollyard.plan.scenario import Scenario
-from rollyard.plan.show import table, to_json
+from rollyard.plan.show import table
 from rollyard.watch.devices import PoolTime
 from rollyard.watch.report import (
     Counts,
@@ -195,6 +195,6 @@ def test_the_table_has_what_a_person_asks_for() -> None:
 
 
 def test_programs_get_the_same_as_one_object() -> None:
-    found = json.loads(to_json(summarize(REPORT, ROWS, scenario())))
+    found = json.loads(json.dumps(asdict(summarize(REPORT, ROWS, scenario()))))
     assert found["step_s"]["median"] == 20.0 and found["busy"] == {"engine": 0.6, "trainer": 0.4}
     assert found["staleness"] == {"0": 0.75, "1": 0.25} and found["bound"] == "generation"
