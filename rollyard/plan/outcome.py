@@ -8,6 +8,10 @@ from math import ceil
 from statistics import median
 from typing import Final, Protocol
 
+from rollyard.errors import ConfigError
+from rollyard.plan.costs import costs_of
+from rollyard.plan.decoding import EngineCosts
+from rollyard.plan.hardware import CPU
 from rollyard.plan.scenario import Scenario
 from rollyard.watch.accounts import ENGINE, TRAINER
 from rollyard.watch.forecast import PHASES, StepMeans
@@ -15,6 +19,8 @@ from rollyard.watch.report import Report
 from rollyard.watch.timeline import BESIDE, PhaseSeconds
 from rollyard.watch.trace import Traced
 
+GENERATION: Final = "generation"
+OF_STEP: Final = ("time of a step besides", "memory bandwidth", "arithmetic")  # what a decode step is bound by
 OVERLAPS: Final = ("async", "swap")  # placements in which generation and training go on at once
 TAIL: Final = 0.5  # fewer of the slots that it could use at work on average: generation waits for its longest
 
@@ -162,28 +168,48 @@ def bound(report: Report, scenario: Scenario) -> str:
     """What a step waits for most: generation, the tail of generation, training, weight sync or scoring.
 
     Where generation and training go on at once it is the one that the other waits for longer. The tail: of the slots that
-    requests could fill, fewer than TAIL are at work while engines generate or wait for each other.
+    requests could fill, fewer than TAIL are at work while engines generate or wait for each other. Of generation it says what
+    decoding is bound by, where that is known without measuring.
     """
     parts = report.phases.parts()
-    spent = {"generation": parts["generate"], "training": parts["train"], "weight sync": parts["sync"], "scoring": parts["score"]}
+    spent = {GENERATION: parts["generate"], "training": parts["train"], "weight sync": parts["sync"], "scoring": parts["score"]}
     waits = {pool.role: pool.wait_share for pool in report.usage.pools}
     if report.placement in OVERLAPS:
         engines, trainers = waits.get(ENGINE, {}).get("train", 0.0), waits.get(TRAINER, {}).get("generate", 0.0)
-        behind, before = ("generation", "training") if trainers >= engines else ("training", "generation")
+        behind, before = (GENERATION, "training") if trainers >= engines else ("training", GENERATION)
         spent[behind] += spent.pop(before)
     if not any(spent.values()):
         return "nothing"
     found = max(spent, key=lambda name: spent[name])
-    return "the tail of generation" if found == "generation" and _used(report, scenario) < TAIL else found
+    return _generation(report, scenario) if found == GENERATION else found
 
 
-def _used(report: Report, scenario: Scenario) -> float:
-    """Share of the slots at work that requests could fill, over the time in which an engine generates or waits for another."""
-    rollout, (_, engines) = scenario.rollout, devices_of(scenario)
+def _generation(report: Report, scenario: Scenario) -> str:
+    """What of it."""
+    rollout, slots, (_, engines) = scenario.rollout, scenario.engine.slots, devices_of(scenario)
+    engine = _engine(scenario)
+    length = scenario.workload.prompt_tokens + (report.lengths.mean or 0.0) / 2  # that a running sequence attends to
     under_way = rollout.groups_per_step * rollout.group_size * (1 + rollout.max_staleness)
-    could = min(scenario.engine.slots, ceil(under_way / engines))
+    could = min(slots, ceil(under_way / engines), *([] if engine is None else [max(1, int(engine.kv_tokens / length))]))
     (busy, waits), *_ = [
         *((pool.busy_share, pool.wait_share.get("generate", 0.0)) for pool in report.usage.pools if pool.role == ENGINE),
         (1.0, 0.0),
     ]
-    return report.slots_busy * scenario.engine.slots / could * (busy / (busy + waits) if busy else 1.0)
+    running = report.slots_busy * slots
+    if running / could * (busy / (busy + waits) if busy else 1.0) < TAIL:
+        return f"the tail of {GENERATION}"
+    if engine is None:
+        return GENERATION
+    cost = engine.step(max(1, round(running)))
+    parts = [cost.floor_s, *(line.fixed + line.per_token * running * length for line in cost.lines)]
+    return f"{GENERATION} ({OF_STEP[parts.index(max(parts))]})"
+
+
+def _engine(scenario: Scenario) -> EngineCosts | None:
+    """None for a machine that would be measured, and for a model that is not there any more."""
+    if scenario.cluster.hardware == CPU:
+        return None
+    try:
+        return costs_of(scenario).engine
+    except ConfigError:
+        return None

@@ -1,10 +1,8 @@
-"""A simulated run for people, as rich renderables, and for programs, as one JSON object."""
+"""A simulated run for people, as a rich renderable. Programs get the same record as JSON."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -19,11 +17,6 @@ LABEL: Final = 9  # columns of the names at the left
 BAR: Final = 60  # columns of the bar of phases
 SHOWN: Final = 0.005  # a smaller share is not worth its place
 REST: Final = "unaccounted"  # whose colour it has
-
-
-def to_json(summary: Summary) -> str:
-    """One object, in one line."""
-    return json.dumps(asdict(summary)) + "\n"
 
 
 def table(summary: Summary) -> RenderableType:

@@ -54,7 +54,7 @@ def test_blobs_are_read_as_it_says(run: RunFolder, monkeypatch: pytest.MonkeyPat
 
 def test_each_command_is_understood() -> None:
     commands = [line.partition("#")[0] for line in PAGE.splitlines() if line.startswith("rollyard inspect runs/")]
-    assert len(commands) == 11
+    assert len(commands) == 12
     for command in commands:
         given = cli._parser().parse_args(shlex.split(command)[1:])
         assert isinstance(given, argparse.Namespace) and given.command == "inspect"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from rollyard.journal.folder import RunFolder
 from rollyard.plan.leave import check_free, write_folder
 from rollyard.plan.outcome import summarize
 from rollyard.plan.scenario import Scenario
-from rollyard.plan.show import to_json
 from rollyard.plan.simulate import Simulated
 from rollyard.watch.read import read_report
 from tests.plan.sides import Case, simulated
@@ -95,7 +95,9 @@ def test_inspect_shows_what_there_is(left: tuple[Simulated, Scenario, RunFolder]
     done, scenario, folder = left
     told = ask(capsys, folder)
     assert "run (simulated)" in told and "all steps are done" in told
-    assert json.loads(ask(capsys, folder, "--json")) == json.loads(to_json(summarize(done.report, done.metrics, scenario)))
+    assert json.loads(ask(capsys, folder, "--json")) == json.loads(
+        json.dumps(asdict(summarize(done.report, done.metrics, scenario)))
+    )
     lines = ask(capsys, folder, "steps", "--limit", "2").splitlines()
     assert lines[0].split()[:3] == ["step", "groups", "tokens"] and lines[-1] == "2 of 5; --limit N shows more"
     rows = [json.loads(line) for line in ask(capsys, folder, "steps", "--json").splitlines()]

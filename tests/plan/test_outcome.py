@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 
 import pytest
@@ -13,7 +13,7 @@ from rollyard.config import ForecastConfig
 from rollyard.plan.forecast import forecast_of
 from rollyard.plan.outcome import Cost, Spread, bound, summarize
 from rollyard.plan.scenario import Scenario
-from rollyard.plan.show import table, to_json
+from rollyard.plan.show import table
 from rollyard.watch.devices import PoolTime
 from rollyard.watch.report import (
     Counts,
@@ -154,6 +154,20 @@ def test_generation_that_waits_for_its_longest() -> None:
     assert bound(waiting, scenario()) == "the tail of generation"
 
 
+@pytest.mark.parametrize(
+    ("slots", "prompt", "expected"),
+    [
+        (8, 512, "memory bandwidth"),  # 16 GB of weights at 70 % of 3.35 TB/s take 6.4 ms, 3 ms besides
+        (512, 1, "arithmetic"),  # 2 x 8e9 x 512 operations at half of 989 TFLOP/s take 15.5 ms
+    ],
+)
+def test_what_decoding_is_bound_by(slots: int, prompt: int, expected: str) -> None:
+    place, rollout = {"generate": 1, "train": 8}, {"groups_per_step": slots, "group_size": 1}
+    engine, model = {"tensor_parallel_size": 1, "slots": slots}, {"path": "llama-8b", "dtype": "bfloat16"}
+    found = scenario(place=place, rollout=rollout, engine=engine, model=model, workload={"prompt_tokens": prompt})
+    assert bound(replace(REPORT, slots_busy=1.0), found) == f"generation ({expected})"
+
+
 def shown(report: Report) -> str:
     console = Console(width=110, file=(file := StringIO()))
     console.print(table(summarize(report, ROWS, scenario())))
@@ -181,6 +195,6 @@ def test_the_table_has_what_a_person_asks_for() -> None:
 
 
 def test_programs_get_the_same_as_one_object() -> None:
-    found = json.loads(to_json(summarize(REPORT, ROWS, scenario())))
+    found = json.loads(json.dumps(asdict(summarize(REPORT, ROWS, scenario()))))
     assert found["step_s"]["median"] == 20.0 and found["busy"] == {"engine": 0.6, "trainer": 0.4}
     assert found["staleness"] == {"0": 0.75, "1": 0.25} and found["bound"] == "generation"
