@@ -43,6 +43,7 @@ class Costs:
     restart_s: float
     verdict_s: float
     verdict_token_s: float
+    evidence_s: float = 0.0  # what the trainer computes for probes, with each version
 
     def train_s(self, tokens: int, pairs: int) -> float:
         """A batch, all its optimizer steps; see `TrainingCosts.train_s`."""
@@ -58,8 +59,8 @@ class Costs:
 
     @property
     def copy_s(self) -> float:
-        """The trainer makes its copy of new weights, and does nothing else."""
-        return self.moving.copy_s
+        """The trainer makes its copy of new weights, computes what probes compare with, and does nothing else."""
+        return self.moving.copy_s + self.evidence_s
 
     @property
     def transfer_s(self) -> float:
@@ -117,6 +118,7 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
         restart_s=scenario.failures.restart_s,
         verdict_s=costs.score_s,
         verdict_token_s=costs.score_token_s,
+        evidence_s=costs.evidence_s if scenario.weights.probe else 0.0,
     )
 
 

@@ -22,6 +22,7 @@ class ClusterConfig(Section):
     link: NonNegative = Field(0.0, description="bytes/s to the others of its node, in one direction")
     nic: NonNegative = Field(0.0, description="bytes/s to other nodes, in one direction")
     host: NonNegative = Field(0.0, description="bytes/s to the memory of its machine, in one direction")
+    cores: Natural = Field(0, description="processors that all processes of the run share (0: every process has its own)")
     price: NonNegative = Field(0.0, description="money that one device costs an hour (0: not told)")
 
 
@@ -84,11 +85,16 @@ class CostsConfig(Section):
     disk: Positive = Field(2e9, description="bytes/s of the common disk, of one reader or writer")
     barrier_s: NonNegative = Field(0.1, description="seconds of a weight sync besides")
     probe_s: NonNegative = Field(0.0, description="seconds that a probe takes an engine at a load")
+    evidence_s: NonNegative = Field(
+        0.0, description="seconds that the trainer takes, with each version, for what probes compare with"
+    )
     sleep_s: NonNegative = Field(0.0, description="seconds that an engine takes to sleep, and again to wake (colocated)")
     score_s: NonNegative = Field(0.0, description="seconds of a verdict")
     score_token_s: NonNegative = Field(0.0, description="seconds that each token of a completion adds to that")
     score_workers: Count = Field(64, description="verdicts at a time")
-    message_s: NonNegative = Field(0.0, description="seconds that the driver is busy with a completion")
+    request_s: NonNegative = Field(0.0, description="seconds that the driver is busy with handing out a request")
+    message_s: NonNegative = Field(0.0, description="seconds that it is busy with what becomes of one")
+    batch_s: NonNegative = Field(0.0, description="seconds that it is busy with a batch, before its training begins")
 
 
 class FailuresConfig(Section):

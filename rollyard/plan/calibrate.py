@@ -1,0 +1,252 @@
+"""Constants of the cost model from a run that is over: `rollyard simulate --calibrate RUN`.
+
+What is fitted is work, not what came of it: on a CPU processor time, which hardly depends on what else the machine does, and
+elsewhere the time of devices. How long that takes in another placement is for the simulator to say: who works at once, who
+has to share a processor, who waits for whom.
+
+A CPU has no data sheet that says what it reaches with such matrices. So its FLOPs are what the run reached, at its best; the other
+parts are shares of that. Its caches are taken to be fast enough.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from rollyard.errors import ConfigError
+from rollyard.plan.costs import Costs, priced, shape_for
+from rollyard.plan.finished import WHERE, FinishedRun, read_finished
+from rollyard.plan.fit import Fit, least_squares, middle
+from rollyard.plan.hardware import CPU
+from rollyard.plan.measured import device_of
+from rollyard.plan.scenario import Scenario
+from rollyard.stats import Pace
+
+UNIT: Final = 1e9  # FLOP/s that a CPU's rates are first told in
+NEVER_BOUND: Final = 100.0  # bytes/s a FLOP/s: memory that nothing waits for
+USUAL: Final = 1e9  # bytes/s from process to process, where a run does not tell
+NOTHING: Final = {  # constants of a machine that only computes, at its peak
+    "decode_bandwidth": 1.0, "decode_flops": 1.0, "prefill_flops": 1.0, "train_flops": 1.0, "step_s": 0.0, "sequence_s": 0.0,
+    "tensor_parallel_s": 0.0, "minibatch_s": 0.0, "token_s": 0.0, "link": 1.0, "barrier_s": 0.0, "probe_s": 0.0, "evidence_s": 0.0,
+    "sleep_s": 0.0, "score_s": 0.0, "request_s": 0.0, "message_s": 0.0, "batch_s": 0.0, "recompute": False, "logprob_passes": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """One constant. `residual` is the root mean square of what it leaves, as a share of what was measured; None: it is a median."""
+
+    option: str
+    value: float | bool | str
+    on: str  # what it was fitted to
+    residual: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a run says of the costs."""
+
+    run: FinishedRun
+    fitted: tuple[Fitted, ...]
+
+    def options(self) -> dict[str, float | bool | str]:
+        """By dotted name."""
+        return {each.option: each.value for each in self.fitted}
+
+    def scenario(self, config: Scenario) -> Scenario:
+        """The same with these constants."""
+        return with_options(config, self.options())
+
+    def to_toml(self) -> str:
+        """Sections of a scenario's file, with what each constant was fitted to."""
+        sections: dict[str, list[str]] = {}
+        for each in self.fitted:
+            section, _, name = each.option.partition(".")
+            left = "" if each.residual is None else f"; residual {each.residual:.1%}"
+            sections.setdefault(section, []).append(f"{name} = {_toml(each.value)}  # {each.on}{left}")
+        head = f"# fitted to {self.run.report.name} ({self.run.report.placement}, {self.run.report.steps} steps)\n"
+        return head + "\n".join(f"[{name}]\n" + "\n".join(lines) + "\n" for name, lines in sections.items())
+
+
+def _toml(value: float | bool | str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value:.6g}"
+
+
+def with_options(scenario: Scenario, options: dict[str, float | bool | str]) -> Scenario:
+    """Raises pydantic's ValidationError for a value that an option does not take."""
+    record = scenario.model_dump()
+    for name, value in options.items():
+        section, _, option = name.partition(".")
+        record[section][option] = value
+    return Scenario.model_validate(record)
+
+
+def calibrate(path: Path, hardware: str = CPU) -> Calibration:
+    """Fit the constants to the run in this folder.
+
+    Args:
+        hardware: what it ran on: cpu, or a kind of device of the table.
+
+    Raises:
+        ConfigError: it is not the folder of a run that came to its end, or says too little; there is no such hardware.
+        JournalError: what is in the folder cannot be read, or is another version's.
+    """
+    run = read_finished(path)
+    if not run.report.usage.paces:
+        problem = f"engine {run.report.engine} does not tell what its steps take"
+        raise ConfigError(problem, where=WHERE, remedy="give a run with --engine.kind embedded")
+    return Calibration(run, tuple(_Fitting(run, hardware).all()))
+
+
+class _Fitting:
+    """One run's constants, part by part: a later part stands on what an earlier one found."""
+
+    def __init__(self, run: FinishedRun, hardware: str) -> None:
+        self._run, self._hardware = run, hardware
+        self._cpu = hardware == CPU
+        record = run.config.model_dump()
+        self._scenario = Scenario.model_validate({**record, "costs": {**record.get("costs", {}), **NOTHING}})
+        self._shape = shape_for(self._scenario)
+        options: dict[str, float | bool | str] = {"cluster.hardware": hardware}
+        if self._cpu:
+            options |= {"cluster.flops": UNIT, "cluster.bandwidth": UNIT * NEVER_BOUND, "cluster.cores": 0}
+        self._scenario = with_options(self._scenario, options)
+        self._peak = self._priced({})
+        self._members = run.config.rollout.groups_per_step * run.config.rollout.group_size
+        self._quiet = self._quietness()
+
+    def _priced(self, options: dict[str, float | bool | str]) -> Costs:
+        scenario = with_options(self._scenario, options)
+        return priced(scenario, self._shape, device_of(scenario.cluster, scenario.model.dtype))
+
+    def _quietness(self) -> float:
+        """Share of its time in which who wanted a processor had one, where processor time was measured: 1 on an idle machine."""
+        if not self._cpu:
+            return 1.0
+        paces = self._run.report.usage.paces
+        shares = [sum(pace.thread_s for pace in paces) / (sum(pace.seconds for pace in paces) or 1.0)]
+        trained, took = self._run.column("train/thread_s"), self._run.seconds("step")
+        shares += [median(trained) / took] if trained and took else []
+        return min(max(shares), 1.0) or 1.0
+
+    def all(self) -> Iterable[Fitted]:
+        yield Fitted("cluster.hardware", self._hardware, "given")
+        decode, prefill, train = self._decode(), self._prefill(self._decode()), self._train()
+        rates = {"decode_flops": decode.slope, "prefill_flops": prefill, "train_flops": train.slope}
+        best = min(slope for slope in rates.values() if slope) if self._cpu else 1.0
+        if self._cpu:
+            yield Fitted("cluster.flops", UNIT / best, "the best rate of decoding, prefill and training")
+            yield Fitted("cluster.bandwidth", UNIT / best * NEVER_BOUND, "its caches are taken to be fast enough")
+            yield Fitted("cluster.cores", float(os.cpu_count() or 1), "of this machine")
+        shares = {name: min(best / slope, 1.0) if slope else 1.0 for name, slope in rates.items()}
+        steps = sum(pace.steps for pace in self._run.report.usage.paces)
+        yield Fitted("costs.step_s", decode.fixed, f"{steps} engine steps, by sequences running", decode.residual)
+        yield Fitted("costs.decode_flops", shares["decode_flops"], "the same", decode.residual)
+        yield Fitted("costs.decode_bandwidth", 1.0 if self._cpu else shares["decode_flops"], "the same")
+        yield Fitted("costs.prefill_flops", shares["prefill_flops"], "of them, those that read prompts besides")
+        yield Fitted("costs.recompute", False, "what is computed again is in the share of training")
+        yield Fitted("costs.train_flops", shares["train_flops"], f"{self._run.report.steps - 1} training steps", train.residual)
+        yield Fitted("costs.minibatch_s", train.fixed / self._run.config.train.minibatches, "the same", train.residual)
+        yield from self._of_driver()
+        yield from self._of_sync()
+
+    # ------------------------------------------------------------------------------------------- computing
+
+    def _took(self, pace: Pace) -> float:
+        return (pace.thread_s if self._cpu and pace.thread_s else pace.seconds) / pace.steps
+
+    def _decode(self) -> Fit:
+        """Seconds of a step over what its tokens would take at the peak."""
+        paces = [pace for pace in self._run.report.usage.paces if not pace.prefill and pace.sequences]
+        if not paces:
+            raise ConfigError("no step of an engine only decoded", where=WHERE, remedy="give a run with longer completions")
+        x, y = [self._at_peak(pace) for pace in paces], [self._took(pace) for pace in paces]
+        return least_squares(x, y, [pace.steps for pace in paces])
+
+    def _at_peak(self, pace: Pace) -> float:
+        cost = self._peak.engine.step(max(round(pace.sequences / pace.steps), 1))
+        return cost.at(pace.context / pace.steps)
+
+    def _prefill(self, decode: Fit) -> float:
+        """Times as long as at the peak; as decoding where no step read prompts."""
+        paces = [pace for pace in self._run.report.usage.paces if pace.prefill]
+        ideal = sum(self._peak.engine.prefill_s(pace.prefilled, 0) for pace in paces)
+        taken = sum((self._took(pace) - decode.fixed - decode.slope * self._at_peak(pace)) * pace.steps for pace in paces)
+        return taken / ideal if ideal and taken > 0 else decode.slope
+
+    def _train(self) -> Fit:
+        """Seconds of a batch over what it would take at the peak."""
+        run, members = self._run, self._members
+        seconds = run.column("train/thread_s") if self._cpu else []
+        if not seconds:
+            lengths = [span.end - span.start for span in run.spans if span.what == "step"]
+            seconds = lengths[1:] if len(lengths) == run.report.steps else [run.seconds("step")] * (run.report.steps - 1)
+        ideal = []
+        for row in run.rows[1:]:
+            length = float(row["prompt_tokens_mean"]) + float(row["completion_tokens_mean"])
+            tokens = round(float(row["groups"]) * members / run.config.rollout.groups_per_step * length)
+            ideal.append(self._peak.train_s(tokens, round(tokens * (length + 1) / 2)))
+        return middle(ideal, seconds)
+
+    # ---------------------------------------------------------------------------------- driver and weight sync
+
+    def _of_driver(self) -> Iterable[Fitted]:
+        run, members, quiet = self._run, self._members, self._quiet
+        packed = max(run.driver_s("train") - run.seconds("step"), 0.0) if self._cpu else 0.0
+        batch = (packed + median(run.column("phase/unaccounted_s"))) * quiet
+        request = run.driver_s("prompts") * quiet / members
+        told = f"{members} completions a step, in the middle"
+        whole = median(run.column("driver_s"))
+        yield Fitted("costs.batch_s", batch, "what a step has beside generation, training, scoring and sync, in the middle")
+        yield Fitted("costs.request_s", request, f"handing out requests of {told}")
+        yield Fitted(
+            "costs.message_s", max(whole - batch - request * members, 0.0) / members, f"processor time of the driver, {told}"
+        )
+        if run.verdict_s is not None and not self._cpu:
+            yield Fitted("costs.score_s", run.verdict_s, "from the end of a completion to its verdict, in the middle")
+        elif self._cpu:
+            yield Fitted("costs.score_s", 0.0, "functions judge in the driver, whose time they are part of")
+
+    def _of_sync(self) -> Iterable[Fitted]:
+        run, quiet = self._run, self._quiet
+        evidence = run.seconds("evidence") * quiet
+        probe = max(run.seconds("eval"), run.seconds("probe")) * quiet
+        options: dict[str, float | bool | str] = {"costs.evidence_s": evidence, "costs.probe_s": probe}
+        yield Fitted("costs.evidence_s", evidence, "what the trainer computes for the probe, in the middle")
+        yield Fitted("costs.probe_s", probe, "a probe, in the middle")
+        for fitted in self._links() if self._cpu else ():
+            yield fitted
+            options[fitted.option] = fitted.value
+        options["costs.link"] = 1.0
+        whole = run.driver_s("sync") * quiet
+        costs, parts = self._priced(options), 0.0
+        placement = run.config.place.placement
+        if placement == "colocated":
+            parts = (run.seconds("sleep") + run.seconds("wake")) * quiet
+            yield Fitted("costs.sleep_s", parts / 2, "engines went to sleep and woke, in the middle")
+        elif placement == "swap":
+            parts = costs.handoff_s
+        elif placement == "async":  # beside generation and training: how long it takes says little of what it would take alone
+            whole = 0.0
+        left = whole - parts - costs.copy_s - costs.transfer_s - costs.load_s - probe
+        yield Fitted("costs.link", 1.0, "the rate is what was reached")
+        yield Fitted("costs.barrier_s", max(left, 0.0), "what a weight sync takes besides, in the middle")
+
+    def _links(self) -> Iterable[Fitted]:
+        """Bytes/s between processes."""
+        weights = self._run.report.weights
+        if weights.handed:
+            rate = median(handed.bytes / handed.seconds for handed in weights.handed if handed.seconds) / self._quiet
+            on = f"{len(weights.handed)} handoffs, in the middle"
+        elif (published := self._run.seconds("publish") * self._quiet) and weights.bytes_sent:
+            rate, on = weights.bytes_sent / len(self._run.report.versions) / published, "weights that were sent, in the middle"
+        else:
+            rate, on = USUAL, "not in this run: assumed"
+        for name in ("link", "host", "nic"):
+            yield Fitted(f"cluster.{name}", rate, on)

@@ -1,0 +1,176 @@
+"""A run that is over, as far as a cost model can learn from it: its options, steps, engines, and what every process did when."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from rollyard.config import Config
+from rollyard.errors import ConfigError, JournalError
+from rollyard.journal.folder import CONFIG, SCENARIO, RunFolder
+from rollyard.journal.reader import JournalReader
+from rollyard.plan.scenario import Scenario
+from rollyard.texts import in_a_line
+from rollyard.watch.accounts import DRIVER
+from rollyard.watch.read import read_report
+from rollyard.watch.report import Report
+
+LEAST: Final = 4  # steps: the first is left out, and three are the fewest that have a middle
+WHERE: Final = "--calibrate"
+REMEDY: Final = "give the folder of a run that came to its end, with this version of Rollyard"
+
+
+class Span(NamedTuple):
+    """Seconds from the run's start."""
+
+    device: str  # several names, with + between; or driver
+    what: str  # a part, such as publish, or the activity itself
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """What is left of it.
+
+    Args:
+        config: its options; of a simulated run those of its scenario.
+        rows: of its metrics, a step each.
+        verdict_s: seconds from the end of a completion to its verdict, in the middle; None where there is no journal.
+    """
+
+    path: Path
+    config: Config
+    report: Report
+    rows: tuple[Mapping[str, Any], ...]
+    spans: tuple[Span, ...]
+    verdict_s: float | None
+
+    def column(self, name: str) -> list[float]:
+        """A number of every step but the first, None left out."""
+        return [float(row[name]) for row in self.rows[1:] if row.get(name) is not None]
+
+    def windows(self) -> list[tuple[float, float]]:
+        """From the end of the training before to the end of its own, of every step but the first."""
+        ends = [span.end for span in self.spans if span.device == DRIVER and span.what == "train"]
+        return list(zip(ends, ends[1:], strict=False))
+
+    def seconds(self, what: str, device: Callable[[str], bool] = lambda name: name != DRIVER) -> float:
+        """Of one part in a step, in the middle of all steps but the first. Where it overlaps itself it counts once."""
+        found = [(span.start, span.end) for span in self.spans if span.what == what and device(span.device)]
+        return median(_within(found, start, end) for start, end in self.windows())
+
+    def driver_s(self, what: str) -> float:
+        """The same of what the driver says."""
+        return self.seconds(what, lambda name: name == DRIVER)
+
+
+def _within(spans: Sequence[tuple[float, float]], start: float, end: float) -> float:
+    """Seconds between start and end in which any of these goes on."""
+    total, until = 0.0, start
+    for begin, over in sorted(spans):
+        begin, over = max(begin, until), min(over, end)
+        if over > begin:
+            total, until = total + over - begin, over
+    return total
+
+
+def read_finished(path: Path) -> FinishedRun:
+    """What a run left in its folder.
+
+    Raises:
+        ConfigError: it is no run's folder, or that of a run that did not come to its end, or of too few steps.
+        JournalError: what is in it cannot be read, or is another version's.
+    """
+    folder = RunFolder(path)
+    simulated = (path / SCENARIO).is_file()
+    if not simulated and not folder.config.is_file():
+        problem = f"{path} is no run's folder (no {CONFIG} in it)" if path.is_dir() else f"there is no folder {path}"
+        raise ConfigError(problem, where=WHERE, remedy=REMEDY)
+    for name in (folder.report, folder.metrics, folder.trace):
+        if not name.is_file():
+            raise ConfigError(f"{path} has no {name.name}: the run has not come to its end", where=WHERE, remedy=REMEDY)
+    config = _options(path / SCENARIO, Scenario) if simulated else _options(folder.config, Config)
+    report = read_report(folder.report)
+    _check(path, report)
+    rows = tuple(_rows(folder.metrics))
+    run = FinishedRun(path, config, report, rows, tuple(_spans(folder.trace)), None if simulated else _verdict_s(folder.journal))
+    if len(run.rows) != report.steps or len(run.windows()) < report.steps - 1:
+        problem = f"{path}: {report.steps} steps are reported, and {len(run.rows)} have metrics"
+        raise JournalError(f"{problem}, {len(run.windows()) + 1} are in the trace")
+    return run
+
+
+def _check(path: Path, report: Report) -> None:
+    if report.finished.failed:
+        raise ConfigError(f"{path}: the run failed: {in_a_line(report.finished.cause)}", where=WHERE, remedy=REMEDY)
+    if report.lives.count > 1:
+        problem = f"{path}: the run had {report.lives.count} lives, and only the last one left a trace"
+        raise ConfigError(problem, where=WHERE, remedy="give a run that was not resumed")
+    if report.steps < LEAST:
+        problem = f"{path}: a run of {report.steps} steps says too little"
+        raise ConfigError(problem, where=WHERE, remedy=f"give one of at least {LEAST}")
+
+
+def _options(path: Path, tree: type[Config]) -> Config:
+    try:
+        return tree.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise JournalError(f"{path}: not the options of a run of this version of Rollyard: {in_a_line(what)}") from error
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            row = json.loads(line)
+            if not isinstance(row, dict) or not {"seconds", "driver_s", "tokens", "prompt_tokens_mean"} <= row.keys():
+                raise JournalError(f"{path}, line {number}: not metrics of this version of Rollyard")
+            yield row
+    except (OSError, ValueError, RecursionError) as error:
+        raise JournalError(f"{path} cannot be read: {in_a_line(error)}") from error
+
+
+def _spans(path: Path) -> Iterator[Span]:
+    names: dict[int, str] = {}
+    try:
+        for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]:
+            if event["ph"] == "M" and event["name"] == "process_name":
+                names[event["pid"]] = event["args"]["name"]
+            elif event["ph"] == "X":
+                start = event["ts"] / 1e6
+                yield Span(names[event["pid"]], event["name"], start, start + event["dur"] / 1e6)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise JournalError(f"{path} is no trace of this version of Rollyard: {in_a_line(error)}") from error
+
+
+def _verdict_s(path: Path) -> float | None:
+    sql = """
+        SELECT v.judged_at - c.finished_at FROM completions c JOIN verdicts v USING (incarnation, group_id, member)
+        WHERE incarnation = ?"""
+    with JournalReader(path) as journal:
+        found = [seconds for (seconds,) in journal.query(sql, journal.incarnation.incarnation)]
+    return max(median(found), 0.0) if found else None
+
+
+def write_lengths(run: Path, target: Path) -> int:
+    """The lengths of a run as a trace (`workload.trace`), a line each completion; returns how many.
+
+    Raises:
+        JournalError: its journal cannot be read; OSError: the file cannot be written.
+    """
+    sql = """
+        SELECT group_id, member, c.tokens, length(p.token_ids) / 4, c.finish FROM completions c
+        JOIN prompts p USING (incarnation, group_id) WHERE incarnation = ? ORDER BY group_id, member"""
+    with JournalReader(RunFolder(run).journal) as journal:
+        rows = list(journal.query(sql, journal.incarnation.incarnation))
+    names = ("group", "member", "tokens", "prompt_tokens", "finish")
+    target.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows), encoding="utf-8")
+    return len(rows)
