@@ -20,17 +20,18 @@ from rollyard.bench.choice import BENCHES, LOAD, LOADS, MODEL, PLACEMENTS, SECTI
 from rollyard.bench.setting import Setting
 from rollyard.bench.theory import Work
 from rollyard.bench.turns import Tell
+from rollyard.config import Config
 from rollyard.control import Order, ask
 from rollyard.durable import is_full
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
 from rollyard.inspect.command import add_inspect, inspect, whole
 from rollyard.layers import Resolved, nearest, options, presets, resolve, value
+from rollyard.plan.plan_command import add_plan, plan
 from rollyard.texts import visible
 from rollyard.watch.screen import Screen, warnings_as_lines
 
 if TYPE_CHECKING:
-    from rollyard.config import Config
     from rollyard.loop import Run
     from rollyard.watch.snapshot import Header
     from rollyard.watch.terminal import Terminal, View
@@ -95,6 +96,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             return _resume(given)
         if given.command == "inspect":
             return inspect(given)
+        if given.command == "plan":
+            return plan(given)
         resolved = _resolved(given)
         if given.command == "explain":
             Screen().print(_explanation(resolved))
@@ -139,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_engines(commands)
     add_inspect(commands)
+    add_plan(commands, lambda command, short, tree: _add_options(command, short, tree=tree))
     return parser
 
 
@@ -202,11 +206,13 @@ def _count(text: str) -> int:
     return whole(text, 1)
 
 
-def _add_options(command: argparse.ArgumentParser, short_names: Mapping[str, str], sections: Collection[str] = ()) -> None:
+def _add_options(
+    command: argparse.ArgumentParser, short_names: Mapping[str, str], sections: Collection[str] = (), tree: type[Config] = Config
+) -> None:
     """Options of the tree: of these sections, or all of them."""
     short = {name: flag for flag, name in short_names.items()}
     groups: dict[str, Any] = {}
-    for option in options():
+    for option in options(tree):
         section = option.name.partition(".")[0]
         if sections and section not in sections:
             continue
