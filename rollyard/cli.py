@@ -28,6 +28,7 @@ from rollyard.errors import ConfigError, RollyardError
 from rollyard.inspect.command import add_inspect, inspect, whole
 from rollyard.layers import Resolved, nearest, options, presets, resolve, value
 from rollyard.plan.command import add_simulate, scenario_of, simulate
+from rollyard.plan.plan_command import add_plan, plan
 from rollyard.texts import visible
 from rollyard.watch.screen import Screen, warnings_as_lines
 
@@ -99,6 +100,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         if given.command == "simulate":
             scenario = scenario_of(given)
             return _explain(scenario) if given.explain else simulate(scenario, as_json=given.json)
+        if given.command == "plan":
+            return plan(given)
         resolved = _resolved(given)
         if given.command == "explain":
             return _explain(resolved)
@@ -143,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_engines(commands)
     add_inspect(commands)
     add_simulate(commands, lambda command, short, tree: _add_options(command, short, tree=tree))
+    add_plan(commands, lambda command, short, tree: _add_options(command, short, tree=tree))
     return parser
 
 

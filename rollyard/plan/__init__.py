@@ -14,4 +14,7 @@ engine      continuous batching, from completion to completion
 clock       virtual time; engines, links, coming    what becomes of requests, weights, engines that come and go
 world       carries out what the conductor says, and tells it what came of that
 simulate    one simulated run, and its report
+space       what may be chosen; sample, bounds    what a choice takes at least, and should take
+search      which choices are simulated; ran    one of them; advise    all together; advice, ready    how it is read, and run
+plan_command    `rollyard plan`
 """

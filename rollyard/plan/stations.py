@@ -89,7 +89,7 @@ def stations_of(scenario: Scenario) -> Stations:
         ConfigError: the model does not fit on its devices, prompts in its window, or a sync takes longer than it may.
     """
     costs, prompts, engine = costs_of(scenario), Prompts(lengths_of(scenario)), scenario.engine
-    _check_limit(costs, scenario)
+    check_limit(costs, scenario)
     window = engine.window or costs.shape.window or ANY
     check_window(scenario, window)
     pages = engine.pages or costs.engine.kv_tokens // engine.page_tokens
@@ -130,8 +130,8 @@ def stations_of(scenario: Scenario) -> Stations:
     )
 
 
-def _check_limit(costs: Costs, scenario: Scenario) -> None:
-    """A sync that is too slow fails in a run, each time."""
+def check_limit(costs: Costs, scenario: Scenario) -> None:
+    """Raises ConfigError for a sync that is too slow: it fails in a run, each time."""
     seconds, limit = max(costs.copy_s + costs.transfer_s, costs.load_s), scenario.weights.limit_s
     if seconds > limit:
         problem = f"a weight sync takes {seconds:.4g} s, and may take {limit:g}"

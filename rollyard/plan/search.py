@@ -1,0 +1,189 @@
+"""Finds a good choice among thousands, and simulates few of them (PURE).
+
+Every candidate has an estimate and a lower bound. Rounds of simulations begin with the best estimate of each family (placement,
+rollover, prompts to spare or not, can be run or not). What simulations came to, over what was estimated, corrects the estimates
+of those that are like them, and the best of the corrected are next. A candidate whose bound is above what another came to cannot
+win, and is left out: both hold for the same steps and the same lengths. When the budget is used up, or the best of what is left
+is not expected to come near, the best few are simulated for more steps, and the best of these for more still (successive halving).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from rollyard.plan.sample import Numbers
+from rollyard.plan.space import Point
+
+ROUND: Final = 8  # candidates simulated between two corrections
+HOPELESS: Final = 1.2  # corrected estimates this many times the best are not simulated
+FAR: Final = 2.5  # nor is the best estimate of a family this many times the best, before anything is corrected
+TRUST: Final = 0.5  # of the uncorrected estimate, against a simulation of the candidate itself
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A choice, and seconds of a step: as estimated, and at least (over the steps of the first rounds).
+
+    `ready`: this version of Rollyard can run it.
+    """
+
+    point: Point
+    estimate_s: float
+    least_s: float
+    ready: bool = True
+
+
+class Paced(Protocol):
+    """What a simulation came to."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, the first few left out."""
+        ...
+
+
+Outcome = TypeVar("Outcome", bound=Paced)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How much is simulated.
+
+    Attributes:
+        budget: candidates at most.
+        steps: of a simulation, in the rounds; then for those that are kept; then for the best.
+        keep: how many the last of these are.
+    """
+
+    budget: int
+    steps: tuple[int, int, int]
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[Outcome]):
+    """What was found.
+
+    Attributes:
+        best: best first, with what the longest simulations came to.
+        simulated: candidates.
+        excluded: candidates whose bound is above the best of the rounds: none of them is better.
+        left: candidates that were not expected to win, and are only estimated.
+        runs: simulations in all.
+    """
+
+    best: tuple[tuple[Candidate, Outcome], ...]
+    simulated: int
+    excluded: int
+    left: int
+    runs: int
+
+
+def search(candidates: Iterable[Candidate], simulate: Callable[[Point, int], Outcome], rule: Rule) -> Found[Outcome]:
+    """The best few.
+
+    Args:
+        simulate: a point, for so many steps.
+    """
+    rounds = _Rounds(sorted(candidates, key=lambda each: (each.estimate_s, str(each.point))), simulate, rule)
+    rounds.go()
+    ranked = sorted(rounds.came_to.items(), key=lambda each: each[1].step_s)
+    kept, runs = [rounds.candidates[index] for index, _ in ranked], len(ranked)
+    outcomes = {rounds.candidates[index].point: outcome for index, outcome in ranked}
+    for steps, count in ((rule.steps[1], max(2 * rule.keep, len(kept) // 4)), (rule.steps[2], rule.keep)):
+        ready = next((each for each in kept if each.ready), None)
+        kept = [*kept[:count], *([ready] if ready and ready not in kept[:count] else [])]
+        if steps > rule.steps[0]:
+            outcomes |= {each.point: simulate(each.point, steps) for each in kept}
+            runs += len(kept)
+        kept.sort(key=lambda each: outcomes[each.point].step_s)
+    return Found(
+        best=tuple((each, outcomes[each.point]) for each in kept),
+        simulated=len(ranked),
+        excluded=rounds.excluded,
+        left=len(rounds.candidates) - len(ranked) - rounds.excluded,
+        runs=runs,
+    )
+
+
+@dataclass
+class _Rounds(Generic[Outcome]):
+    """The first part: few steps each."""
+
+    candidates: Sequence[Candidate]  # best estimate first
+    simulate: Callable[[Point, int], Outcome]
+    rule: Rule
+    came_to: dict[int, Outcome] = field(default_factory=dict)  # by place in `candidates`
+    best_s: float = math.inf
+
+    def go(self) -> None:
+        self._like = np.array([_traits(each.point) for each in self.candidates])
+        self._estimates = np.log([each.estimate_s for each in self.candidates])
+        for index in self._families():
+            self._simulate(index)
+        while len(self.came_to) < self.rule.budget:
+            chosen = self._next()
+            if not chosen:
+                return
+            for index in chosen:
+                self._simulate(index)
+
+    @property
+    def excluded(self) -> int:
+        return sum(each.least_s > self.best_s for index, each in enumerate(self.candidates) if index not in self.came_to)
+
+    def _simulate(self, index: int) -> None:
+        outcome = self.simulate(self.candidates[index].point, self.rule.steps[0])
+        self.came_to[index] = outcome
+        self.best_s = min(self.best_s, outcome.step_s)
+
+    def _families(self) -> list[int]:
+        """The best estimate of each, the best first, and of what can be run the best."""
+        ready = [index for index, each in enumerate(self.candidates) if each.ready][:1]
+        found: dict[tuple[object, ...], int] = {}
+        for index, each in enumerate(self.candidates):
+            if each.estimate_s <= FAR * self.candidates[0].estimate_s:
+                point = each.point
+                found.setdefault((point.placement, point.rollover, bool(point.oversample), each.ready), index)
+        return list(dict.fromkeys((*ready, *found.values())))[: max(1, self.rule.budget // 2)]
+
+    def _next(self) -> list[int]:
+        """Those whose corrected estimates are best, and that may win."""
+        corrected = np.exp(self._corrected())
+        corrected[list(self.came_to)] = np.inf
+        most = min(ROUND, self.rule.budget - len(self.came_to))
+        chosen: list[int] = []
+        for index in np.argsort(corrected, kind="stable"):
+            if corrected[index] > HOPELESS * self.best_s or len(chosen) == most:
+                break
+            if self.candidates[index].least_s <= self.best_s:
+                chosen.append(int(index))
+        return chosen
+
+    def _corrected(self) -> Numbers:
+        """Logarithms: an estimate, times what simulations of like candidates came to over their estimates (a weighted mean)."""
+        known = list(self.came_to)
+        ratios = np.log([self.came_to[index].step_s for index in known]) - self._estimates[known]
+        apart = np.sum((self._like[:, None, :] - self._like[None, known, :]) ** 2, axis=2)
+        weights = np.exp(-apart)
+        return np.asarray(self._estimates + weights @ ratios / (np.sum(weights, axis=1) + TRUST * np.exp(-4.0)))
+
+
+def _traits(point: Point) -> tuple[float, ...]:
+    """What makes candidates alike: 1 apart in one of these and what is known of one counts a third for the other."""
+    placements = ("colocated", "separate", "async", "swap")
+    rollovers = ("keep", "abort", "drain")
+    return (
+        *(2.0 * (point.placement == each) for each in placements),
+        *(1.0 * (point.rollover == each) for each in rollovers),
+        math.log2(point.tensor_parallel) / 2,
+        math.log2(point.slots) / 2,
+        math.log2(point.engines / point.training),
+        0.7 * point.staleness,
+        1.0 * bool(point.oversample),
+    )
