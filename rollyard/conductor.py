@@ -43,6 +43,7 @@ class Conductor:
         self._core = RolloutCore(policy, version.step, counts)
         self._mode = MODES[placement](schedule, version)
         self._rollover = RolloverMachine(rollover, retries)
+        self._others = tuple((machine.listens, machine.step) for machine in (self._rollover, self._mode))
 
     def step(self, event: Event, now: float) -> list[Instruction]:
         """Take one event; return what to do next, in order.
@@ -51,7 +52,7 @@ class Conductor:
             event: what happened.
             now: seconds on the run's clock.
         """
-        return self.steps((event,), now)
+        return self._taken(event, now, self._core.step)
 
     def steps(self, events: Sequence[Event], now: float) -> list[Instruction]:
         """Take several events as one step: who gets which request is decided once, after the last of them.
@@ -68,9 +69,11 @@ class Conductor:
     def _taken(self, event: Event, now: float, core: Step) -> list[Instruction]:
         instructions: list[Instruction] = []
         messages: list[Event | Signal] = [event]
+        machines = (*self._others, (self._core.listens, core))
         for message in messages:  # which grows meanwhile
-            for step in (self._rollover.step, self._mode.step, core):
-                for output in step(message, now):
+            kind = type(message)
+            for listens, step in machines:
+                for output in step(message, now) if kind in listens else ():
                     if isinstance(output, Signal):
                         messages.append(output)
                     else:

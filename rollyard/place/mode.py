@@ -9,7 +9,7 @@ machine looks what each of them may begin next; how far one waits for the other 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -159,6 +159,11 @@ class Mode:
             StopRequested: self._on_stop,
             RunBroken: self._on_broken,
         }
+
+    @property
+    def listens(self) -> Container[type[Event | Signal]]:
+        """What it takes; nothing follows from anything else."""
+        return self._handlers
 
     def step(self, message: Event | Signal, now: float) -> list[Output]:
         """Take one event or signal; return what follows from it."""

@@ -97,10 +97,7 @@ class Batches:
 
     def surplus(self) -> Iterable[Output]:
         """Drop what is left once the last batch was taken."""
-        return () if self._live.wanted > 0 or self._finished else self._drop_surplus()
-
-    def _drop_surplus(self) -> Iterable[Output]:
-        for group in list(self._live.groups.values()):
+        for group in list(self._live.groups.values()) if not self._finished else ():
             yield from self._departures.drop_group(group, DropReason.OVERSAMPLED, "the last batch was full without it")
 
     def trained(self, event: BatchTrained) -> None:

@@ -11,7 +11,7 @@ episodes in `playing`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from rollyard.events import (
     Abort,
@@ -115,18 +115,26 @@ class RolloutCore:
             RolloutsCancelled: self._on_cancelled,
         }
 
+    @property
+    def listens(self) -> Container[type[Message]]:
+        """What it takes; nothing follows from anything else."""
+        return self._handlers
+
     def step(self, message: Message, now: float) -> list[Output]:
         """Take one event or signal; return what follows from it."""
         if type(message) not in self._handlers:
             return []
         out = self.note(message, now)
-        if self._open:
+        if self._open and self._batches.wanted:
             self._batches.take(out, last=self._exhausted and not self._asked)
-        out.extend(self._batches.surplus())
+        if self._live.wanted <= 0:
+            out.extend(self._batches.surplus())
         if self._open:
-            self._fetch(out)
+            if not self._exhausted and not self._asked:
+                self._fetch(out)
             self._dispatch.hand_out(out)
-            out.extend(self._moves.next())
+            if self._policy.moves:
+                out.extend(self._moves.next())
         if self._leaving:
             out.extend(self._emptied())
         return out
@@ -161,7 +169,7 @@ class RolloutCore:
 
     def _fetch(self, out: list[Output]) -> None:
         """One question at a time, so that an answer is never taken for that to another question."""
-        room = 0 if self._exhausted or self._asked else self._live.room()
+        room = self._live.room()
         if room > 0:
             self._asked = room
             out.append(FetchPrompts(room))
@@ -276,45 +284,49 @@ class RolloutCore:
     def _on_segment(self, event: SegmentArrived) -> Iterable[Output]:
         segment = event.segment
         if self._dispatch.holder(segment.request) != event.engine:
-            self._ledger.came(segment, wanted=False)
-            self.counts.late_segments += 1
-            if segment.request.group >= 0:  # else it is an answer outside the rollouts, that nobody waits for any more
-                yield from self._wrong(event.engine, f"tokens of request {tuple(segment.request)}, which it does not hold")
-            return
+            return self._late(event)
         member = self._live.running(segment.request)
-        group = self._live.groups.get(segment.request.group)
-        if member is not None and group is not None:
-            oldest_allowed = self._live.due(group.prompt.id) - self._policy.max_staleness
-            problem = problem_of(segment, group.left(member), oldest_allowed, event.problem)
-            if problem or (segment.token_ids and (problem := self._health.took_none(event.engine, segment.version))):
-                self._ledger.came(segment, wanted=False)
-                yield from self._give_up(segment, event.engine, problem)
-                return
+        if member is None:  # an attempt that was given up: only its slot matters
+            self._account(segment)
+            self._ledger.came(segment, wanted=False)
+            return ()
+        group = self._live.groups[member.group]
+        oldest_allowed = self._live.due(member.group) - self._policy.max_staleness
+        problem = problem_of(segment, group.left(member), oldest_allowed, event.problem)
+        if problem or (segment.token_ids and (problem := self._health.took_none(event.engine, segment.version))):
+            self._ledger.came(segment, wanted=False)
+            return self._give_up(segment, event.engine, problem)
         self._account(segment)
-        self._ledger.came(segment, wanted=member is not None)
-        if member is None or group is None:
-            return  # an attempt that was given up: only its slot mattered
+        self._ledger.came(segment, wanted=True)
         member.write(segment)
         self._dispatch.learnt(group)
         if segment.token_ids:
             self._live.wrote(group, segment.version.step)
-        if segment.finish is not None:
-            yield from self._ended(event, group, member, segment.finish)
+        out = [] if segment.finish is None else list(self._ended(event, group, member, segment.finish))
         if segment.token_ids and member.asking is None and member.phase in UNFINISHED:
-            yield Wrote(segment)
+            out.append(Wrote(segment))
+        return out
+
+    def _late(self, event: SegmentArrived) -> Iterable[Output]:
+        """It is of a request that the engine does not hold."""
+        segment = event.segment
+        self._ledger.came(segment, wanted=False)
+        self.counts.late_segments += 1
+        if segment.request.group < 0:
+            return ()  # an answer outside the rollouts, that nobody waits for any more
+        return self._wrong(event.engine, f"tokens of request {tuple(segment.request)}, which it does not hold")
 
     def _ended(self, event: SegmentArrived, group: GroupState, member: Member, finish: FinishReason) -> Iterable[Output]:
         if finish is FinishReason.ERROR:
-            yield from self._failed(event.segment.request, event.engine, event.segment.problem)
-            return
+            return self._failed(event.segment.request, event.engine, event.segment.problem)
         member.stop(event.engine, self._health.epoch(event.engine))
         self._dispatch.measure(event.engine, group, member)
-        if finish is not FinishReason.ABORT:
-            self._health.right(event.engine)
         if finish is FinishReason.ABORT and group.left(member) > 0:
             self._dispatch.again(member)
-        else:
-            yield self._completed(group, member, finish, event.text)
+            return ()
+        if finish is not FinishReason.ABORT:
+            self._health.right(event.engine)
+        return (self._completed(group, member, finish, event.text),)
 
     def _account(self, segment: Segment) -> None:
         if segment.finish is None:
@@ -380,13 +392,12 @@ class RolloutCore:
         group = self._live.groups.get(event.group)
         member = group.members[event.member] if group else None
         if group is None or member is None or member.phase is not Phase.SCORING:
-            return
+            return ()
         member.reward = event.reward
         if event.reward.value is None or not math.isfinite(event.reward.value):
-            yield from self._departures.drop_member(group, member, DropReason.NO_VERDICT, event.reward.problem)
-            return
+            return self._departures.drop_member(group, member, DropReason.NO_VERDICT, event.reward.problem)
         member.phase = Phase.SCORED
-        yield from self._departures.settle(group)
+        return self._departures.settle(group)
 
     # -------------------------------------------------------------------------------------------- batches
 

@@ -36,8 +36,9 @@ class Departures:
     def settle(self, group: GroupState) -> Iterable[Output]:
         """One more member is final. When all are, the group is ready or leaves."""
         group.unfinished -= 1
-        if group.unfinished:
-            return
+        return () if group.unfinished else self._settled(group)
+
+    def _settled(self, group: GroupState) -> Iterable[Output]:
         if group.scored >= self._policy.min_scored:
             self._in_row = 0
             if self._filters(group):

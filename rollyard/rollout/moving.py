@@ -47,8 +47,6 @@ class Moves:
 
     def next(self) -> Iterable[Move]:
         """Moves that make the load more even, one after the other."""
-        if not self._policy.moves:
-            return ()
         if self._dispatch.waiting:
             self._candidates.clear()  # others will run by the time that nothing waits
             return ()

@@ -33,7 +33,7 @@ class EngineLoad:
 
     @property
     def open(self) -> bool:
-        return not self.held and not self.leaving and self.version is not None and self.running < self.slots
+        return self.running < self.slots and not self.held and not self.leaving and self.version is not None
 
 
 class Router:
@@ -94,14 +94,14 @@ class Router:
     def change(self, engine: EngineId, *, requests: int = 0, tokens: int = 0) -> None:
         """Account for requests and tokens that came (positive) or went (negative)."""
         load = self._engines[engine]
-        was_open = load.open
         load.running += requests
         load.tokens += tokens
-        self.changed.add(engine)
         if load.open:
             self._file(load)
-        elif was_open:
+        elif requests > 0:
             self._unfile(load)
+        else:
+            self.changed.add(engine)
 
     def compare(self, slowness: Mapping[EngineId, int], typical: int) -> None:
         """Engines were measured. `typical`: tokens of a request."""
@@ -147,8 +147,8 @@ class Router:
         if best is None:
             return last_resort
         near = self._engines.get(home) if home is not None and home != avoid else None
-        if near is not None and self._allowed(near, oldest, newest) and near.weight - best.weight <= prompt_tokens:
-            return near.id
+        if near is not None and near is not best and near.weight - best.weight <= prompt_tokens:
+            return near.id if self._allowed(near, oldest, newest) else best.id
         return best.id
 
     def _least_loaded(self, oldest: int, newest: int | None, avoid: EngineId | None) -> Iterator[EngineLoad]:
@@ -160,7 +160,7 @@ class Router:
             yield first
             if first.id == avoid and len(self._open[version]) > 1:
                 yield self._first(version, but=avoid)
-                self._push(first)
+                self._push(first, version)
 
     def _first(self, version: int, but: EngineId | None = None) -> EngineLoad:
         """The least loaded of a version that has open engines; entries before its own are outdated, and go."""
@@ -187,25 +187,31 @@ class Router:
         self.changed.add(load.id)
         if not load.open or load.version is None:
             return
-        self._open.setdefault(load.version, set()).add(load.id)
+        found = self._open.get(load.version)
+        if found is None:
+            found = self._open[load.version] = set()
+        found.add(load.id)
         if self._filed > OUTDATED * len(self._engines):
             self._heaps, self._filed = {}, 0
             for each in self._engines.values():
-                self._push(each)
+                if each.open and each.version is not None:
+                    self._push(each, each.version)
         else:
-            self._push(load)
+            self._push(load, load.version)
 
     def _unfile(self, load: EngineLoad) -> None:
         """It takes nothing more, or is about to change."""
         self.changed.add(load.id)
-        engines = self._open.get(load.version, set()) if load.version is not None else set()
-        engines.discard(load.id)
-        if not engines and load.version is not None:
-            self._open.pop(load.version, None)
+        if load.version is not None and (engines := self._open.get(load.version)) is not None:
+            engines.discard(load.id)
+            if not engines:
+                del self._open[load.version]
 
-    def _push(self, load: EngineLoad) -> None:
-        if load.open and load.version is not None:
-            slow, typical = load.slowness, self._typical
-            load.weight = load.tokens if slow == 1 else (load.tokens + typical) * slow - typical
-            heappush(self._heaps.setdefault(load.version, []), (load.weight, load.running, load.id))
-            self._filed += 1
+    def _push(self, load: EngineLoad, version: int) -> None:
+        slow, typical = load.slowness, self._typical
+        load.weight = load.tokens if slow == 1 else (load.tokens + typical) * slow - typical
+        heap = self._heaps.get(version)
+        if heap is None:
+            heap = self._heaps[version] = []
+        heappush(heap, (load.weight, load.running, load.id))
+        self._filed += 1

@@ -53,14 +53,14 @@ class Member:
     phase: Phase = Phase.WAITING
     tokens: int = 0  # of all turns
     pieces: list[Piece] = field(default_factory=list)  # which make them up
-    spans: list[VersionSpan] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)  # of an episode: those that are over
+    spans: tuple[VersionSpan, ...] = ()
+    turns: tuple[Turn, ...] = ()  # of an episode: those that are over
     asking: Asking | None = None  # of an episode: the turn that is wanted, while WAITING or RUNNING
     earlier: int = 0  # tokens of the turns that are over
     over: int = 0  # pieces of those
     began: int = 0  # tokens that there were when the last attempt began
     began_at: float = 0.0  # seconds on its engine's clock
-    stints: list[tuple[EngineId, int, int]] = field(default_factory=list)  # who wrote, in which epoch of it, from which token on
+    stints: tuple[tuple[EngineId, int, int], ...] = ()  # who wrote, in which epoch of it, from which token on
     attempt: int = 0
     failures: int = 0
     clamped: bool = False  # of an episode: the window leaves the turn less than was asked
@@ -79,19 +79,21 @@ class Member:
             return
         self.tokens += tokens
         self.pieces.append((segment.token_ids, segment.logprobs))
-        if self.spans and self.spans[-1][:2] == (segment.version, segment.oldest_kv):
-            tokens += self.spans.pop().tokens
-        self.spans.append(VersionSpan(segment.version, segment.oldest_kv, tokens))
+        spans = self.spans
+        if spans and spans[-1].version == segment.version and spans[-1].oldest_kv == segment.oldest_kv:
+            tokens += spans[-1].tokens
+            spans = spans[:-1]
+        self.spans = (*spans, VersionSpan(segment.version, segment.oldest_kv, tokens))
 
     def give(self, written: Completion | Partial) -> None:
         """It has written this in an earlier life."""
-        self.tokens, self.spans = len(written.token_ids), list(written.spans)
+        self.tokens, self.spans = len(written.token_ids), written.spans
         self.pieces = [(written.token_ids, written.logprobs)] if self.tokens else []
 
     def stop(self, engine: EngineId, epoch: int) -> None:
         """An attempt has ended; who wrote what it added."""
         if self.tokens > self.began:
-            self.stints.append((engine, epoch, self.began))
+            self.stints = (*self.stints, (engine, epoch, self.began))
 
     def since(self, engine: EngineId, epoch: int) -> int | None:
         """The first token that this engine wrote in this epoch."""
@@ -106,28 +108,28 @@ class Member:
                 left = since - self.tokens
                 self.pieces.append((ids[:left], logprobs[:left]))
                 self.tokens = since
-        self.stints = [stint for stint in self.stints if stint[2] < since]
+        self.stints = tuple(stint for stint in self.stints if stint[2] < since)
         left, spans = since, list[VersionSpan]()
         for span in self.spans:
             if left:
                 spans.append(span._replace(tokens=min(span.tokens, left)))
                 left -= spans[-1].tokens
-        self.spans = spans
+        self.spans = tuple(spans)
 
     def answer(self) -> Sequence[int]:
         """What it has written in this turn."""
-        return joined([ids for ids, _ in self.pieces[self.over :]])
+        return () if self.tokens == self.earlier else joined([ids for ids, _ in self.pieces[self.over :]])
 
     def turned(self, turn: Turn) -> None:
         """The turn is over."""
-        self.turns.append(turn)
+        self.turns = (*self.turns, turn)
         self.earlier, self.over = self.tokens, len(self.pieces)
 
     def complete(self, finish: FinishReason, text: str) -> Completion:
-        ids, logprobs = joined([ids for ids, _ in self.pieces]), joined([logprobs for _, logprobs in self.pieces])
-        self.pieces = [(ids, logprobs)]
-        spans, turns = tuple(self.spans), tuple(self.turns)
-        self.completion = Completion(self.group, self.index, ids, logprobs, spans, finish, text, turns)
+        if len(self.pieces) != 1:
+            self.pieces = [(joined([ids for ids, _ in self.pieces]), joined([logprobs for _, logprobs in self.pieces]))]
+        ids, logprobs = self.pieces[0]
+        self.completion = Completion(self.group, self.index, ids, logprobs, self.spans, finish, text, self.turns)
         return self.completion
 
 
@@ -157,6 +159,7 @@ class GroupState:
     last_cause: str = ""  # why a member was dropped
     distrusted: bool = False  # a member was dropped since nobody believes who wrote it
     recovered: bool = False  # it was finished before a restart
+    recorded: Group | None = None  # once it is finished
 
     @property
     def scored(self) -> int:
@@ -193,8 +196,10 @@ class GroupState:
 
     def record(self) -> Group:
         """The finished group as the trainer sees it: members that were judged, those without a verdict too."""
-        judged = (m for m in self.members if m.completion is not None and m.reward is not None)
-        return Group(self.prompt, tuple(Rollout(m.completion, m.reward) for m in judged if m.completion and m.reward))
+        if self.recorded is None:
+            judged = ((m.completion, m.reward) for m in self.members)
+            self.recorded = Group(self.prompt, tuple(Rollout(done, reward) for done, reward in judged if done and reward))
+        return self.recorded
 
 
 @dataclass(slots=True)
@@ -247,9 +252,8 @@ class Ledger:
         if segment.request.group < 0:
             return  # an answer outside the rollouts, that nobody waits for any more
         self._counts.generated += len(segment.token_ids)
-        reason = self._cut.get(segment.request, DropReason.FAILED)
         if not wanted:
-            self._counts.drop(len(segment.token_ids), reason)
+            self._counts.drop(len(segment.token_ids), self._cut.get(segment.request, DropReason.FAILED))
         if segment.finish is not None:
             self.ended(segment.request)
 

@@ -109,7 +109,7 @@ class Waiting:
 
 
 class Urgent:
-    """The groups that wait, the most urgent first of those that are due at the same version: a heap for each batch's worth of ranks.
+    """The groups that wait, the most urgent first of those due at the same version: a heap for each batch's worth of ranks.
 
     A group comes nearer to its batch and never goes back. So each heap is told of those that came near since it was asked last.
 

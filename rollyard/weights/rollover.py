@@ -9,7 +9,7 @@ offered to those again once nothing of the failed offer is under way; those that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from enum import Enum, auto
 
 from rollyard.events import (
@@ -97,6 +97,11 @@ class RolloverMachine:
             EngineResumed: self._on_resumed,
             SyncFailed: self._on_failed,
         }
+
+    @property
+    def listens(self) -> Container[type[Event | Signal]]:
+        """What it takes; nothing follows from anything else."""
+        return self._handlers
 
     def step(self, message: Event | Signal, now: float) -> list[Output]:
         """Take one event or signal; return what follows from it."""
