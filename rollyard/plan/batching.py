@@ -10,7 +10,6 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple
 
 from rollyard.plan.cache import Cache, Running, Shared
 from rollyard.types import WeightVersion
@@ -18,16 +17,6 @@ from rollyard.types import WeightVersion
 GONE = -2  # the seat of one that has ended
 
 Entry = tuple[int, int, Running]
-
-
-class Planned(NamedTuple):
-    """The next steps."""
-
-    steps: int
-    decodes: int
-    context: int  # tokens that these attend to at the first step; at each later one, as many more as there are of them
-    tokens: int  # computed beside them, where it is one step
-    pairs: int  # tokens that those attend to
 
 
 @dataclass(slots=True)
@@ -92,8 +81,14 @@ class Batching:
         """Tokens that those that decode attend to at the next step."""
         return self._offset + self.cache.members * self.done
 
-    def plan(self, one: bool) -> Planned:
-        """What to compute next, in one step or until something changes. Somebody runs or waits."""
+    def plan(self, one: bool) -> tuple[int, int, int, int, int]:
+        """What to compute next, in one step or until something changes. Somebody runs or waits.
+
+        Returns:
+            How many steps; how many sequences decode in them; tokens that these attend to at the first step, and at each later
+            one as many more as there are of them; tokens that are computed beside them, where it is one step; and what those
+            attend to.
+        """
         cache = self.cache
         self._find_room()
         members = cache.members  # whoever starts now decodes from the next step on
@@ -110,7 +105,7 @@ class Batching:
         if not one and members and not (tokens or self.drawing or held_up):
             ready = cache.at - self.done
             steps = ready + cache.fit(self._next_end() - self.done - ready)
-        return Planned(steps, members, self._offset + members * self.done, tokens, pairs)
+        return steps, members, self._offset + members * self.done, tokens, pairs
 
     def one(self) -> None:
         """Of the steps that were planned only the first is under way now."""

@@ -176,7 +176,8 @@ class EngineModel:
     def advance(self, now: float) -> list[Segment]:
         """What has ended up to now and was not told yet: in order, those of one step in the order in which they got slots."""
         self._go_to(now)
-        return self._tell([])
+        told, self._told = self._told, []
+        return told
 
     def settle(self, now: float) -> None:
         """Tell what it did up to now, and count it."""
