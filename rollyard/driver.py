@@ -1,15 +1,15 @@
-"""The driver's own process: the inbox of what happened, and how seldom Python looks for cycles meanwhile."""
+"""The driver's own process: the inbox of what happened, orders that have their turn in it, how seldom Python looks for cycles."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Final
 
-from rollyard.events import Event, Scored, SegmentArrived
+from rollyard.events import EngineDown, EngineId, EngineLeaving, Event, Scored, SegmentArrived
 
 NEWS: Final = (SegmentArrived, Scored)  # that come by the thousand, and are taken together
 TOGETHER: Final = 256  # at most
@@ -64,6 +64,48 @@ class Inbox(News):
             self._came.clear()
             await self._came.wait()
         return self.next()
+
+
+class Leaving:
+    """Orders that engines leave, each of which has its turn among the events.
+
+    Args:
+        staying: engines that are up and were not told to leave.
+        stays: told of one that stays after all when its turn has come, and why.
+    """
+
+    def __init__(self, staying: Callable[[], Set[EngineId]], stays: Callable[[EngineId, str], None]) -> None:
+        self._staying, self._stays = staying, stays
+        self._ordered: dict[EngineId, EngineLeaving] = {}  # what has yet to have its turn
+        self.engines: set[EngineId] = set()  # that were ordered to leave, and have not left
+
+    def order(self, engine: EngineId, cut: bool) -> EngineLeaving:
+        """The event of it."""
+        self.engines.add(engine)
+        order = self._ordered[engine] = EngineLeaving(engine, cut)
+        return order
+
+    def left(self, engine: EngineId) -> None:
+        self.engines.discard(engine)
+
+    def turns(self, event: Event) -> Sequence[Event]:
+        """What this becomes now. That an engine is to leave comes before the news that it is lost: it is not started again."""
+        if not isinstance(event, EngineLeaving | EngineDown):
+            return (event,)
+        order = self._ordered.pop(event.engine, None)
+        leaves = (order,) if order is not None and self._may_leave(order.engine) else ()
+        return leaves if isinstance(event, EngineLeaving) else (*leaves, event)
+
+    def _may_leave(self, engine: EngineId) -> bool:
+        """May it still, now that its turn has come? Others may have been lost meanwhile."""
+        staying = self._staying()
+        if engine in staying and len(staying) > 1:
+            return True
+        self.engines.discard(engine)
+        self._stays(
+            engine, "the others were lost meanwhile" if engine in staying else "it was lost just then, and is started again"
+        )
+        return False
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from rollyard.combinations import check_engine_address
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.control import Answer, Order
+from rollyard.driver import Leaving
 from rollyard.errors import ConfigError, EngineError, TimeLimitExceeded
 from rollyard.rollout.controller import Controller
 from rollyard.stations import Stations
@@ -64,8 +65,7 @@ class Fleet:
         self._numbers = itertools.count(len(stations.engines))
         self._urls = {f"engine-{number}": url.rstrip("/") for number, url in enumerate(config.engine.url)}
         self._starting: dict[ev.EngineId, None] = {}
-        self._leaving: set[ev.EngineId] = set()
-        self._ordered: dict[ev.EngineId, ev.EngineLeaving] = {}  # what has yet to have its turn
+        self._leaving = Leaving(lambda: conductor.staying, _stays)
         self._failed: dict[ev.EngineId, str] = {}
         self.slow: dict[ev.EngineId, int] = {}  # times slower than the median, at worst
         self.actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {ev.Retire: self._retire}
@@ -92,7 +92,7 @@ class Fleet:
         Raises ConfigError when there is no such engine, or no other.
         """
         with self._lock:
-            staying = sorted(self._conductor.staying - self._leaving)
+            staying = sorted(self._conductor.staying - self._leaving.engines)
             if engine not in staying:
                 state = dict(self.states()).get(engine)
                 problem = f"{engine} is {state}" if state else f"this run has no engine {engine}"
@@ -101,13 +101,12 @@ class Fleet:
             if len(staying) == 1:
                 problem = f"{engine} is the last engine, and without one nothing is generated"
                 raise ConfigError(problem, where="engine", remedy="add another one first, or stop the run")
-            self._leaving.add(engine)
-            order = self._ordered[engine] = ev.EngineLeaving(engine, cut)
+            order = self._leaving.order(engine, cut)
         self._loop.call_soon_threadsafe(self._post, order)
 
     def states(self) -> tuple[tuple[ev.EngineId, str], ...]:
         """Every engine and what it does."""
-        staying, leaving, lost = self._conductor.staying, self._leaving, self._conductor.lost
+        staying, leaving, lost = self._conductor.staying, self._leaving.engines, self._conductor.lost
         here = {name: UP if name in staying else AGAIN for name in list(self._stations.engines)}
         here |= dict.fromkeys(list(self._starting), STARTING) | {name: LEAVING for name in here if name in leaving}
         here |= {name: LOST for name in here if name in lost}
@@ -136,22 +135,8 @@ class Fleet:
                 self.slow[name] = max(times, self.slow.get(name, 0))
 
     def turns(self, event: ev.Event) -> Sequence[ev.Event]:
-        """What this becomes now. That an engine is to leave comes before the news that it is lost: it is not started again."""
-        if not isinstance(event, ev.EngineLeaving | ev.EngineDown):
-            return (event,)
-        order = self._ordered.pop(event.engine, None)
-        leaves = (order,) if order is not None and self._may_leave(order.engine) else ()
-        return leaves if isinstance(event, ev.EngineLeaving) else (*leaves, event)
-
-    def _may_leave(self, engine: ev.EngineId) -> bool:
-        """May it still, now that its turn has come? Others may have been lost meanwhile."""
-        staying = self._conductor.staying
-        if engine in staying and len(staying) > 1:
-            return True
-        self._leaving.discard(engine)
-        cause = "the others were lost meanwhile" if engine in staying else "it was lost just then, and is started again"
-        warnings.warn(visible(f"{engine} stays: {cause}"), RuntimeWarning, stacklevel=2)
-        return False
+        """What this becomes now, see `driver.Leaving`."""
+        return self._leaving.turns(event)
 
     async def _add(self, name: ev.EngineId, url: str) -> None:
         try:
@@ -176,7 +161,7 @@ class Fleet:
         self._sync.leave(name)
         await self._stations.remove(name, self._keep)
         self._recorder.accounts.left(name)
-        self._leaving.discard(name)
+        self._leaving.left(name)
         self._urls.pop(name, None)
 
     def _check(self, url: str) -> None:
@@ -190,3 +175,7 @@ class Fleet:
             raise ConfigError(f"the engines of this run {kept[0]}", where="engine.url", remedy=kept[1])
         if url:
             check_engine_address(url)
+
+
+def _stays(engine: ev.EngineId, cause: str) -> None:
+    warnings.warn(visible(f"{engine} stays: {cause}"), RuntimeWarning, stacklevel=2)

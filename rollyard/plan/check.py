@@ -97,7 +97,7 @@ def _check_failures(scenario: Scenario) -> None:
     if failures.node_hours and not place.apart:
         problem = f"with placement {place.placement} a node that fails takes the trainer with it, and the run ends"
         raise ConfigError(problem, where="failures.node_hours", remedy="use placement separate or async, or leave it out")
-    if failures.restart_s != FailuresConfig().restart_s and not failures.node_hours:
-        problem = "no engine is lost"
+    if failures.restart_s != FailuresConfig().restart_s and not (failures.node_hours or failures.joins):
+        problem = "no engine is lost, and none comes"
         raise ConfigError(problem, where="failures.restart_s", remedy="add --failures.node_hours, or leave it out")
     joins_of(scenario)

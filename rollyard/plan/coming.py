@@ -11,6 +11,7 @@ from typing import Protocol
 
 from rollyard import events as ev
 from rollyard.conductor import Conductor
+from rollyard.driver import Leaving
 from rollyard.plan.clock import Clock
 from rollyard.plan.engines import Engines
 
@@ -53,8 +54,7 @@ class Coming:
         self._run, self._clock, self._failures = run, clock, failures
         self._draws: dict[int, random.Random] = {}  # by node
         self._numbers = itertools.count(sum(1 for _ in run.engines))
-        self._leaving: set[ev.EngineId] = set()
-        self._ordered: dict[ev.EngineId, ev.EngineLeaving] = {}
+        self._leaving = Leaving(lambda: run.conductor.staying, lambda engine, cause: None)
         self._changes: dict[int, int] = {}
 
     def plan(self, changes: dict[int, int]) -> None:
@@ -74,31 +74,16 @@ class Coming:
 
     def remove(self, engine: ev.EngineId | None = None, cut: bool = False) -> None:
         """Let one go, the newest unless one is named; the last stays."""
-        staying = self._run.conductor.staying - self._leaving
-        if len(staying) < 2:
-            return
-        name = engine or max(staying, key=lambda each: int(each.rpartition("-")[2]))
-        self._leaving.add(name)
-        order = self._ordered[name] = ev.EngineLeaving(name, cut)
-        self._run.post(order)
+        staying = self._run.conductor.staying - self._leaving.engines
+        if len(staying) > 1:
+            self._run.post(self._leaving.order(engine or max(staying, key=_number), cut))
 
     def left(self, engine: ev.EngineId) -> None:
-        self._leaving.discard(engine)
+        self._leaving.left(engine)
 
     def turns(self, event: ev.Event) -> Sequence[ev.Event]:
-        """See `fleet.Fleet.turns`."""
-        if not isinstance(event, ev.EngineLeaving | ev.EngineDown):
-            return (event,)
-        order = self._ordered.pop(event.engine, None)
-        leaves = (order,) if order is not None and self._may_leave(order.engine) else ()
-        return leaves if isinstance(event, ev.EngineLeaving) else (*leaves, event)
-
-    def _may_leave(self, engine: ev.EngineId) -> bool:
-        staying = self._run.conductor.staying
-        if engine in staying and len(staying) > 1:
-            return True
-        self._leaving.discard(engine)
-        return False
+        """What this becomes now, see `driver.Leaving`."""
+        return self._leaving.turns(event)
 
     # ---------------------------------------------------------------------------------------------- nodes that fail
 
@@ -120,4 +105,8 @@ class Coming:
         self._next(node)
 
     def _node(self, engine: ev.EngineId) -> int:
-        return int(engine.rpartition("-")[2]) // self._failures.engines
+        return _number(engine) // self._failures.engines
+
+
+def _number(engine: ev.EngineId) -> int:
+    return int(engine.rpartition("-")[2])

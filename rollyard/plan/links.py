@@ -192,9 +192,12 @@ class Sync:
         self._post(EngineProbed(seat.name, verdict))
 
     def _sleep(self, told: ev.Sleep) -> None:
-        if not self._engines[told.engine].lost:
+        """What may still run then is an attempt that was given up: it is cut first."""
+        seat = self._engines[told.engine]
+        if not seat.lost:
             self._engines.pause(told.engine, cut=True)
-            self._engines[told.engine].model.sleep()
+            seat.model.sleep()
+            seat.spans.add(Activity.SYNC, seat.spans.now(), seat.spans.now(), "pause")
         self._part(told.engine, "sleep", self._links.sleep_s, ev.EngineSlept(told.engine))
 
     def _wake(self, told: ev.Wake) -> None:

@@ -107,6 +107,7 @@ class World:
         self._news = News()
         self._waiting = False  # for news
         self.finished = False
+        self._learned: ev.EngineId | None = None  # the half that trained last
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
         self._requests: dict[ev.EngineId, list[Request]] = defaultdict(list)  # that one step hands out
         self._unjudged: list[ev.Score] = []
@@ -262,6 +263,7 @@ class World:
             tokens = sum(len(done.completion.token_ids) for group in told.groups for done in group.rollouts)
             version = WeightVersion(told.step + 1)
             self._trained = told.groups, TrainStats(version.step, 0.0, 0.0, 0.0, tokens, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+            self._learned = told.half
             self._stations.learnt(version.step)
             self.post(ev.BatchTrained(version))
 
@@ -291,7 +293,7 @@ class World:
 
         def saved() -> None:
             self._timeline.close(Phase.CHECKPOINT)
-            for spans in self._training(None):
+            for spans in self._training(self._learned):
                 spans.add(Activity.CHECKPOINT, begin, self._clock.nanoseconds)
             self.post(ev.Checkpointed(told.version))
 

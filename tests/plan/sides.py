@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -22,11 +22,13 @@ from rollyard.journal.record import Unkept
 from rollyard.journal.recover import Past
 from rollyard.layers import resolve
 from rollyard.plan.simulate import Play, Simulated
+from rollyard.plan.world import TRAINERS
 from rollyard.plan.world import Stations as Modelled
+from rollyard.protocols.devices import Spans
 from rollyard.protocols.training import Trainer
 from rollyard.protocols.weights import Evidence, Handoff, Publisher
 from rollyard.stations import Stations
-from rollyard.types import Activity, Completion, Group, Manifest, Prompt, Reward, WeightVersion
+from rollyard.types import Activity, Completion, Group, Handed, Manifest, Prompt, Reward, WeightVersion
 from rollyard.watch.report import Report
 from rollyard.watch.spans import SpanLog
 from tests.plan.twin import TwinEngine
@@ -99,6 +101,11 @@ class Case:
     def jitter(self, *what: object) -> float:
         """A little longer, so that no two are alike."""
         return 1 + 0.2 * Random(f"{self.seed}/{what}").random()
+
+    @property
+    def moments(self) -> list[tuple[float, int]]:
+        """Of losses."""
+        return [(at * self.jitter("lost", which), number) for which, (at, number) in enumerate(self.losses)]
 
     def token_s(self, engine: EngineId) -> float:
         return 0.05 * self.jitter("token", engine)
@@ -189,7 +196,7 @@ def simulated(case: Case, scratch: Path) -> Side:
 
     models = Modelled(case.several, make, times, Source(case.prompts), verdict, case.workers, WINDOW)
     play = Play(case.config(scratch), models, heard=heard)
-    for at, number in case.losses:
+    for at, number in case.moments:
         play.clock.at(at, lambda number=number: play.world.lose(f"engine-{number}", LOST))
     play.world.coming.plan(dict(case.changes))
     side.simulated = play.run()
@@ -227,18 +234,54 @@ class Engine(FakeEngine):
 
 
 class Learns(DoubleTrainer):
-    def __init__(self, times: Times) -> None:
+    """Notes what it does on some devices."""
+
+    def __init__(self, times: Times, devices: Sequence[Spans]) -> None:
         super().__init__(0.0, Meter())
-        self._times = times
+        self._times, self._devices = times, devices
 
     async def train(self, shards: Any) -> Any:
         tokens = sum(sum(sample.mask) for shard in shards for sample in shard.samples)
         self._step_s = 0.31 + 0.0007 * tokens
-        return await super().train(shards)
+        with doing(self._devices, Activity.TRAIN, "step"):
+            return await super().train(shards)
 
     async def save(self, folder: Path) -> None:
-        await asyncio.sleep(self._times.checkpoint_s)
+        with doing(self._devices, Activity.CHECKPOINT):
+            await asyncio.sleep(self._times.checkpoint_s)
         await super().save(folder)
+
+
+class Publishes(DoublePublisher):
+    def __init__(self, times: Times, device: Spans) -> None:
+        super().__init__(times.copy_s, times.deliver_s)
+        self._device = device
+
+    async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
+        with self._device.doing(Activity.SYNC, "publish"):
+            return await super().publish(version, engines)
+
+
+class Hands(DoubleHandoff):
+    def __init__(self, times: Times, device: Spans) -> None:
+        super().__init__(times.handoff_s)
+        self._device = device
+
+    async def given(self) -> None:
+        with self._device.doing(Activity.SYNC, "handoff"):
+            await super().given()
+
+    async def take(self, manifest: Manifest) -> Handed:
+        with self._device.doing(Activity.SYNC, "handoff"):
+            return await super().take(manifest)
+
+
+@contextmanager
+def doing(devices: Sequence[Spans], activity: Activity, what: str = "") -> Iterator[None]:
+    with ExitStack() as stack:
+        for device in devices:
+            stack.enter_context(device.doing(activity, what))
+        yield
 
 
 class Judge:
@@ -260,13 +303,17 @@ def stations(case: Case, times: Times) -> Stations:
     engines = {name: Engine(name, case, times) for name in names}
     apart = case.placement in ("separate", "async")
     halves: list[EngineId | None] = [*names] if case.placement == "swap" else [None]
-    trainers: dict[EngineId | None, Trainer] = {half: Learns(times) for half in halves}
+    own = SpanLog(lambda: round(now() * 1e9))
+    devices = {name: own if apart else engine.spans for name, engine in engines.items()}
+    trainers: dict[EngineId | None, Trainer] = {
+        half: Learns(times, [own] if apart else [devices[half]] if half else [*devices.values()]) for half in halves
+    }
     publishers: dict[EngineId, Publisher]
     if case.placement == "swap":
-        publishers = {name: DoublePublisher(0.0, times.deliver_s) for name in names}
+        publishers = {name: Publishes(times, devices[name]) for name in names}
     else:
-        publishers = dict.fromkeys(names, DoublePublisher(times.copy_s, times.deliver_s))
-    handoffs: dict[EngineId, Handoff] = {name: DoubleHandoff(times.handoff_s) for name in names}
+        publishers = dict.fromkeys(names, Publishes(times, own))
+    handoffs: dict[EngineId, Handoff] = {name: Hands(times, devices[name]) for name in names}
 
     async def launch(name: EngineId, url: str) -> Engine:
         await asyncio.sleep(times.start_s(name))
@@ -287,7 +334,10 @@ def stations(case: Case, times: Times) -> Stations:
         handoffs=handoffs if case.placement == "swap" else {},
         starts=tuple(engine.start for engine in engines.values()),
         launch=cast(Any, launch) if apart else None,
-        spans=tuple((name, "engine", engine.spans) for name, engine in engines.items()),
+        spans=(
+            *((name, "engine", engine.spans) for name, engine in engines.items()),
+            *([(TRAINERS, "trainer", own)] if apart else [(f"{TRAINERS} of {name}", "trainer", devices[name]) for name in names]),
+        ),
     )
 
 
@@ -312,7 +362,7 @@ def real(case: Case, scratch: Path) -> Side:
 
     async def whole() -> None:
         loop, changes = asyncio.get_running_loop(), dict(case.changes)
-        for at, number in case.losses:
+        for at, number in case.moments:
             loop.call_at(at, lose, number)
         async for step in run:
             for _ in range(changes.get(step.step, 0)):
@@ -322,7 +372,7 @@ def real(case: Case, scratch: Path) -> Side:
 
     def let_go() -> None:
         fleet = run._going.fleet
-        staying = fleet._conductor.staying - fleet._leaving
+        staying = fleet._conductor.staying - fleet._leaving.engines
         if len(staying) > 1:
             run.remove_engine(max(staying, key=lambda each: int(each.rpartition("-")[2])))
 
@@ -332,11 +382,51 @@ def real(case: Case, scratch: Path) -> Side:
     return side
 
 
-def same(case: Case, scratch: Path, check: Callable[[Side, Side], None] | None = None) -> tuple[Side, Side]:
+def same(case: Case, scratch: Path) -> tuple[Side, Side]:
     """Both, held against each other. Raises AssertionError."""
     one, other = real(case, scratch), simulated(case, scratch)
+    compare(one, other)
+    return one, other
+
+
+def compare(one: Side, other: Side) -> None:
+    """Each step of the conductor, and the report. Raises AssertionError."""
     for at, (left, right) in enumerate(zip(one.steps, other.steps, strict=False)):
         assert left[1:] == right[1:], f"step {at}: at {left[0]:.9g} s\n{left[1:]}\n  but at {right[0]:.9g} s\n{right[1:]}"
         assert abs(left[0] - right[0]) < 1e-6, f"step {at}: {left[0]} and {right[0]}"
     assert len(one.steps) == len(other.steps)
-    return one, other
+    assert one.report is not None and other.report is not None
+    if one.report.finished.failed:
+        return  # a run then saves what it can, which nobody simulates
+    left, right = asdict(one.report), asdict(other.report)
+    if one.report.lost:  # a fake engine that dies notes what it was at all the same
+        del left["usage"], right["usage"]
+    found = list(differ("report", left, right))
+    assert not found, "\n".join(found)
+
+
+UNLIKE = (
+    "report.objective",
+    "report.phases.driver_s",
+    "report.weights",
+    "report.simulated",
+    "report.forecast",
+)  # what only a real run has
+
+
+def differ(where: str, left: object, right: object) -> Iterator[str]:
+    """What is not the same, but for roundings of times."""
+    if where in UNLIKE:
+        return
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        nothing = 0 if where.endswith(("_ns", "_share")) else None
+        for key in dict.fromkeys((*left, *right)):
+            yield from differ(f"{where}.{key}", left.get(key, nothing), right.get(key, nothing))
+    elif isinstance(left, list | tuple) and isinstance(right, list | tuple) and len(left) == len(right):
+        for at, pair in enumerate(zip(left, right, strict=True)):
+            yield from differ(f"{where}[{at}]", *pair)
+    elif isinstance(left, int | float) and isinstance(right, int | float):
+        if abs(left - right) > (1e4 if "_ns" in where else 1e-6 * max(abs(left), 1)):
+            yield f"{where}: {left} and {right}"
+    elif left != right:
+        yield f"{where}: {left} and {right}"

@@ -1,14 +1,157 @@
+"""The simulator against the real loop, and what else a simulated run has to keep."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
+from rollyard import driver
+from rollyard.errors import ConfigError
+from rollyard.layers import resolve_tree
+from rollyard.plan.check import check_scenario
+from rollyard.plan.scenario import Scenario
+from rollyard.plan.simulate import simulate
+from tests.plan import sides
 from tests.plan.sides import Case, same
 
-PLACEMENTS = ("colocated", "separate", "async", "swap")
+CASES = (
+    Case("colocated", judge_s=0.1),
+    Case("separate", refusals=25, retries=3),
+    Case("async", "drain", losses=((0.8, 1),), changes=((1, 2), (2, -1)), seed=3),
+    Case("async", "abort", judge_s=0.3, options=(("rollout.oversample", 2),), groups=2),
+    Case("async", "keep", refusals=25, retries=3, prompts=20),
+    Case("swap", judge_s=0.1),
+)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_the_simulator_does_what_the_loop_does(placement: str, tmp_path: Path) -> None:
-    same(Case(placement), tmp_path)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}")
+def test_the_simulator_does_what_the_loop_does(case: Case, tmp_path: Path) -> None:
+    same(case, tmp_path)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    placement = draw(st.sampled_from(("colocated", "separate", "async", "swap")))
+    apart, overlaps = placement in ("separate", "async"), placement == "async"
+    engines, staleness, groups = draw(st.integers(1, 4)), draw(st.integers(0, 3)), draw(st.integers(1, 4))
+    options: dict[str, object] = {
+        "checkpoint.every": draw(st.integers(0, 2)),
+        "rollout.order": draw(st.sampled_from(("admission", "longest"))),
+        "rollout.filter": draw(st.sampled_from(("none", "flat"))),
+    }
+    if overlaps and staleness:
+        spare = options["rollout.oversample"] = draw(st.integers(0, staleness * groups))
+        options["rollout.on_stale"] = "wait" if spare else draw(st.sampled_from(("wait", "drop")))
+    if apart and engines > 1:
+        options["rollout.moves"] = draw(st.integers(0, 2))
+    moments = st.tuples(st.floats(0.01, 8), st.integers(0, 3))
+    changes = st.tuples(st.integers(1, 4), st.sampled_from((1, -1, 2)))
+    return Case(
+        placement,
+        draw(st.sampled_from(("drain", "abort", "keep"))),
+        seed=draw(st.integers(0, 2**32)),
+        engines=engines,
+        slots=draw(st.integers(1, 5)),
+        steps=draw(st.integers(1, 5)),
+        groups=groups,
+        size=draw(st.integers(2, 4)),
+        staleness=staleness,
+        prompts=draw(st.sampled_from((10_000, 9))),
+        judge_s=draw(st.sampled_from((0.0, 0.02, 0.4))),
+        workers=draw(st.integers(1, 4)),
+        retries=draw(st.integers(0, 3)),
+        refusals=draw(st.sampled_from((0, 0, 20))),
+        losses=tuple(draw(st.lists(moments, max_size=3))) if apart else (),
+        changes=tuple(draw(st.lists(changes, max_size=2, unique_by=lambda change: change[0]))) if apart else (),
+        restarts=draw(st.integers(0, 2)),
+        options=tuple(options.items()),
+    )
+
+
+SAME = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])  # shrinking takes minutes
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the real run: what it is told to tell people
+@settings(SAME, max_examples=12)
+@given(case=cases())
+def test_whatever_happens(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
+    same(case, tmp_path_factory.mktemp("case"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@settings(SAME, max_examples=150)
+@given(case=cases())
+def test_whatever_happens_very_often(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
+    same(case, tmp_path_factory.mktemp("case"))
+
+
+def test_another_simulator_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison can fail: here the loop's news are taken one by one."""
+    monkeypatch.setattr(driver, "TOGETHER", 1)
+    one = sides.real(CASES[0], tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(AssertionError, match="step "):
+        sides.compare(one, sides.simulated(CASES[0], tmp_path))
+
+
+def scenario(placement: str, **changes: object) -> Scenario:
+    """A small model that generates slowly, on five devices."""
+    options: dict[str, object] = {"place.placement": placement, "engine.slots": 4, "costs.step_s": 0.02, "run.steps": 6}
+    if placement in ("separate", "async"):
+        options |= {"place.generate": 3, "place.train": 2}
+    if placement in ("async", "swap"):
+        options["rollout.max_staleness"] = 1
+    options |= {name.replace("__", "."): value for name, value in changes.items()}
+    return resolve_tree(Scenario, check_scenario, environment={}, overrides=SIZES | options).config
+
+
+SIZES = {
+    "model.path": "smollm2-135m",
+    "model.dtype": "bfloat16",
+    "place.generate": 1,
+    "rollout.groups_per_step": 8,
+    "rollout.group_size": 4,
+    "rollout.max_tokens": 256,
+}
+
+
+@pytest.mark.parametrize("placement", ["colocated", "separate", "async", "swap"])
+def test_it_is_the_same_each_time_to_the_byte(placement: str) -> None:
+    first, again = (simulate(scenario(placement)) for _ in "ab")
+    assert first.report.to_json() == again.report.to_json()
+    assert first.metrics == again.metrics and first.traced == again.traced
+    report = first.report
+    assert not report.finished.failed and len(first.steps_s) == 6
+    assert report.prompts.admitted == report.prompts.trained + sum(report.prompts.dropped.values())
+    assert report.tokens.generated == report.tokens.trained + sum(report.tokens.dropped.values()) + report.tokens.live
+    assert simulate(scenario(placement, run__seed=1)).report.wall_s != report.wall_s
+
+
+def test_nodes_fail_and_engines_come_back() -> None:
+    calm = simulate(scenario("async")).report
+    often = calm.wall_s / 3600 / 4
+    failures = {"failures__node_hours": often, "failures__restart_s": 1.0, "place__restarts": 100, "cluster__node": 1}
+    failures["rollout__retries"] = 100
+    torn = simulate(scenario("async", **failures)).report
+    assert not torn.finished.failed and len(torn.lost) > 3
+    assert torn.wall_s > calm.wall_s and torn.members.trained == calm.members.trained
+    assert torn.tokens.recomputed > calm.tokens.recomputed
+
+
+def test_engines_come_and_leave() -> None:
+    found = simulate(scenario("async", failures__joins=("2:+2", "4:-1"), failures__restart_s=1.0)).report
+    devices = {device.device: device for device in found.usage.devices}
+    assert [name for name in devices if name.startswith("engine")] == [f"engine-{number}" for number in range(5)]
+    assert devices["engine-3"].busy_ns["generate"] > 0
+    assert devices["engine-4"].wall_ns < devices["engine-3"].wall_ns < devices["engine-0"].wall_ns
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="takes the trainer with it"):
+        scenario("colocated", failures__node_hours=1.0)
+    with pytest.raises(ConfigError, match="a weight sync takes"):
+        simulate(scenario("async", weights__limit_s=1e-6))
