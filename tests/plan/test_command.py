@@ -125,6 +125,11 @@ def test_what_a_trace_does_not_say_is_told(capsys: pytest.CaptureFixture[str], t
         (("--preset", "small", "--calm"), "there is no option '--calm'"),
         (("none.toml",), "no such file"),
         ((), "no model is named"),
+        (("--preset", "small", "--engine.pages", "15"), "keys and values of 240 tokens, and a prompt with its"),
+        (
+            ("--preset", "small", "--engine.pages", "100", "--workload.prompt_sigma", "1"),
+            "1,600 tokens, and a prompt with its completion may have 8,192",
+        ),
         (("--preset", "sort", "--workload.prompt_tokens", "64"), "leave no room in a window of 64"),
     ],
 )
