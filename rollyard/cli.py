@@ -88,24 +88,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     settle_environment()
     console = Screen(stderr=True)
     try:
-        given = _parser().parse_args(arguments)
-        if given.command == "bench":
-            return _bench(given, console)
-        if given.command == "engines":
-            return _engines(given)
-        if given.command == "resume":
-            return _resume(given)
-        if given.command == "inspect":
-            return inspect(given)
-        if given.command == "simulate":
-            scenario = scenario_of(given)
-            return _explain(scenario) if given.explain else simulate(scenario, as_json=given.json)
-        if given.command == "plan":
-            return plan(given)
-        resolved = _resolved(given)
-        if given.command == "explain":
-            return _explain(resolved)
-        return _train(resolved) if given.command == "train" else _run(resolved)
+        return _done(_parser().parse_args(arguments), console)
     except ConfigError as error:
         console.print(f"[bold red]error:[/] [bold]{_plain(error.where)}[/]: {_plain(error.problem)}", soft_wrap=True)
         console.print(f"       {_plain(error.remedy)}", soft_wrap=True)
@@ -117,6 +100,29 @@ def _main(arguments: Sequence[str] | None) -> int:
         if is_full(str(error)):
             console.print(f"        {ROOM}", soft_wrap=True)
         return 1
+
+
+def _done(given: argparse.Namespace, console: Screen) -> int:
+    """What the command line asks for."""
+    match given.command:
+        case "bench":
+            return _bench(given, console)
+        case "engines":
+            return _engines(given)
+        case "resume":
+            return _resume(given)
+        case "inspect":
+            return inspect(given)
+        case "simulate":
+            scenario = scenario_of(given)
+            return _explain(scenario) if given.explain else simulate(scenario, as_json=given.json)
+        case "plan":
+            return plan(given)
+        case "explain":
+            return _explain(_resolved(given))
+        case "train":
+            return _train(_resolved(given))
+    return _run(_resolved(given))
 
 
 def _plain(text: str) -> str:

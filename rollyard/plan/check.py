@@ -9,6 +9,7 @@ from rollyard.engine.options import check_options
 from rollyard.errors import ConfigError
 from rollyard.plan.joins import joins_of
 from rollyard.plan.scenario import FailuresConfig, Scenario, WorkloadConfig
+from rollyard.plan.trace import read_trace
 
 ANY_TASK = "sort"  # stands for prompts that nobody names, while the rest is checked
 DRAWN = ("mean_tokens", "sigma", "between", "prompt_tokens", "prompt_sigma")  # of lengths that no trace gives
@@ -73,16 +74,23 @@ def _check_workload(scenario: Scenario) -> None:
         raise ConfigError(problem, where=where, remedy=remedy)
 
 
-def check_window(scenario: Scenario, window: int) -> None:
-    """Raises ConfigError when drawn prompts leave no room for an answer, and all would be dropped.
+def check_window(scenario: Scenario, window: int, held: int) -> None:
+    """Raises ConfigError when prompts leave no room for an answer, or when an engine may get a request that it can never finish.
 
     Args:
         window: tokens of prompt and completion at most.
+        held: tokens that an engine has keys and values of at most.
     """
-    workload = scenario.workload
+    workload, most = scenario.workload, scenario.rollout.max_tokens
     if window <= workload.prompt_tokens and not workload.trace:
         problem = f"prompts of {workload.prompt_tokens} tokens leave no room in a window of {window}"
         raise ConfigError(problem, where="workload.prompt_tokens", remedy=f"use less than {window}")
+    longest = workload.prompt_tokens if not workload.prompt_sigma else window  # drawn ones have no end but the window
+    if workload.trace:
+        longest = max(read_trace(workload.trace).prompts)
+    if held < (needed := min(window, longest + most)):
+        problem = f"an engine has keys and values of {held:,} tokens, and a prompt with its completion may have {needed:,}"
+        raise ConfigError(problem, where="engine.pages", remedy=f"use 0, or more, or --engine.window {held}, which cuts there")
 
 
 def _check_unheeded(workload: WorkloadConfig, names: tuple[str, ...], why: str) -> None:

@@ -91,8 +91,8 @@ def stations_of(scenario: Scenario) -> Stations:
     costs, prompts, engine = costs_of(scenario), Prompts(lengths_of(scenario)), scenario.engine
     check_limit(costs, scenario)
     window = engine.window or costs.shape.window or ANY
-    check_window(scenario, window)
     pages = engine.pages or costs.engine.kv_tokens // engine.page_tokens
+    check_window(scenario, window, pages * engine.page_tokens)
     beside = engine.prefill_tokens if engine.kind == "embedded" else engine.step_tokens  # no other has such a limit
 
     def make(name: EngineId, spans: SpanLog) -> EngineModel:
