@@ -78,7 +78,7 @@ class Summary:
     model: str
     placement: str
     hardware: str
-    devices: int
+    devices: int  # that there were, whether they stayed or not
     engines: int
     steps: int
     wall_s: float
@@ -105,7 +105,8 @@ def summarize(report: Report, metrics: Sequence[Mapping[str, object]], scenario:
     """The few numbers, of the report and of a row a step."""
     means = means_of(metrics)
     later = [float(str(row["seconds"])) for row in metrics][1:] or [float(str(row["seconds"])) for row in metrics]
-    count, engines = devices_of(scenario)
+    there = report.usage.devices
+    meanwhile = sum(device.wall_ns * device.devices for device in there) / (report.wall_s * 1e9) if report.wall_s else 0.0
     rate = means.get("tokens_per_s", 0.0)
     trained = sum(report.staleness.values())
     return Summary(
@@ -113,14 +114,14 @@ def summarize(report: Report, metrics: Sequence[Mapping[str, object]], scenario:
         model=report.model,
         placement=report.placement,
         hardware=scenario.cluster.hardware,
-        devices=count,
-        engines=engines,
+        devices=sum(device.devices for device in there),
+        engines=_engines(report),
         steps=report.steps,
         wall_s=report.wall_s,
         step_s=Spread.of(later) if later else None,
         phases_s={name: means[f"{name}_s"] for name in (*PHASES, "rest") if f"{name}_s" in means},
         tokens_per_s=rate,
-        tokens_per_device_s=rate / count,
+        tokens_per_device_s=rate / meanwhile if meanwhile else 0.0,
         sync_s=means.get("sync_s", 0.0),
         busy={pool.role: pool.busy_share for pool in report.usage.pools},
         waits={pool.role: pool.wait_share for pool in report.usage.pools},
@@ -133,7 +134,7 @@ def summarize(report: Report, metrics: Sequence[Mapping[str, object]], scenario:
         lost=len(report.lost),
         ended=report.finished.cause,
         failed=report.finished.failed,
-        cost=_cost(report, means.get("step_s"), count, scenario.cluster.price),
+        cost=_cost(report, means.get("step_s"), meanwhile, scenario.cluster.price),
     )
 
 
@@ -147,16 +148,16 @@ def means_of(metrics: Sequence[Mapping[str, object]]) -> Mapping[str, float]:
     return means.means()
 
 
-def devices_of(scenario: Scenario) -> tuple[int, int]:
-    """Devices, and engines."""
-    place, tensor_parallel = scenario.place, scenario.engine.tensor_parallel_size
-    if place.apart:
-        return place.generate * tensor_parallel + place.train, place.generate
-    engines = 2 if place.placement == "swap" else place.train
-    return engines * tensor_parallel, engines
+def _engines(report: Report) -> int:
+    """That there were, whether they stayed or not."""
+    return sum(ENGINE in device.roles for device in report.usage.devices)
 
 
-def _cost(report: Report, step_s: float | None, devices: int, price: float) -> Cost | None:
+def _cost(report: Report, step_s: float | None, devices: float, price: float) -> Cost | None:
+    """
+    Args:
+        devices: that there were at a time.
+    """
     if not price or step_s is None:
         return None
     second = price * devices / 3600
@@ -186,7 +187,7 @@ def bound(report: Report, scenario: Scenario) -> str:
 
 def _generation(report: Report, scenario: Scenario) -> str:
     """What of it."""
-    rollout, slots, (_, engines) = scenario.rollout, scenario.engine.slots, devices_of(scenario)
+    rollout, slots, engines = scenario.rollout, scenario.engine.slots, _engines(report)
     engine = _engine(scenario)
     length = scenario.workload.prompt_tokens + (report.lengths.mean or 0.0) / 2  # that a running sequence attends to
     under_way = rollout.groups_per_step * rollout.group_size * (1 + rollout.max_staleness)

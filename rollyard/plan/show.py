@@ -15,6 +15,7 @@ from rollyard.watch.draw import COLOURS, duration, stacked
 
 LABEL: Final = 9  # columns of the names at the left
 BAR: Final = 60  # columns of the bar of phases
+ROOM: Final = 66  # columns of a line in a terminal of 80
 SHOWN: Final = 0.005  # a smaller share is not worth its place
 REST: Final = "unaccounted"  # whose colour it has
 
@@ -72,11 +73,15 @@ def _coloured(phases: Mapping[str, float]) -> dict[str, float]:
 
 
 def _legend(phases: Mapping[str, float], step_s: float) -> Text:
-    shown = Text()
+    """Names, seconds and shares, in as many lines as it takes."""
+    lines = [Text()]
     for name, spent in phases.items():
         if spent >= SHOWN / 10 * step_s:
-            shown.append("■ ", COLOURS.get(name, COLOURS[REST])).append(f"{name} {seconds(spent)}, {spent / step_s:.0%}  ")
-    return shown
+            entry = Text.assemble(("■ ", COLOURS.get(name, COLOURS[REST])), f"{name} {seconds(spent)}, {spent / step_s:.0%}  ")
+            if lines[-1] and len(lines[-1]) + len(entry) > ROOM:
+                lines.append(Text())
+            lines[-1].append_text(entry)
+    return Text("\n").join(lines)
 
 
 def _busy(share: float, waits: Mapping[str, float]) -> str:

@@ -59,7 +59,8 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """The time of one device while it was there, in nanoseconds: sum(busy_ns) + sum(wait_ns) == wall_ns.
+    """The time of one device while it was there, in nanoseconds: sum(busy_ns) + sum(wait_ns) == wall_ns. It may stand for several
+    `devices` that did the same at the same times.
 
     `transfer_ns` is the time in which weights were brought near, `hidden_ns` the part of it in which the device did other
     work. `stall_ns` is what a weight sync held up: from pause to resume, where it did nothing else, or waited for it.
@@ -75,6 +76,7 @@ class DeviceTime:
     transfer_ns: int = 0
     hidden_ns: int = 0
     stall_ns: int = 0
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +230,8 @@ class _Book:
         busy = {kind.value: spent for kind, spent in zip(Activity, self._busy, strict=True) if spent}
         wait = {kind.value: spent for kind, spent in zip(Cause, self._wait, strict=True) if spent}
         shares = _shares(wall_ns, busy, wait)
-        return DeviceTime(lane.device, lane.roles, wall_ns, busy, wait, *shares, self.transfer_ns, self.hidden_ns, self.stall_ns)
+        parts = self.transfer_ns, self.hidden_ns, self.stall_ns
+        return DeviceTime(lane.device, lane.roles, wall_ns, busy, wait, *shares, *parts, lane.devices)
 
 
 def _shares(wall_ns: int, busy: Mapping[str, int], wait: Mapping[str, int]) -> tuple[float, dict[str, float]]:

@@ -21,7 +21,7 @@ NAMES: Final[Mapping[str, str]] = {
 
 
 def foretold(found: Forecast | None) -> list[RenderableType]:
-    """Each number of the forecast beside what was measured; nothing where there is no forecast."""
+    """Each number of the forecast beside what was measured, but for what is nothing in both. Nothing where there is no forecast."""
     if found is None:
         return []
     grid = Table(box=None, padding=(0, 1, 0, 0), expand=True, header_style="bold", show_edge=False)
@@ -29,7 +29,7 @@ def foretold(found: Forecast | None) -> list[RenderableType]:
     for name in ("forecast", "measured", "ratio"):
         grid.add_column(name, justify="right", no_wrap=True)
     grid.add_column(ratio=1)
-    for row in found.rows:
+    for row in (row for row in found.rows if row.forecast or row.measured):
         ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
         name = NAMES.get(row.name, row.name.removesuffix("_s"))
         grid.add_row(name, _shown(row, row.forecast), _shown(row, row.measured), ratio, "")

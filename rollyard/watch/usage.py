@@ -51,7 +51,8 @@ def _devices(devices: Iterable[DeviceTime], pools: Iterable[PoolTime]) -> Table:
     grid.add_column("stall", justify="right", no_wrap=True)
     for device in devices:
         stall = f"{device.stall_ns / 1e9:.2f} s" if "engine" in device.roles else ""
-        grid.add_row(device.device, f"{device.busy_share:.1%}", _waits(device.wait_share), stall)
+        name = f"{device.device} × {device.devices:,}" if device.devices > 1 else device.device
+        grid.add_row(name, f"{device.busy_share:.1%}", _waits(device.wait_share), stall)
     for pool in pools:
         bubbles = f"{_waits(pool.wait_share)}; bubbles {pool.bubble_ns / 1e9:.2f} s"
         grid.add_row(f"{pool.devices} × {pool.role}", f"{pool.busy_share:.1%}", bubbles, "", style="bold")

@@ -14,7 +14,7 @@ from rollyard.plan.forecast import forecast_of
 from rollyard.plan.outcome import Cost, Spread, bound, summarize
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.show import table
-from rollyard.watch.devices import PoolTime
+from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.report import (
     Counts,
     EvalRewards,
@@ -30,10 +30,16 @@ from rollyard.watch.timeline import BESIDE, PhaseSeconds
 NOTHING = RewardCurve(None, None, ())
 
 
+WALL_NS = 100 * 10**9
+
+
 def pools(engine: dict[str, float], trainer: dict[str, float]) -> Usage:
-    """Of what they wait for, as shares."""
+    """Four engines of two devices and four devices that train, by what they wait for, as shares."""
     found = (("engine", 8, engine), ("trainer", 4, trainer))
-    return Usage(pools=tuple(PoolTime(role, count, 1 - sum(waits.values()), waits, 0) for role, count, waits in found))
+    engines = (DeviceTime(f"engine-{i}", ("engine",), WALL_NS, {}, {}, 0.0, {}, devices=2) for i in range(4))
+    trainers = DeviceTime("trainer", ("trainer",), WALL_NS, {}, {}, 0.0, {}, devices=4)
+    shares = (PoolTime(role, count, 1 - sum(waits.values()), waits, 0) for role, count, waits in found)
+    return Usage((*engines, trainers), tuple(shares))
 
 
 REPORT = Report(
@@ -101,6 +107,14 @@ def test_the_first_step_is_in_no_number_of_a_step() -> None:
     # 12 devices at 3.0 an hour are 0.01 a second
     assert found.cost == Cost(pytest.approx(0.2), pytest.approx(1.0), pytest.approx(1e6 / 6_000))
     assert summarize(REPORT, ROWS, scenario(cluster={"price": 0.0})).cost is None
+
+
+def test_devices_cost_as_long_as_they_are_there() -> None:
+    *rest, last = REPORT.usage.devices
+    usage = replace(REPORT.usage, devices=(*rest, replace(last, wall_ns=WALL_NS // 4)))
+    found = summarize(replace(REPORT, usage=usage), ROWS, scenario())
+    assert found.devices == 12 and found.tokens_per_device_s == 50.0 / 9
+    assert found.cost is not None and found.cost.run == pytest.approx(0.75)
 
 
 def test_a_run_without_a_step_has_few_numbers() -> None:

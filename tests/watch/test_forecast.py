@@ -71,6 +71,7 @@ def test_what_was_expected_stands_beside_what_happened() -> None:
     console.print(*foretold(found))
     lines = [line.split() for line in console.file.getvalue().splitlines()]
     assert ["step", "10", "s", "12.5", "s", "1.25"] in lines and ["sync", "0", "s", "0.5", "s", "-"] in lines
+    assert not any(line[:1] in (["score"], ["checkpoint"]) for line in lines)  # of which there is nothing to say
     assert ["trainers", "busy", "25.0%", "-", "-"] in lines and ["tokens/s", "100", "80", "0.80"] in lines
 
 

@@ -98,6 +98,7 @@ USAGE = {
             "transfer_ns": 3,
             "hidden_ns": 2,
             "stall_ns": 1,
+            "devices": 1,
         }
     ],
     "pools": [{"role": "engine", "devices": 1, "busy_share": 0.6, "wait_share": {"generate": 0.4}, "bubble_ns": 40}],
