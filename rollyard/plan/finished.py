@@ -6,21 +6,20 @@ import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
-
-from pydantic import ValidationError
 
 from rollyard.config import Config
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.folder import CONFIG, SCENARIO, RunFolder
 from rollyard.journal.reader import JournalReader
 from rollyard.plan.scenario import Scenario
-from rollyard.texts import in_a_line
-from rollyard.watch.accounts import DRIVER
+from rollyard.texts import in_a_line, visible
 from rollyard.watch.read import read_report
 from rollyard.watch.report import Report
+from rollyard.watch.trace import DRIVER
 
 LEAST: Final = 4  # steps: the first is left out, and three are the fewest that have a middle
 WHERE: Final = "--calibrate"
@@ -60,7 +59,7 @@ class FinishedRun:
     def windows(self) -> list[tuple[float, float]]:
         """From the end of the training before to the end of its own, of every step but the first."""
         ends = [span.end for span in self.spans if span.device == DRIVER and span.what == "train"]
-        return list(zip(ends, ends[1:], strict=False))
+        return list(pairwise(ends))
 
     def seconds(self, what: str, device: Callable[[str], bool] = lambda name: name != DRIVER) -> float:
         """Of one part in a step, in the middle of all steps but the first. Where it overlaps itself it counts once."""
@@ -110,7 +109,7 @@ def read_finished(path: Path) -> FinishedRun:
 
 def _check(path: Path, report: Report) -> None:
     if report.finished.failed:
-        raise ConfigError(f"{path}: the run failed: {in_a_line(report.finished.cause)}", where=WHERE, remedy=REMEDY)
+        raise ConfigError(f"{path}: the run failed: {visible(report.finished.cause)}", where=WHERE, remedy=REMEDY)
     if report.lives.count > 1:
         problem = f"{path}: the run had {report.lives.count} lives, and only the last one left a trace"
         raise ConfigError(problem, where=WHERE, remedy="give a run that was not resumed")
@@ -123,8 +122,7 @@ def _options(path: Path, tree: type[Config]) -> Config:
     try:
         return tree.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
-        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise JournalError(f"{path}: not the options of a run of this version of Rollyard: {in_a_line(what)}") from error
+        raise JournalError(f"{path}: not the options of a run of this version of Rollyard: {in_a_line(error)}") from error
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
