@@ -11,7 +11,7 @@ other parts are shares of that. Its caches are taken to be fast enough.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,7 @@ from rollyard.plan.finished import WHERE, FinishedRun, read_finished
 from rollyard.plan.fit import Fit, least_squares, middle
 from rollyard.plan.hardware import CPU
 from rollyard.plan.measured import device_of
-from rollyard.plan.scenario import Scenario
+from rollyard.plan.scenario import CostsConfig, Scenario
 from rollyard.stats import Pace
 
 UNIT: Final = 1e9  # FLOP/s that a CPU's rates are first told in

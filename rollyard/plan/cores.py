@@ -1,4 +1,4 @@
-"""Processes that share the processors of one machine, and threads of one process that take turns (PURE).
+"""Processes that share the processors of one machine, and threads of one process that take turns.
 
 Where every device has a processor of its own, nothing here changes anything. On a machine with fewer processors than processes at
 work each gets an equal part of them. In one process only one thread is at work at a time, as Python has it: while the driver
