@@ -184,16 +184,12 @@ class _Fitting:
 
     def _train(self) -> Fit:
         """Seconds of a batch over what it would take at the peak."""
-        run, members = self._run, self._members
+        run = self._run
         seconds = run.column("train/thread_s") if self._cpu else []
         if not seconds:
             lengths = [span.end - span.start for span in run.spans if span.what == "step"]
             seconds = lengths[1:] if len(lengths) == run.report.steps else [run.seconds("step")] * (run.report.steps - 1)
-        ideal = []
-        for row in run.rows[1:]:
-            length = float(row["prompt_tokens_mean"]) + float(row["completion_tokens_mean"])
-            tokens = round(float(row["groups"]) * members / run.config.rollout.groups_per_step * length)
-            ideal.append(self._peak.train_s(tokens, round(tokens * (length + 1) / 2)))
+        ideal = [self._peak.batch_s(batch) for batch in run.batches]
         return middle(ideal, seconds)
 
     # ---------------------------------------------------------------------------------- driver and weight sync
