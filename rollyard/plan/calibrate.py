@@ -4,18 +4,18 @@ What is fitted is work, not what came of it: on a CPU processor time, which hard
 elsewhere the time of devices. How long that takes in another placement is for the simulator to say: who works at once, who
 has to share a processor, who waits for whom.
 
-A CPU has no data sheet that says what it reaches with such matrices. So its FLOPs are what the run reached, at its best; the other
-parts are shares of that. Its caches are taken to be fast enough.
+A CPU has no data sheet that says what it reaches with such matrices. So its FLOPs are what the run reached at its best; the
+other parts are shares of that. Its caches are taken to be fast enough.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from rollyard.errors import ConfigError
 from rollyard.plan.costs import Costs, priced, shape_for
@@ -23,22 +23,24 @@ from rollyard.plan.finished import WHERE, FinishedRun, read_finished
 from rollyard.plan.fit import Fit, least_squares, middle
 from rollyard.plan.hardware import CPU
 from rollyard.plan.measured import device_of
-from rollyard.plan.scenario import Scenario
+from rollyard.plan.scenario import CostsConfig, Scenario
 from rollyard.stats import Pace
 
 UNIT: Final = 1e9  # FLOP/s that a CPU's rates are first told in
 NEVER_BOUND: Final = 100.0  # bytes/s a FLOP/s: memory that nothing waits for
 USUAL: Final = 1e9  # bytes/s from process to process, where a run does not tell
-NOTHING: Final = {  # constants of a machine that only computes, at its peak
-    "decode_bandwidth": 1.0, "decode_flops": 1.0, "prefill_flops": 1.0, "train_flops": 1.0, "step_s": 0.0, "sequence_s": 0.0,
-    "tensor_parallel_s": 0.0, "minibatch_s": 0.0, "token_s": 0.0, "link": 1.0, "barrier_s": 0.0, "probe_s": 0.0, "evidence_s": 0.0,
-    "sleep_s": 0.0, "score_s": 0.0, "request_s": 0.0, "message_s": 0.0, "batch_s": 0.0, "recompute": False, "logprob_passes": 0,
-}  # fmt: skip
+PEAK: Final = ("decode_bandwidth", "decode_flops", "prefill_flops", "train_flops", "link")
+# A machine that only computes, at its peak: what a run took over that is what is fitted.
+NOTHING: Final[Mapping[str, Any]] = {
+    **{name: 0.0 for name in CostsConfig.model_fields if name.endswith("_s")},
+    **dict.fromkeys(PEAK, 1.0),
+    **{"recompute": False, "logprob_passes": 0},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """One constant. `residual` is the root mean square of what it leaves, as a share of what was measured; None: it is a median."""
+    """One constant. `residual`: the root mean square of what it leaves, as a share of what was measured; None: it is a median."""
 
     option: str
     value: float | bool | str
@@ -182,16 +184,12 @@ class _Fitting:
 
     def _train(self) -> Fit:
         """Seconds of a batch over what it would take at the peak."""
-        run, members = self._run, self._members
+        run = self._run
         seconds = run.column("train/thread_s") if self._cpu else []
         if not seconds:
             lengths = [span.end - span.start for span in run.spans if span.what == "step"]
             seconds = lengths[1:] if len(lengths) == run.report.steps else [run.seconds("step")] * (run.report.steps - 1)
-        ideal = []
-        for row in run.rows[1:]:
-            length = float(row["prompt_tokens_mean"]) + float(row["completion_tokens_mean"])
-            tokens = round(float(row["groups"]) * members / run.config.rollout.groups_per_step * length)
-            ideal.append(self._peak.train_s(tokens, round(tokens * (length + 1) / 2)))
+        ideal = [self._peak.batch_s(batch) for batch in run.batches]
         return middle(ideal, seconds)
 
     # ---------------------------------------------------------------------------------- driver and weight sync

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollyard.config import Config
+from rollyard.durable import write_file
 from rollyard.errors import ConfigError
 from rollyard.layers import RUNS, Resolved, presets, resolve_tree
 from rollyard.plan.check import DRAWN, check_scenario, obstacle
@@ -57,18 +58,29 @@ def add_simulate(commands: Any, add_options: AddOptions) -> None:
     names = ", ".join(name for folder in FOLDERS for name in presets(folder))
     command.add_argument("--preset", default="", metavar="NAME", help=f"start from a preset: {names}")
     command.add_argument("--gpus", default="", metavar="NxKIND", help="all devices, such as 64xH100: who gets which follows")
+    command.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="RUN",
+        help="fit the costs to a run that is over, by its folder; "
+        "without a file or preset the options and lengths are that run's too",
+    )
+    command.add_argument("--constants", type=Path, metavar="FILE.toml", help="write down what --calibrate found, and on what")
     command.add_argument("--explain", action="store_true", help="print every option and where its value is from, and do nothing")
     command.add_argument("--json", action="store_true", help="print one JSON object, the same for the same options and seed")
     add_options(command, SHORT, Scenario)
 
 
 def scenario_of(given: argparse.Namespace) -> Resolved[Scenario]:
-    """What the command line asks for.
+    """What the command line asks for. What was fitted to a run is written where `--constants` says.
 
     Raises:
-        ConfigError: an option, or what they say together, does not fit.
+        ConfigError: an option, or what they say together, does not fit; a run that nothing can be fitted to.
+        JournalError: what that run left cannot be read.
     """
     overrides: dict[str, Any] = {name: value for name, value in vars(given).items() if "." in name}
+    fitted = _fitted(given, overrides)
+    overrides = fitted | overrides
     if overrides.get("workload.trace"):  # in the place of what a preset or file says of lengths
         usual = {f"workload.{name}": WorkloadConfig.model_fields[name].default for name in DRAWN}
         overrides = usual | overrides
@@ -78,7 +90,30 @@ def scenario_of(given: argparse.Namespace) -> Resolved[Scenario]:
     if room := _short_prompts(resolved):
         resolved = _resolved(given, overrides | {PROMPTS: room}, check_scenario)
         resolved = replace(resolved, origins={**resolved.origins, PROMPTS: ROOM})
-    return resolved
+    of_run = {name: f"run {given.calibrate}" for name in fitted if overrides[name] is fitted[name]}
+    return replace(resolved, origins={**resolved.origins, **of_run})
+
+
+def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that a run says, by dotted name; none without `--calibrate`."""
+    if given.calibrate is None:
+        if given.constants is not None:
+            raise ConfigError("nothing is fitted", where="--constants", remedy="say --calibrate RUN too")
+        return {}
+    from rollyard.plan.calibrate import calibrate
+
+    found = calibrate(given.calibrate, overrides.get("cluster.hardware", CPU))
+    if given.constants is not None:
+        try:
+            write_file(given.constants, found.to_toml().encode())
+        except OSError as error:
+            raise ConfigError(f"cannot be written: {error}", where="--constants", remedy="give another file") from None
+    options: dict[str, Any] = found.options()
+    if given.file is None and not given.preset:
+        given.file = found.run.options
+        if found.run.journal is not None and not any(name.startswith("workload.") for name in overrides):
+            options["workload.trace"] = str(found.run.journal)
+    return options
 
 
 def _short_prompts(resolved: Resolved[Scenario]) -> int:

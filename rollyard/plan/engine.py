@@ -33,6 +33,7 @@ from rollyard.plan.cache import Cache, Running
 from rollyard.plan.step import StepCost
 from rollyard.plan.tokens import Told
 from rollyard.types import Activity, EngineStats, FinishReason, Request, RequestId, Segment, WeightVersion
+from rollyard.watch.paces import Paces
 
 EXACT = 1 + 1e-12  # a step that ends within so much of now has ended
 
@@ -104,10 +105,11 @@ class EngineModel:
         self._rested = True  # no step has begun since there was nothing to do
         # The steps under way: how many, since when and until when, what each costs, and the chunk of the only one.
         self._steps, self._began, self._until = 0, 0.0, inf
-        self._cost, self._chunk_s = costs.step(1), 0.0
+        self._cost, self._chunk, self._chunk_s = costs.step(1), 0, 0.0
         self._span: tuple[Activity, float, float] | None = None
         self._generated = self._chunks = 0
         self._step_s = self._prefill_s = self._busy_slot_s = 0.0
+        self._paces = Paces()
 
     def __len__(self) -> int:
         """Requests that did not end."""
@@ -200,6 +202,7 @@ class EngineModel:
             prefill_steps=self._chunks,
             busy_slot_s=self._busy_slot_s,
             slots=self.slots,
+            paces=self._paces.totals(),
         )
 
     # -------------------------------------------------------------------------------------------- the clock
@@ -243,7 +246,7 @@ class EngineModel:
             self._steps = min(self._steps, self._tell_at - self._batching.done)
         self._rested = False
         self._cost = self._costs.step(max(decodes, 1))
-        self._chunk_s = self._costs.prefill_s(tokens, pairs) if tokens else 0.0
+        self._chunk, self._chunk_s = tokens, self._costs.prefill_s(tokens, pairs) if tokens else 0.0
         if self._steps > 1:
             self._until = self._began + self._cost.total(context, decodes, self._steps)
         else:
@@ -273,6 +276,9 @@ class EngineModel:
         self._busy_slot_s += (decodes + draws) * elapsed
         self._prefill_s += self._chunk_s
         self._chunks += self._chunk_s > 0
+        if self._batching.rollouts:
+            context = steps * self._batching.context() + decodes * steps * (steps - 1) // 2
+            self._paces.add(decodes + draws, self._chunk, context, elapsed, steps=steps)
         activity = Activity.GENERATE if self._batching.rollouts else Activity.EVAL
         if self._span is not None and self._span[0] is activity and self._span[2] == began:
             began = self._span[1]

@@ -19,7 +19,8 @@ from rollyard.watch.timeline import Phase, Timeline
 class Model(Protocol):
     """What becomes of requests, and when. Times are seconds on one clock, which never goes back."""
 
-    version: WeightVersion | None
+    @property
+    def version(self) -> WeightVersion | None: ...
 
     def generate(self, requests: Sequence[Request], now: float) -> None:
         """Queue them."""
@@ -187,6 +188,10 @@ class Engines:
         self._empty(seat)
 
     # ------------------------------------------------------------------------------------------------ time
+
+    def touch(self, engine: EngineId) -> None:
+        """Its next word may come at another time now."""
+        self._touched[engine] = None
 
     def settle(self) -> None:
         """Nothing more happens at the moment: look when each will next have something to tell."""

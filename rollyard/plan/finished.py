@@ -6,25 +6,27 @@ import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
-
-from pydantic import ValidationError
 
 from rollyard.config import Config
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.folder import CONFIG, SCENARIO, RunFolder
 from rollyard.journal.reader import JournalReader
 from rollyard.plan.scenario import Scenario
-from rollyard.texts import in_a_line
-from rollyard.watch.accounts import DRIVER
+from rollyard.texts import in_a_line, visible
 from rollyard.watch.read import read_report
 from rollyard.watch.report import Report
+from rollyard.watch.trace import DRIVER
 
 LEAST: Final = 4  # steps: the first is left out, and three are the fewest that have a middle
 WHERE: Final = "--calibrate"
 REMEDY: Final = "give the folder of a run that came to its end, with this version of Rollyard"
+
+
+Batch = tuple[tuple[int, tuple[int, ...]], ...]  # [groups]: tokens of the prompt, and of each completion
 
 
 class Span(NamedTuple):
@@ -43,14 +45,19 @@ class FinishedRun:
     Args:
         config: its options; of a simulated run those of its scenario.
         rows: of its metrics, a step each.
+        options: the file that they are from.
+        journal: None for a simulated run, which has none.
+        batches: of each step but the first, of each group the tokens of its prompt and of its completions.
         verdict_s: seconds from the end of a completion to its verdict, in the middle; None where there is no journal.
     """
 
-    path: Path
+    options: Path
     config: Config
+    journal: Path | None
     report: Report
     rows: tuple[Mapping[str, Any], ...]
     spans: tuple[Span, ...]
+    batches: tuple[Batch, ...]
     verdict_s: float | None
 
     def column(self, name: str) -> list[float]:
@@ -60,7 +67,7 @@ class FinishedRun:
     def windows(self) -> list[tuple[float, float]]:
         """From the end of the training before to the end of its own, of every step but the first."""
         ends = [span.end for span in self.spans if span.device == DRIVER and span.what == "train"]
-        return list(zip(ends, ends[1:], strict=False))
+        return list(pairwise(ends))
 
     def seconds(self, what: str, device: Callable[[str], bool] = lambda name: name != DRIVER) -> float:
         """Of one part in a step, in the middle of all steps but the first. Where it overlaps itself it counts once."""
@@ -97,20 +104,23 @@ def read_finished(path: Path) -> FinishedRun:
     for name in (folder.report, folder.metrics, folder.trace):
         if not name.is_file():
             raise ConfigError(f"{path} has no {name.name}: the run has not come to its end", where=WHERE, remedy=REMEDY)
-    config = _options(path / SCENARIO, Scenario) if simulated else _options(folder.config, Config)
+    options, journal = (path / SCENARIO, None) if simulated else (folder.config, folder.journal)
+    config = _options(options, Scenario if simulated else Config)
     report = read_report(folder.report)
     _check(path, report)
-    rows = tuple(_rows(folder.metrics))
-    run = FinishedRun(path, config, report, rows, tuple(_spans(folder.trace)), None if simulated else _verdict_s(folder.journal))
-    if len(run.rows) != report.steps or len(run.windows()) < report.steps - 1:
-        problem = f"{path}: {report.steps} steps are reported, and {len(run.rows)} have metrics"
-        raise JournalError(f"{problem}, {len(run.windows()) + 1} are in the trace")
+    rows, spans = tuple(_rows(folder.metrics)), tuple(_spans(folder.trace))
+    verdict_s, batches = (None, tuple(map(_alike, rows[1:]))) if journal is None else _of_journal(journal)
+    run = FinishedRun(options, config, journal, report, rows, spans, batches, verdict_s)
+    found = {"metrics": len(rows), "the trace": len(run.windows()) + 1, "the journal": len(batches) + 1}
+    for place, steps in found.items():
+        if steps != report.steps:
+            raise JournalError(f"{path}: the report has {report.steps} steps, and {place} {steps}")
     return run
 
 
 def _check(path: Path, report: Report) -> None:
     if report.finished.failed:
-        raise ConfigError(f"{path}: the run failed: {in_a_line(report.finished.cause)}", where=WHERE, remedy=REMEDY)
+        raise ConfigError(f"{path}: the run failed: {visible(report.finished.cause)}", where=WHERE, remedy=REMEDY)
     if report.lives.count > 1:
         problem = f"{path}: the run had {report.lives.count} lives, and only the last one left a trace"
         raise ConfigError(problem, where=WHERE, remedy="give a run that was not resumed")
@@ -123,8 +133,7 @@ def _options(path: Path, tree: type[Config]) -> Config:
     try:
         return tree.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
-        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise JournalError(f"{path}: not the options of a run of this version of Rollyard: {in_a_line(what)}") from error
+        raise JournalError(f"{path}: not the options of a run of this version of Rollyard: {in_a_line(error)}") from error
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -151,26 +160,29 @@ def _spans(path: Path) -> Iterator[Span]:
         raise JournalError(f"{path} is no trace of this version of Rollyard: {in_a_line(error)}") from error
 
 
-def _verdict_s(path: Path) -> float | None:
-    sql = """
+def _alike(row: Mapping[str, Any]) -> Batch:
+    """A step of which only means are known."""
+    groups = int(row["groups"])
+    completion = round(float(row["completion_tokens_mean"]))
+    members = round(float(row["tokens_per_prompt"]) / float(row["completion_tokens_mean"]))
+    return (((round(float(row["prompt_tokens_mean"])), (completion,) * members),) * groups) if groups else ()
+
+
+def _of_journal(path: Path) -> tuple[float | None, tuple[Batch, ...]]:
+    """Seconds until a verdict, in the middle, and the batches but the first."""
+    verdicts = """
         SELECT v.judged_at - c.finished_at FROM completions c JOIN verdicts v USING (incarnation, group_id, member)
         WHERE incarnation = ?"""
+    written = """
+        SELECT b.step, group_id, length(p.token_ids) / 4, c.tokens FROM batch_groups b
+        JOIN prompts p USING (incarnation, group_id) JOIN completions c USING (incarnation, group_id)
+        JOIN verdicts v USING (incarnation, group_id, member)
+        WHERE incarnation = ? ORDER BY b.step, b.position"""
+    steps: dict[int, dict[int, tuple[int, list[int]]]] = {}
     with JournalReader(path) as journal:
-        found = [seconds for (seconds,) in journal.query(sql, journal.incarnation.incarnation)]
-    return max(median(found), 0.0) if found else None
-
-
-def write_lengths(run: Path, target: Path) -> int:
-    """The lengths of a run as a trace (`workload.trace`), a line each completion; returns how many.
-
-    Raises:
-        JournalError: its journal cannot be read; OSError: the file cannot be written.
-    """
-    sql = """
-        SELECT group_id, member, c.tokens, length(p.token_ids) / 4, c.finish FROM completions c
-        JOIN prompts p USING (incarnation, group_id) WHERE incarnation = ? ORDER BY group_id, member"""
-    with JournalReader(RunFolder(run).journal) as journal:
-        rows = list(journal.query(sql, journal.incarnation.incarnation))
-    names = ("group", "member", "tokens", "prompt_tokens", "finish")
-    target.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows), encoding="utf-8")
-    return len(rows)
+        life = journal.incarnation.incarnation
+        seconds = [found for (found,) in journal.query(verdicts, life)]
+        for step, group, prompt, tokens in journal.query(written, life):
+            steps.setdefault(step, {}).setdefault(group, (prompt, []))[1].append(tokens)
+    batches = [tuple((prompt, tuple(tokens)) for prompt, tokens in steps[step].values()) for step in sorted(steps)]
+    return max(median(seconds), 0.0) if seconds else None, tuple(batches[1:])

@@ -85,9 +85,7 @@ class CostsConfig(Section):
     disk: Positive = Field(2e9, description="bytes/s of the common disk, of one reader or writer")
     barrier_s: NonNegative = Field(0.1, description="seconds of a weight sync besides")
     probe_s: NonNegative = Field(0.0, description="seconds that a probe takes an engine at a load")
-    evidence_s: NonNegative = Field(
-        0.0, description="seconds that the trainer takes, with each version, for what probes compare with"
-    )
+    evidence_s: NonNegative = Field(0.0, description="seconds of the trainer, at each version, for what probes compare with")
     sleep_s: NonNegative = Field(0.0, description="seconds that an engine takes to sleep, and again to wake (colocated)")
     score_s: NonNegative = Field(0.0, description="seconds of a verdict")
     score_token_s: NonNegative = Field(0.0, description="seconds that each token of a completion adds to that")

@@ -8,6 +8,7 @@ from rollyard.errors import ConfigError
 from rollyard.events import EngineId
 from rollyard.plan.check import check_window
 from rollyard.plan.coming import Failures
+from rollyard.plan.cores import Machine
 from rollyard.plan.costs import Costs, costs_of
 from rollyard.plan.engine import EngineModel
 from rollyard.plan.scenario import Scenario
@@ -114,7 +115,7 @@ def stations_of(scenario: Scenario) -> Stations:
             busy=busy,
         )
 
-    devices = costs.devices
+    devices, spent = costs.devices, scenario.costs
     several = devices.tensor_parallel / devices.hardware.node  # nodes of an engine
     return Stations(
         engines=devices.engines,
@@ -127,6 +128,7 @@ def stations_of(scenario: Scenario) -> Stations:
         learnt=prompts.learnt,
         trainers=devices.train,
         failures=Failures(scenario.run.seed, scenario.failures.node_hours * 3600 / max(several, 1), max(int(1 / several), 1)),
+        machine=Machine(scenario.cluster.cores, spent.request_s, spent.message_s, spent.batch_s),
     )
 
 

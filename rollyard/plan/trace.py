@@ -10,7 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rollyard.errors import ConfigError
+from rollyard.errors import ConfigError, JournalError
+from rollyard.journal.folder import JOURNAL
+from rollyard.journal.reader import JournalReader
 
 WHERE: Final = "workload.trace"
 EXAMPLE: Final = 'a line is such as {"group": 0, "prompt_tokens": 120, "tokens": 900}'
@@ -57,8 +59,11 @@ def read_trace(path: str | Path) -> Recorded:
         ConfigError: naming the file, the line and the field.
     """
     path = Path(path)
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise ConfigError(f"{path.name!r} says no format", where=WHERE, remedy="give a file that ends with .jsonl or .parquet")
+    if path.is_dir():
+        path /= JOURNAL
+    if path.suffix not in READ:
+        remedy = "give a file that ends with .jsonl or .parquet, or the folder of a run"
+        raise ConfigError(f"{path.name!r} says no format", where=WHERE, remedy=remedy)
     try:
         there = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a name with a null character in it
@@ -75,7 +80,7 @@ def _read(path: Path, changed_ns: int, size: int) -> Recorded:
     ] = {}  # group -> member, those without a number last -> life, tokens
     prompts: dict[int, int] = {}
     left_out = cut = cut_at = 0
-    for row in (_of_jsonl if path.suffix == ".jsonl" else _of_parquet)(path):
+    for row in READ[path.suffix](path):
         _check(row)
         if row.finish not in ENDED or not row.tokens:
             left_out += 1
@@ -222,3 +227,19 @@ def _numbers(column: Any, name: str, path: Path) -> list[Any]:
 def _row(record: dict[str, Any], where: str) -> _Row:
     usual: dict[str, Any] = {"life": 0, "member": -1, "finish": "stop", "turns": 0}
     return _Row(where, **(usual | record))
+
+
+def _of_journal(path: Path) -> Iterator[_Row]:
+    """What a run has written so far, all its lives."""
+    sql = """
+        SELECT c.incarnation, group_id, member, length(p.token_ids) / 4, c.tokens, c.finish, json_array_length(c.turns)
+        FROM completions c JOIN prompts p USING (incarnation, group_id) ORDER BY c.rowid"""
+    try:
+        with JournalReader(path) as journal:
+            for life, group, member, prompt, tokens, finish, turns in journal.query(sql):
+                yield _Row(f"{path}, group {group}", life, group, member, prompt, tokens, finish, turns)
+    except JournalError as error:
+        raise ConfigError(str(error), where=WHERE, remedy="give the journal of a run") from None
+
+
+READ: Final = {".jsonl": _of_jsonl, ".parquet": _of_parquet, ".sqlite": _of_journal}

@@ -15,13 +15,15 @@ from heapq import heapreplace
 from typing import Any, Protocol
 
 from rollyard import events as ev
+from rollyard import worker
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.driver import News
 from rollyard.fitness import Condemn
 from rollyard.plan.clock import Clock
 from rollyard.plan.coming import NONE, Coming, Failures
-from rollyard.plan.engines import Engines, Make
+from rollyard.plan.cores import DRIVER, IDLE, Cores, Line, Machine, Paced
+from rollyard.plan.engines import Engines, Make, Model
 from rollyard.plan.links import Links, Sync
 from rollyard.protocols.rollouts import PromptSource
 from rollyard.types import Activity, Completion, Group, Request, Reward, Segment, TrainStats, WeightVersion
@@ -68,6 +70,7 @@ class Stations:
         learnt: told the step of each version, before anybody else hears of it.
         trainers: devices that train, which do the same at the same times.
         failures: of nodes that have engines.
+        machine: what the driver works on.
     """
 
     engines: int
@@ -80,6 +83,7 @@ class Stations:
     learnt: Callable[[int], None] = lambda step: None
     trainers: int = 1
     failures: Failures = NONE
+    machine: Machine = IDLE
 
 
 class World:
@@ -104,6 +108,10 @@ class World:
         self._config, self.conductor, self._clock, self._recorder, self._timeline = config, conductor, clock, recorder, timeline
         self._stations, self._takes, self._source, self._judge = stations, stations.takes, stations.source, stations.judge
         self._heard, self._stepped = heard, stepped
+        self._machine = machine = stations.machine
+        self._cores = Cores(clock, machine.cores)
+        self._paced: dict[ev.EngineId, Paced] = {}
+        self._lines: dict[ev.EngineId | None, Line] = {}  # who trains
         self._news = News()
         self._waiting = False  # for news
         self.finished = False
@@ -114,7 +122,9 @@ class World:
         self._judging = False  # somebody is about to look at them
         self._judges = [0.0] * stations.workers  # a heap: when each is free
         self._slots = config.engine.slots
-        self.engines = Engines(clock, timeline, stations.make, self.post, self._hear_private, self._gone)
+        self.engines = Engines(
+            clock, timeline, self._make if machine.cores else stations.make, self.post, self._hear_private, self._gone
+        )
         self._trainer, self._halves = SpanLog(lambda: clock.nanoseconds), dict[ev.EngineId | None, SpanLog]()
         for name in (f"engine-{number}" for number in range(stations.engines)):
             self._watch(name, self.engines.start(name, SpanLog(lambda: clock.nanoseconds)).spans)
@@ -153,7 +163,43 @@ class World:
             self._happen(ev.EngineUp(seat.name, self._slots, seat.model.version))
             self.coming.came(seat.name)
         self._clock.soon(self._turn)
-        self._clock.run(lambda: self.finished, self.engines.settle)
+        self._clock.run(lambda: self.finished, self._settle)
+
+    def _settle(self) -> None:
+        if self._machine.cores:
+            self._cores.settle()
+        self.engines.settle()
+
+    # -------------------------------------------------------------------------------------------- processors
+
+    def _make(self, name: ev.EngineId, spans: SpanLog) -> Model:
+        """A new engine that shares the processors."""
+
+        def alive() -> bool:
+            return name in self.engines and self.engines[name].model is paced and not self.engines[name].lost
+
+        if name in self._paced:
+            self._cores.leave(self._paced[name])
+        make, touch = partial(self._stations.make, name), partial(self._touch, name)
+        paced = self._paced[name] = Paced(make, spans, self._clock, self._process(name), alive, touch)
+        self._cores.join(paced)
+        return paced
+
+    def _touch(self, name: ev.EngineId) -> None:
+        self.engines.touch(name)
+
+    def _process(self, engine: ev.EngineId | None) -> str:
+        """Of an engine, of the half that trains, or of a trainer that has devices of its own (None)."""
+        place, here = self._config.place, worker.trains_here(self._config)
+        if here and (engine is None or place.placement == "colocated"):
+            return DRIVER
+        return engine or TRAINERS
+
+    def _line(self, half: ev.EngineId | None) -> Line:
+        """The thread that trains."""
+        if half not in self._lines:
+            self._lines[half] = Line(self._cores, self._process(half))
+        return self._lines[half]
 
     # ------------------------------------------------------------------------------------------ the circle
 
@@ -168,7 +214,7 @@ class World:
         if not self._news:
             self._waiting = True
             return
-        event, *more = self._news.next()
+        event, *more = events = self._news.next()
         if more:
             self._happen(event, *more)
         else:
@@ -176,7 +222,8 @@ class World:
                 self._happen(each)
         if isinstance(event, ev.BatchTrained):
             self._book(event.version)
-        self._clock.soon(self._turn)
+        ended = sum(type(each) is ev.SegmentArrived and each.segment.finish is not None for each in events)
+        self._cores.driver.work(ended * self._machine.message_s, self._turn)
 
     def _happen(self, *events: ev.Event) -> None:
         """What happened at once, as one step."""
@@ -210,10 +257,22 @@ class World:
             self._judging = True
             self._clock.soon(self._score)
         for engine, requests in self._requests.items():
-            self.engines.generate(engine, requests)
+            self._hand_out(engine, requests)
         self._requests.clear()
         for call in later:
             self._clock.soon(call)
+
+    def _hand_out(self, engine: ev.EngineId, requests: Sequence[Request]) -> None:
+        if not self._machine.request_s:
+            self.engines.generate(engine, requests)
+            return
+        self._timeline.open(Phase.GENERATE)  # it is part of it
+
+        def handed() -> None:
+            self._timeline.close(Phase.GENERATE)
+            self.engines.generate(engine, requests)
+
+        self._cores.driver.work(len(requests) * self._machine.request_s, handed)
 
     def _generate(self, told: ev.Generate) -> None:
         self._requests[told.engine].append(told.request)
@@ -256,6 +315,11 @@ class World:
         begin, seconds = self._clock.nanoseconds, self._takes.train_s(told.groups)
         self._timeline.open(Phase.TRAIN)
 
+        def ready() -> None:
+            nonlocal begin
+            begin = self._clock.nanoseconds
+            self._line(told.half).work(seconds, partial(self._clock.soon, trained))
+
         def trained() -> None:
             self._timeline.close(Phase.TRAIN)
             for spans in self._training(told.half):
@@ -267,7 +331,10 @@ class World:
             self._stations.learnt(version.step)
             self.post(ev.BatchTrained(version))
 
-        self._clock.soon(partial(self._clock.after, seconds, partial(self._clock.soon, trained)))
+        if self._machine.batch_s:
+            self._cores.driver.work(self._machine.batch_s, ready)
+        else:
+            self._clock.soon(ready)
 
     def _training(self, half: ev.EngineId | None) -> Sequence[SpanLog]:
         """Of the devices that train."""

@@ -15,11 +15,11 @@ class Paces:
     def __init__(self) -> None:
         self._found: dict[tuple[int, bool], list[float]] = {}
 
-    def add(self, sequences: int, prefilled: int, context: int, seconds: float, thread_s: float = 0.0) -> None:
-        """One more step.
+    def add(self, sequences: int, prefilled: int, context: int, seconds: float, thread_s: float = 0.0, steps: int = 1) -> None:
+        """So many more steps, of all of which the other numbers are but the first.
 
         Args:
-            sequences: that got a token.
+            sequences: that got a token in each of them.
             prefilled: tokens of prompts, or of what was cut, that were computed beside.
             context: tokens that running sequences attended to.
             thread_s: processor time of the thread that computes.
@@ -28,7 +28,7 @@ class Paces:
         totals = self._found.get(key)
         if totals is None:
             totals = self._found[key] = [0, 0, 0, 0, 0.0, 0.0]
-        for at, more in enumerate((1, sequences, prefilled, context, seconds, thread_s)):
+        for at, more in enumerate((steps, sequences * steps, prefilled, context, seconds, thread_s)):
             totals[at] += more
 
     def totals(self) -> tuple[Pace, ...]:
