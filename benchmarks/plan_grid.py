@@ -1,10 +1,10 @@
 """Is the planner's choice the best? Every point of a grid is simulated, and the planner simulates few of them.
 
-    python benchmarks/plan_grid.py [--only WORKLOAD] [--gpus 32] [--prompts 8] [--out FILE.json]
+    python benchmarks/plan_grid.py [--only WORKLOAD] [--gpus 24] [--prompts 8] [--out FILE.json]
 
 Each of the workloads has a grid of more than 2,000 points. The planner's choice, and every other point, is simulated for as many
 steps as the planner's last simulations have, with the same lengths; its step time over the least of all is what counts. One
-process; about five minutes for each workload on one core.
+process; about four minutes for each workload on one core.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WINDOWS = (4, 8, 8)
 
 
 def space_of(workload: str, gpus: int, prompts: int) -> Space:
-    """2,000 points and more, from 32 devices on."""
+    """2,000 points and more, from 24 devices on."""
     options = {
         "model.path": MODEL,
         "model.dtype": "bfloat16",
@@ -108,7 +108,7 @@ def compared(workload: str, gpus: int, prompts: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(WORKLOADS))
-    parser.add_argument("--gpus", type=int, default=32)
+    parser.add_argument("--gpus", type=int, default=24)
     parser.add_argument("--prompts", type=int, default=8, help="of a step, 8 completions each")
     parser.add_argument("--out", help="where the rows go, as JSON")
     given = parser.parse_args()

@@ -2,9 +2,10 @@
 
 Every candidate has an estimate and a lower bound. Rounds of simulations begin with the best estimate of each family (placement,
 rollover, prompts to spare or not, can be run or not). What simulations came to, over what was estimated, corrects the estimates
-of those that are like them, and the best of the corrected are next. A candidate whose bound is above what another came to cannot
-win, and is left out: both hold for the same steps and the same lengths. When the budget is used up, or the best of what is left
-is not expected to come near, the best few are simulated for more steps, and the best of these for more still (successive halving).
+of those that are like them, and the best of the corrected are next, with those that are most like the best so far. A candidate
+whose bound is above what another came to cannot win, and is left out: both hold for the same steps and the same lengths. When
+the budget is used up, or nothing that is left is expected to come near the best or is much like it, the best few are simulated
+for more steps, and the best of these for more still (successive halving).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from rollyard.plan.sample import Numbers
 from rollyard.plan.space import Point
 
 ROUND: Final = 8  # candidates simulated between two corrections
-HOPELESS: Final = 1.2  # corrected estimates this many times the best are not simulated
+HOPELESS: Final = 1.25  # corrected estimates this many times the best are not simulated
+NEIGHBOURS: Final = 2  # of a round, that are like the best so far, whatever their estimates are
+NEAR: Final = 1.01  # what counts as like it, see `_traits`
 FAR: Final = 2.5  # nor is the best estimate of a family this many times the best, before anything is corrected
 TRUST: Final = 0.5  # of the uncorrected estimate, against a simulation of the candidate itself
 
@@ -153,17 +156,24 @@ class _Rounds(Generic[Outcome]):
         return list(dict.fromkeys((*ready, *found.values())))[: max(1, self.rule.budget // 2)]
 
     def _next(self) -> list[int]:
-        """Those whose corrected estimates are best, and that may win."""
+        """Those whose corrected estimates are best, and those that are like the best so far; all of them may win."""
+        best = min(self.came_to, key=lambda index: self.came_to[index].step_s)
         corrected = np.exp(self._corrected())
-        corrected[list(self.came_to)] = np.inf
-        most = min(ROUND, self.rule.budget - len(self.came_to))
-        chosen: list[int] = []
-        for index in np.argsort(corrected, kind="stable"):
-            if corrected[index] > HOPELESS * self.best_s or len(chosen) == most:
+        apart = np.sqrt(np.sum((self._like - self._like[best]) ** 2, axis=1))
+        near = self._least(apart, NEAR, NEIGHBOURS)
+        promising = self._least(corrected, HOPELESS * self.best_s, ROUND)
+        chosen = list(dict.fromkeys((*promising[: ROUND - len(near)], *near)))
+        return chosen[: self.rule.budget - len(self.came_to)]
+
+    def _least(self, numbers: Numbers, most: float, count: int) -> list[int]:
+        """So many at most, up to a number, the least first: of those that are not simulated yet and may win."""
+        found: list[int] = []
+        for index in map(int, np.argsort(numbers, kind="stable")):
+            if numbers[index] > most or len(found) == count:
                 break
-            if self.candidates[index].least_s <= self.best_s:
-                chosen.append(int(index))
-        return chosen
+            if index not in self.came_to and self.candidates[index].least_s <= self.best_s:
+                found.append(index)
+        return found
 
     def _corrected(self) -> Numbers:
         """Logarithms: an estimate, times what simulations of like candidates came to over their estimates (a weighted mean)."""
@@ -185,5 +195,5 @@ def _traits(point: Point) -> tuple[float, ...]:
         math.log2(point.slots) / 2,
         math.log2(point.engines / point.training),
         0.7 * point.staleness,
-        1.0 * bool(point.oversample),
+        2.0 * bool(point.oversample),
     )
