@@ -23,13 +23,12 @@ from rollyard.types import FinishReason, Prompt, Request, RequestId, Reward, Sam
 
 Timed = tuple[ev.Event, float]  # and seconds on the run's clock
 
-STALENESS = 3  # so that four batches are live at once
 ENDS_S = 1e-3  # between two ends of requests
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One run of the core: so many groups are live at once, four batches of them (colocated: one), in as many steps."""
+    """One run of the core: so many groups are live at once, four batches of them unless it says otherwise, in as many steps."""
 
     live: int  # groups
     size: int  # K
@@ -41,10 +40,7 @@ class Play:
     moves: int = 0  # where there are some, engines have a slot for every member
     oversample: float = 0.0  # of a batch; so many batches more may be live
     filtered: float = 0.0  # share of the groups whose verdicts are all equal, and that are asked anew
-
-    @property
-    def staleness(self) -> int:
-        return STALENESS if self.placement == "async" else 0
+    staleness: int = 3  # batches that are live beside the one that is taken next
 
     @property
     def groups(self) -> int:

@@ -89,7 +89,6 @@ class Batches:
             live.remove(group.prompt.id)
         step = live.next_batch
         live.next_batch += 1
-        live.touched.clear()
         self.wanted = False
         out.append(BatchTaken(step, tuple(group.record() for group in self.training)))
         self._departures.go_on()

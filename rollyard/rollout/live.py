@@ -54,6 +54,7 @@ class LiveGroups:
             return
         self.ranks.remove(group_id)
         self.ready.discard(group_id)
+        self.touched.discard(group_id)
         if self._marked and group_id <= self._marks[-1]:
             self._marked, self._asked = False, 0
 

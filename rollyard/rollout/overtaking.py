@@ -1,20 +1,21 @@
 """Which groups are too old to be overtaken by a batch (PURE).
 
-A batch of the groups that are ready first leaves others behind, which are then due later than they were. One whose oldest token
-or engine would be older than the staleness limit allows by then stands in the way. To look at all of them for each group that
-becomes ready would cost as much as there are: a group that was right once is looked at again only when something of it may have
-become worse. That is never its rank, which only falls until a batch is taken.
+A batch of the groups that are ready first leaves others behind, which are then due later than they were: by one version at most.
+One whose oldest token or engine would be older than the staleness limit allows by then stands in the way. To look at all of them
+for each group that becomes ready would cost as much as there are. So a group is looked at again when something of it may have
+become worse, or when so many batches more were taken that it could be too old.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from rollyard.events import EngineId
 from rollyard.rollout.live import LiveGroups
 from rollyard.rollout.policy import RolloutPolicy
-from rollyard.rollout.staleness import due, fresh_enough
+from rollyard.rollout.staleness import due
 
 
 class Overtaking:
@@ -26,8 +27,9 @@ class Overtaking:
 
     def __init__(self, policy: RolloutPolicy, live: LiveGroups, version_of: Callable[[EngineId], int | None]) -> None:
         self._policy, self._live, self._version_of = policy, live, version_of
-        self._batch = -1  # that it was asked about last
-        self._suspects: list[int] = []  # heap of groups that may be too old, all of these are
+        self._batch = live.next_batch  # that it was asked about last
+        self._suspects: list[int] = []  # heap of groups that may be too old for it, all of these are
+        self._later: defaultdict[int, list[int]] = defaultdict(list)  # others, by the first batch that they may be too old for
         self._last = -1  # of the groups that were chosen last time
         self._passed = -1  # no group before it is unready
 
@@ -53,26 +55,32 @@ class Overtaking:
         self._last = last
         while suspects:
             group_id = suspects[0]
-            if group_id in live and not (group_id in live.ready and group_id <= last) and not self._keeps_limit(group_id, size):
-                yield group_id
-            heapq.heappop(suspects)
+            if group_id in live:
+                chosen = group_id in live.ready and group_id <= last
+                spare = 0 if chosen else self._spare(group_id, size)
+                if spare is not None and spare < 0:
+                    yield group_id
+                elif spare is not None:
+                    self._later[self._batch + spare + 1].append(group_id)
+            while suspects and suspects[0] == group_id:
+                heapq.heappop(suspects)
 
     def _turn(self) -> None:
-        """All are to be looked at for a new batch."""
-        if self._batch != self._live.next_batch:
-            self._batch, self._last, self._passed = self._live.next_batch, -1, -1
-            self._suspects = list(self._live.ranks)
-            self._live.touched.clear()
+        """Another batch is the next one: some come near."""
+        while self._batch < self._live.next_batch:
+            self._batch, self._last, self._passed = self._batch + 1, -1, -1
+            for group_id in self._later.pop(self._batch, ()):
+                heapq.heappush(self._suspects, group_id)
 
-    def _keeps_limit(self, group_id: int, size: int) -> bool:
-        """Would this one, left behind by `size` others?"""
+    def _spare(self, group_id: int, size: int) -> int | None:
+        """Versions that this one, left behind by `size` others, is younger than it has to be; None: nothing of it can be old."""
         live, group = self._live, self._live.groups[group_id]
         steps = [] if group.oldest is None else [group.oldest]
         for member in group.members:
             version = self._version_of(member.engine) if member.engine is not None else None
             if version is not None:
                 steps.append(version)
+        if not steps:
+            return None
         rank = live.ranks.bisect_left(group_id) - min(live.ready.bisect_left(group_id), size)
-        return fresh_enough(
-            min(steps, default=None), due(live.next_batch + 1, rank, self._policy.groups_per_batch), self._policy.max_staleness
-        )
+        return min(steps) + self._policy.max_staleness - due(live.next_batch + 1, rank, self._policy.groups_per_batch)

@@ -20,11 +20,3 @@ def most_live(version: int, next_batch: int, last_batch: int, limit: int, groups
     """
     batches = min(version + limit + 1, last_batch) - next_batch
     return max(0, batches) * groups_per_batch
-
-
-def fresh_enough(oldest: int | None, due_version: int, limit: int) -> bool:
-    """Would a group whose oldest token (or engine at work) has version `oldest` keep the limit at `due_version`?
-
-    None: nothing was written and no engine holds a request, so nothing can be stale.
-    """
-    return oldest is None or oldest >= due_version - limit
