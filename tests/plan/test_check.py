@@ -52,6 +52,7 @@ def resolved(values: Mapping[str, object], preset: str = "", file: Path | None =
         ({"failures.joins": "5:+1"}, "failures.joins", "none comes or goes"),
         ({"environment.name": "calculator"}, "environment.name", "no environment plays"),
         ({"run.inject": "faults.toml"}, "run.inject", "--failures.node_hours 1000"),
+        ({"engine.batching": "static"}, "engine.batching", "use continuous"),
         ({"place.generate": 2}, "place.generate", "2 more are asked for"),
         (ASYNC | {"weights.transport": "in_place"}, "weights.transport", "in its own process"),
         ({"place.placement": "swap", "rollout.max_staleness": 1, "place.train": 2}, "place.train", "use 1 with placement swap"),
