@@ -23,6 +23,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.stopped = False
+        self.done = 0  # calls so far
         self._ready: deque[Call] = deque()
         self._timers: list[tuple[float, int, Call]] = []
         self._order = count()
@@ -54,6 +55,7 @@ class Clock:
         ready, timers = self._ready, self._timers
         while not self.stopped:
             if ready:
+                self.done += 1
                 ready.popleft()()
                 continue
             still()
