@@ -78,12 +78,12 @@ class Evaluator:
         if self.player is not None:
             rewards = await self._play(self.player, controller, scorer, version, engines or controller.engines)
         else:
-            asked = {request.id: prompt for prompt, request in self._requests()}
-            completions = await controller.complete([request for _, request in self._requests()], engines, version)
+            asked = {request.id: prompt for prompt, request in self.requests()}
+            completions = await controller.complete([request for _, request in self.requests()], engines, version)
             rewards = await self._judge(scorer, [(asked[_id(done)], done) for done in completions])
         return Evaluation.of(rewards, len(self.prompts) * self.samples)
 
-    def _requests(self) -> Iterable[tuple[Prompt, Request]]:
+    def requests(self) -> Iterable[tuple[Prompt, Request]]:
         """Negative groups keep these apart from rollouts. A prompt that fills the window is not asked: it stays unscored."""
         for position, prompt in enumerate(self.prompts):
             max_tokens = min(self.sampling.max_tokens, self.window - len(prompt.token_ids))

@@ -22,6 +22,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.stopped = False
         self.done = 0  # calls so far
         self._ready: deque[Call] = deque()
         self._timers: list[tuple[float, int, Call]] = []
@@ -46,13 +47,13 @@ class Clock:
         """Do it at that time, or now where that is past."""
         heappush(self._timers, (when, next(self._order), call))
 
-    def run(self, over: Callable[[], bool], still: Call) -> None:
-        """Until it is over. `still` is called whenever nothing more is to be done at the moment.
+    def run(self, still: Call) -> None:
+        """Until `stopped`. `still` is called whenever nothing more is to be done at the moment.
 
         Raises AssertionError when everybody waits for somebody else.
         """
         ready, timers = self._ready, self._timers
-        while not over():
+        while not self.stopped:
             if ready:
                 self.done += 1
                 ready.popleft()()

@@ -96,7 +96,7 @@ class Engines:
         make: Make,
         post: Callable[[Event], None],
         private: Hear,
-        gone: Callable[[EngineId, str], None],
+        gone: Callable[[EngineId], None],
     ) -> None:
         self._clock, self._timeline, self._make = clock, timeline, make
         self._post, self._private, self._gone = post, private, gone
@@ -254,5 +254,5 @@ class Engines:
             self._timeline.close(Phase.GENERATE)
         seat.counted.clear()
         cause = str(EngineLost(f"engine {seat.name} is lost: {seat.lost}"))
-        self._gone(seat.name, cause)
+        self._gone(seat.name)
         self._post(EngineDown(seat.name, cause))

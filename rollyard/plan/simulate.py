@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rollyard import worker
@@ -10,7 +10,6 @@ from rollyard.conducting import policy_of, schedule_of
 from rollyard.conductor import Conductor
 from rollyard.config import Config
 from rollyard.driver import collecting_seldom
-from rollyard.events import Event, Instruction
 from rollyard.journal.record import Unkept
 from rollyard.plan.clock import Clock
 from rollyard.plan.joins import joins_of
@@ -99,18 +98,13 @@ class Play:
         self._recorder = Recorder(Unkept(), builder, (self._rows,), QuietView(), self._timeline, batch)
         policy = policy_of(config, stations.window)
         restarts = config.place.restarts if config.place.apart else 0
-        schedule = schedule_of(config, stations.engines, evaluate=False, restarts=restarts)
+        schedule = schedule_of(config, stations.engines, evaluate=bool(stations.held_out), restarts=restarts)
         rollover, version = worker.rollover_of(config), WeightVersion(0)
         conductor = Conductor(policy, schedule, rollover, version, placement, config.weights.retries)
         self._recorder.resume(version, {})
         self._steps_s: list[float] = []
-        self._stepped, self._heard, self._events = stepped, heard, 0
-        self.world = World(config, conductor, clock, self._recorder, self._timeline, stations, self._hear, self._step)
-
-    def _hear(self, now: float, events: Sequence[Event], instructions: Sequence[Instruction]) -> None:
-        self._events += len(events)
-        if self._heard is not None:
-            self._heard(now, events, instructions)
+        self._stepped = stepped
+        self.world = World(config, conductor, clock, self._recorder, self._timeline, stations, heard, self._step)
 
     def _step(self, step: Step) -> None:
         self._steps_s.append(self.clock.now)
@@ -123,9 +117,10 @@ class Play:
             self._recorder.begin()
             self.world.run()
             self.world.engines.note(self.clock.now)
+            self._timeline.end()
         report = self._report()
         traced = self._recorder.accounts.traced()
-        return Simulated(report, tuple(self._steps_s), tuple(self._rows.rows), traced, self._events)
+        return Simulated(report, tuple(self._steps_s), tuple(self._rows.rows), traced, self.world.events)
 
     def _report(self) -> Report:
         conductor = self.world.conductor

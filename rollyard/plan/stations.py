@@ -70,7 +70,11 @@ class Prompts:
         ids = range(begin, self.cursor)
         if self._step:
             self._begun.update(dict.fromkeys(ids, self._step))
-        return tuple(Prompt(id_, id_, Told(self._lengths.prompt(id_)), "") for id_ in ids), False
+        return tuple(map(self.prompt, ids)), False
+
+    def prompt(self, number: int) -> Prompt:
+        """One of them; those that are held out are below 0."""
+        return Prompt(number, number, Told(self._lengths.prompt(number)), "")
 
     def length(self, request: Request) -> int:
         """Tokens of the whole completion."""
@@ -126,6 +130,7 @@ def stations_of(scenario: Scenario) -> Stations:
         workers=scenario.costs.score_workers,
         window=window,
         learnt=prompts.learnt,
+        held_out=tuple(prompts.prompt(-1 - number) for number in range(scenario.prompts.held_out)),
         trainers=devices.train,
         failures=Failures(scenario.run.seed, scenario.failures.node_hours * 3600 / max(several, 1), max(int(1 / several), 1)),
         machine=Machine(scenario.cluster.cores, spent.request_s, spent.message_s, spent.batch_s),

@@ -18,15 +18,17 @@ from rollyard import events as ev
 from rollyard import worker
 from rollyard.conductor import Conductor
 from rollyard.config import Config
-from rollyard.driver import News
+from rollyard.driver import NEWS, News
+from rollyard.evaluate import Evaluator
 from rollyard.fitness import Condemn
 from rollyard.plan.clock import Clock
 from rollyard.plan.coming import NONE, Coming, Failures
 from rollyard.plan.cores import DRIVER, IDLE, Cores, Line, Machine, Paced
 from rollyard.plan.engines import Engines, Make, Model
+from rollyard.plan.evaluation import Evaluations
 from rollyard.plan.links import Links, Sync
 from rollyard.protocols.rollouts import PromptSource
-from rollyard.types import Activity, Completion, Group, Request, Reward, Segment, TrainStats, WeightVersion
+from rollyard.types import Activity, Completion, Group, Prompt, Request, Reward, Segment, TrainStats, WeightVersion
 from rollyard.watch.accounts import ENGINE, TRAINER
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.spans import SpanLog
@@ -71,6 +73,7 @@ class Stations:
         trainers: devices that train, which do the same at the same times.
         failures: of nodes that have engines.
         machine: what the driver works on.
+        held_out: prompts that are evaluated with.
     """
 
     engines: int
@@ -84,6 +87,7 @@ class Stations:
     trainers: int = 1
     failures: Failures = NONE
     machine: Machine = IDLE
+    held_out: tuple[Prompt, ...] = ()
 
 
 class World:
@@ -114,7 +118,7 @@ class World:
         self._lines: dict[ev.EngineId | None, Line] = {}  # who trains
         self._news = News()
         self._waiting = False  # for news
-        self.finished = False
+        self.events = 0  # that the conductor was told
         self._learned: ev.EngineId | None = None  # the half that trained last
         self._trained: tuple[tuple[Group, ...], TrainStats] | None = None
         self._requests: dict[ev.EngineId, list[Request]] = defaultdict(list)  # that one step hands out
@@ -132,6 +136,9 @@ class World:
             recorder.accounts.watch(TRAINERS, TRAINER, self._trainer, stations.trainers)
         self._sync = Sync(clock, self.engines, self._takes, self._trainer, config.weights, self.post, timeline, recorder)
         self.coming = Coming(self, clock, stations.failures)
+        rollout, seed = worker.sampling_of(config), config.run.seed
+        evaluator = Evaluator(stations.held_out, rollout, stations.window, config.eval.samples, seed)
+        self._evaluations = Evaluations(clock, self.engines, evaluator, self._judge_aside, self.post, timeline, recorder)
         self._at_once: dict[type[ev.Instruction], Callable[[Any], None]] = {
             ev.Generate: self._generate,
             ev.Score: lambda told: self._unjudged.append(told),
@@ -147,6 +154,7 @@ class World:
             ev.Restart: self._restart,
             ev.Checkpoint: self._checkpoint,
             ev.Retire: self._retire,
+            ev.Evaluate: self._evaluations.begin,
             **self._sync.actions,
         }
 
@@ -160,10 +168,10 @@ class World:
     def run(self) -> None:
         """To its end. Raises AssertionError when that does not come."""
         for seat in self.engines:
-            self._happen(ev.EngineUp(seat.name, self._slots, seat.model.version))
+            self._happen((ev.EngineUp(seat.name, self._slots, seat.model.version),))
             self.coming.came(seat.name)
         self._clock.soon(self._turn)
-        self._clock.run(lambda: self.finished, self._settle)
+        self._clock.run(self._settle)
 
     def _settle(self) -> None:
         if self._machine.cores:
@@ -214,19 +222,24 @@ class World:
         if not self._news:
             self._waiting = True
             return
-        event, *more = events = self._news.next()
-        if more:
-            self._happen(event, *more)
+        events = self._news.next()
+        event = events[0]
+        if type(event) in NEWS:
+            self._happen(events)
         else:
             for each in self.coming.turns(event):
-                self._happen(each)
+                self._happen((each,))
         if isinstance(event, ev.BatchTrained):
             self._book(event.version)
-        ended = sum(type(each) is ev.SegmentArrived and each.segment.finish is not None for each in events)
-        self._cores.driver.work(ended * self._machine.message_s, self._turn)
+        if self._machine.message_s:
+            ended = sum(type(each) is ev.SegmentArrived and each.segment.finish is not None for each in events)
+            self._cores.driver.work(ended * self._machine.message_s, self._turn)
+        else:
+            self._clock.soon(self._turn)
 
-    def _happen(self, *events: ev.Event) -> None:
+    def _happen(self, events: Sequence[ev.Event]) -> None:
         """What happened at once, as one step."""
+        self.events += len(events)
         instructions = self.conductor.steps(events, self._clock.now)
         self._recorder.record((*events, *instructions))
         if self._heard is not None:
@@ -287,27 +300,46 @@ class World:
         self._clock.soon(partial(self.engines.abort, told.engine, (told.request,)))
 
     def _finish(self, _: ev.Finish) -> None:
-        self.finished = True
+        self._clock.stopped = True
 
     # ------------------------------------------------------------------------------------------- scoring
 
     def _score(self) -> None:
-        """Judgements begin in the order asked, as soon as somebody is free."""
+        """Judgements begin in the order asked. Once one takes time, each of the others waits its turn."""
         asked, self._unjudged, self._judging = self._unjudged, [], False
+        waits = False
         for told in asked:
             done = told.completion
             seconds = self._takes.score_s(done)
-            if seconds > 0:
-                free = max(self._judges[0], self._clock.now)
-                heapreplace(self._judges, free + seconds)
-                self._timeline.open(Phase.SCORE)
-                self._clock.at(free + seconds, partial(self._judged, done))
-            else:
+            if not seconds:
                 self.post(ev.Scored(done.group, done.member, self._judge(done)))
+                continue
+            self._timeline.open(Phase.SCORE)
+            if waits:
+                self._clock.soon(partial(self._begin_judging, done, seconds))
+            else:
+                self._begin_judging(done, seconds)
+            waits = True
 
-    def _judged(self, done: Completion) -> None:
+    def _begin_judging(self, done: Completion, seconds: float) -> None:
+        self._clock.at(self._free(seconds), partial(self._scored, done))
+
+    def _scored(self, done: Completion) -> None:
         self._timeline.close(Phase.SCORE)
         self.post(ev.Scored(done.group, done.member, self._judge(done)))
+
+    def _free(self, seconds: float) -> float:
+        """When a judgement of so many seconds ends: it begins as soon as somebody is free."""
+        end = max(self._judges[0], self._clock.now) + seconds
+        heapreplace(self._judges, end)
+        return end
+
+    def _judge_aside(self, done: Completion, then: Callable[[Reward], None]) -> None:
+        """A completion of a held-out prompt."""
+        if seconds := self._takes.score_s(done):
+            self._clock.at(self._free(seconds), lambda: then(self._judge(done)))
+        else:
+            then(self._judge(done))
 
     # ------------------------------------------------------------------------------------------ training
 
@@ -399,8 +431,10 @@ class World:
         self._recorder.accounts.left(told.engine)
         self.coming.left(told.engine)
 
-    def _gone(self, engine: ev.EngineId, cause: str) -> None:
+    def _gone(self, engine: ev.EngineId) -> None:
         """Nobody has heard of it yet."""
+        self._evaluations.gone(engine)
 
     def _hear_private(self, engine: ev.EngineId, segment: Segment) -> None:
         """Of a request outside the rollouts."""
+        self._evaluations.hear(engine, segment)

@@ -114,6 +114,12 @@ class Timeline:
                 self._intervals = coarser(self._intervals, MOST // 2, lambda interval: interval.phase)
         self._depth[phase] -= 1
 
+    def end(self) -> None:
+        """Whatever is open is closed."""
+        for phase, depth in self._depth.items():
+            for _ in range(depth):
+                self.close(phase)
+
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
         self.open(phase)

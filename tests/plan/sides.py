@@ -61,6 +61,7 @@ class Case:
     losses: tuple[tuple[float, int], ...] = ()  # when, and which engine
     changes: tuple[tuple[int, int], ...] = ()  # after which step, and how many come or leave
     restarts: int = 1
+    held_out: int = 0
     options: tuple[tuple[str, object], ...] = ()
 
     def config(self, scratch: Path) -> Config:
@@ -169,6 +170,10 @@ class Source:
         return found, self.cursor == self._count
 
 
+def held_out(case: Case) -> tuple[Prompt, ...]:
+    return tuple(Prompt(1000 + number, number, (1,) * 3, "") for number in range(case.held_out))
+
+
 def verdict(done: Completion) -> Reward:
     return Reward(float(done.member % 2))
 
@@ -194,7 +199,8 @@ def simulated(case: Case, scratch: Path) -> Side:
     def heard(now: float, events: Sequence[Event], instructions: Sequence[Instruction]) -> None:
         side.steps.append((now, list(events), list(instructions)))
 
-    models = Modelled(case.several, make, times, Source(case.prompts), verdict, case.workers, WINDOW)
+    source = Source(case.prompts)
+    models = Modelled(case.several, make, times, source, verdict, case.workers, WINDOW, held_out=held_out(case))
     play = Play(case.config(scratch), models, heard=heard)
     for at, number in case.moments:
         play.clock.at(at, lambda number=number: play.world.lose(f"engine-{number}", LOST))
@@ -321,7 +327,7 @@ def stations(case: Case, times: Times) -> Stations:
 
     return Stations(
         source=Source(case.prompts),
-        held_out=(),
+        held_out=held_out(case),
         scorer=Judge(case),
         text=lambda ids, stop, finish: "",
         window=WINDOW,

@@ -23,11 +23,12 @@ CASES = (
     Case("async", "drain", losses=((0.8, 1),), changes=((1, 2), (2, -1)), seed=3),
     Case("async", "abort", judge_s=0.3, options=(("rollout.oversample", 2),), groups=2),
     Case("async", "keep", refusals=25, retries=3, prompts=20),
-    Case("swap", judge_s=0.1),
+    Case("swap", judge_s=0.1, held_out=5),
+    Case("async", "abort", held_out=9, losses=((0.4, 1), (2.1, 0)), options=(("eval.every", 2),)),
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}-{case.held_out}")
 def test_the_simulator_does_what_the_loop_does(case: Case, tmp_path: Path) -> None:
     same(case, tmp_path)
 
@@ -39,6 +40,7 @@ def cases(draw: st.DrawFn) -> Case:
     engines, staleness, groups = draw(st.integers(1, 4)), draw(st.integers(0, 3)), draw(st.integers(1, 4))
     options: dict[str, object] = {
         "checkpoint.every": draw(st.integers(0, 2)),
+        "eval.every": draw(st.integers(0, 2)),
         "rollout.order": draw(st.sampled_from(("admission", "longest"))),
         "rollout.filter": draw(st.sampled_from(("none", "flat"))),
     }
@@ -67,6 +69,7 @@ def cases(draw: st.DrawFn) -> Case:
         losses=tuple(draw(st.lists(moments, max_size=3))) if apart else (),
         changes=tuple(draw(st.lists(changes, max_size=2, unique_by=lambda change: change[0]))) if apart else (),
         restarts=draw(st.integers(0, 2)),
+        held_out=draw(st.sampled_from((0, 0, 5))),
         options=tuple(options.items()),
     )
 

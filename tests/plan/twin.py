@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 from itertools import count
 
 from rollyard.engine.fake import SEGMENT_S, SEGMENT_TOKENS, logprob_of
-from rollyard.types import Activity, EngineStats, FinishReason, Request, RequestId, Segment, WeightVersion
-from rollyard.watch.spans import SpanLog
+from rollyard.types import EngineStats, FinishReason, Request, RequestId, Segment, WeightVersion
+from rollyard.watch.spans import SpanLog, activity_of
 
 Length = Callable[[int, int], int]
 
@@ -111,7 +111,7 @@ class TwinEngine:
             self._prefilled += len(request.prompt_ids) + len(request.written_ids) - again
         if self._since is not None:
             at = self._spans.now()
-            self._spans.add(Activity.GENERATE, self._since, at)
+            self._spans.add(activity_of(any(job.request.id.group >= 0 for job in self._running)), self._since, at)
             self._since = at
         segments, running = [], list(self._running)
         for job in running:
