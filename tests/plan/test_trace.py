@@ -13,8 +13,8 @@ from rollyard.errors import ConfigError
 from rollyard.inspect.export import export
 from rollyard.inspect.source import Lives, Source
 from rollyard.journal.folder import RunFolder
-from rollyard.plan.trace import Recorded, read_trace
-from rollyard.plan.workload import LONGEST, lengths_of
+from rollyard.plan.trace import lengths_of, read_trace
+from rollyard.plan.workload import LONGEST, Recorded
 from tests import small
 from tests.inspect.runs import write_run
 from tests.plan.test_workload import scenario
@@ -71,7 +71,8 @@ def test_a_few_fields_suffice(tmp_path: Path) -> None:
     lengths = lengths_of(scenario(workload__trace=str(path), workload__growth=0.1))
     assert [lengths.completion(1, member, 0) for member in range(4)] == [90, 20, 90, 20]  # begins again
     assert lengths.completion(1, 1, 3) == round(20 * 1.1**3) and lengths.completion(1, 1, 9999) == LONGEST
-    assert lengths_of(scenario(workload__trace=str(path), rollout__ignore_eos=True)).completion(0, 0, 0) == LONGEST
+    endless = lengths_of(scenario(workload__trace=str(path), rollout__ignore_eos=True, workload__growth=-0.5))
+    assert endless.completion(0, 0, 9) == LONGEST
 
 
 def test_when_all_were_there_they_come_in_another_order(tmp_path: Path) -> None:
