@@ -98,9 +98,9 @@ def test_what_is_told_does_not_drive_the_terminal(here, capsys):
 def test_a_warning_is_a_line_without_a_place_in_the_code_and_in_python_it_stays_one(here, capsys, monkeypatch):
     def explain(resolved):
         warnings.warn("two\nlines, \x1b[2J of [it]", RuntimeWarning, stacklevel=1)
-        return "explained"
+        return 0
 
-    monkeypatch.setattr(cli, "_explanation", explain)
+    monkeypatch.setattr(cli, "_explain", explain)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert cli.main(["explain", "--preset", "tiny"]) == 0

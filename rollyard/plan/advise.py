@@ -17,7 +17,7 @@ from rollyard.plan.scenario import Scenario
 from rollyard.plan.search import Candidate, Found, Rule, search
 from rollyard.plan.space import Point, Space, with_options
 from rollyard.plan.stations import check_limit
-from rollyard.plan.workload import lengths_of
+from rollyard.plan.trace import lengths_of
 
 SHARE: Final = 0.1  # of all points that are simulated, at most
 FEWEST: Final = 8  # that may be simulated, however few points there are

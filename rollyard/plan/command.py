@@ -18,7 +18,8 @@ from rollyard.plan.check import DRAWN, check_scenario, obstacle
 from rollyard.plan.hardware import CPU
 from rollyard.plan.scenario import Scenario, WorkloadConfig
 from rollyard.plan.split import SIZES, WHERE, gpus_of, split
-from rollyard.plan.trace import Recorded, read_trace
+from rollyard.plan.trace import read_trace
+from rollyard.plan.workload import Recorded
 from rollyard.watch.screen import Screen
 
 TEXT: Final = "a run on a virtual clock: how long its steps would take, and what each device would do meanwhile"

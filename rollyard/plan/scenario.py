@@ -40,7 +40,9 @@ class WorkloadConfig(Section):
     prompt_tokens: Count = Field(512, description="mean of a prompt")
     prompt_sigma: Spread = Field(0.0, description="standard deviation of the logarithm of a prompt's length")
     trace: str = Field(
-        "", description="JSONL or Parquet of a run instead, as `rollyard inspect RUN export FILE` writes it (empty: as above)"
+        "",
+        description="lengths of a run instead: its folder, or JSONL or Parquet as `rollyard inspect RUN export FILE` writes it "
+        "(empty: as above)",
     )
 
 

@@ -13,7 +13,8 @@ from rollyard.plan.costs import Costs, costs_of
 from rollyard.plan.engine import EngineModel
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.tokens import Told
-from rollyard.plan.workload import Lengths, lengths_of
+from rollyard.plan.trace import lengths_of
+from rollyard.plan.workload import Lengths
 from rollyard.plan.world import Stations
 from rollyard.types import Activity, Completion, Group, Prompt, Request, Reward, WeightVersion
 from rollyard.watch.spans import SpanLog

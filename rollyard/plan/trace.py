@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,27 +12,13 @@ from typing import Any, Final, NamedTuple
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.folder import JOURNAL
 from rollyard.journal.reader import JournalReader
+from rollyard.plan.scenario import Scenario
+from rollyard.plan.workload import Lengths, Recorded, Traced, drawn_of
 
 WHERE: Final = "workload.trace"
 EXAMPLE: Final = 'a line is such as {"group": 0, "prompt_tokens": 120, "tokens": 900}'
 SHOWN: Final = 120  # characters of a broken line that an error shows
 ENDED: Final = ("stop", "length", "context")  # how a completion ended whose length says something
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """Lengths of a run: group by group, in the order of their ids."""
-
-    groups: tuple[tuple[int, ...], ...]  # [groups][members], tokens of completions, one more than written where they were cut
-    prompts: tuple[int, ...]  # [groups], tokens, at least 1
-    cut: int  # completions that a limit cut: they would have been longer, and nobody knows by how much
-    cut_at: int  # tokens of the longest of them, 0: there is none
-    left_out: int  # rows without a length: failed, or without a token
-
-    @property
-    def completions(self) -> int:
-        """Of all groups."""
-        return sum(map(len, self.groups))
 
 
 class _Row(NamedTuple):
@@ -70,6 +55,18 @@ def read_trace(path: str | Path) -> Recorded:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path} cannot be read: {why}", where=WHERE, remedy="give a file") from None
     return _read(path, there.st_mtime_ns, there.st_size)
+
+
+def lengths_of(scenario: Scenario) -> Lengths:
+    """What the scenario says, of its trace or drawn.
+
+    Raises:
+        ConfigError: its trace cannot be read.
+    """
+    workload = scenario.workload
+    if not workload.trace:
+        return drawn_of(scenario)
+    return Traced(read_trace(workload.trace), scenario.run.seed, workload.growth, endless=scenario.rollout.ignore_eos)
 
 
 @lru_cache(4)

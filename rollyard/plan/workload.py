@@ -1,4 +1,4 @@
-"""How long prompts and completions are: drawn, or as a run had them (PURE).
+"""How long prompts and completions are: drawn, or as a run had them, which `trace` reads (PURE).
 
 Lengths are lognormal, as those of reasoning models are about, and engines cut them at `rollout.max_tokens`. Most of their spread
 lies between prompts: completions of one prompt share a part of their draw,
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
 
 import numpy as np
 
 from rollyard.plan.scenario import Scenario
-from rollyard.plan.trace import Recorded, read_trace
 
 BLOCK: Final = 256  # prompts that are drawn at once
 KEPT: Final = 128  # blocks in memory
@@ -46,26 +46,34 @@ class Lengths(Protocol):
         ...
 
 
-def lengths_of(scenario: Scenario) -> Lengths:
-    """What the scenario says.
-
-    Raises:
-        ConfigError: its trace cannot be read.
-    """
-    rollout, workload = scenario.rollout, scenario.workload
-    if workload.trace:
-        trace = read_trace(workload.trace)
-        return Traced(trace, scenario.run.seed, workload.growth, endless=rollout.ignore_eos)
-    if rollout.ignore_eos:
+def drawn_of(scenario: Scenario) -> Drawn:
+    """Those that the scenario describes."""
+    workload = scenario.workload
+    if scenario.rollout.ignore_eos:
         return Drawn(scenario, mu=CEILING, sigma=0.0, growth=0.0)
-    mean = mean_of(scenario)
-    mu = mu_of(mean, workload.sigma, rollout.max_tokens)
+    mu = mu_of(mean_of(scenario), workload.sigma, scenario.rollout.max_tokens)
     return Drawn(scenario, mu=mu, sigma=workload.sigma, growth=math.log1p(workload.growth))
 
 
 def mean_of(scenario: Scenario) -> float:
     """Tokens of a completion that the first version writes, on average and after the cut; drawn lengths only."""
     return scenario.workload.mean_tokens or max(1.0, scenario.rollout.max_tokens / 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Lengths of a run: group by group, in the order of their ids."""
+
+    groups: tuple[tuple[int, ...], ...]  # [groups][members], tokens of completions, one more than written where they were cut
+    prompts: tuple[int, ...]  # [groups], tokens, at least 1
+    cut: int  # completions that a limit cut: they would have been longer, and nobody knows by how much
+    cut_at: int  # tokens of the longest of them, 0: there is none
+    left_out: int  # rows without a length: failed, or without a token
+
+    @property
+    def completions(self) -> int:
+        """Of all groups."""
+        return sum(map(len, self.groups))
 
 
 class Drawn:
@@ -125,8 +133,10 @@ class Traced:
 
     def completion(self, prompt_id: int, member: int, step: int) -> int:
         """See `Lengths`."""
+        if self._endless:
+            return LONGEST
         found = self._trace.groups[self._at(prompt_id)]
-        tokens = LONGEST if self._endless else found[member % len(found)]
+        tokens = found[member % len(found)]
         return _tokens(math.log(tokens) + self._growth * step) if self._growth and step else tokens
 
     def _at(self, prompt_id: int) -> int:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rollyard.cli import main
 from rollyard.errors import ConfigError
 from rollyard.inspect.export import export
 from rollyard.inspect.source import Lives, Source
 from rollyard.journal.folder import RunFolder
-from rollyard.plan.trace import Recorded, read_trace
-from rollyard.plan.workload import LONGEST, lengths_of
+from rollyard.plan.trace import lengths_of, read_trace
+from rollyard.plan.workload import LONGEST, Recorded
+from rollyard.watch.read import read_report
 from tests import small
 from tests.inspect.runs import write_run
 from tests.plan.test_workload import scenario
@@ -50,6 +53,14 @@ def test_what_a_real_run_exports_comes_back_prompt_by_prompt(run: RunFolder, tmp
         assert lengths.completion(group, member, 0) == tokens + (finish != "stop") and lengths.prompt(group) == prompt
 
 
+def test_a_run_simulated_with_its_own_options_and_lengths_writes_what_it_wrote(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(run.config), "--trace", str(run.path), "--json"]) == 0
+    found, wrote = json.loads(capsys.readouterr().out), read_report(run.report)
+    assert found["lengths"] == asdict(wrote.lengths) and found["steps"] == wrote.steps and found["notes"] == []
+
+
 def test_a_few_fields_suffice(tmp_path: Path) -> None:
     told = [
         {"group": 7, "prompt_tokens": 3, "tokens": 90},
@@ -71,7 +82,8 @@ def test_a_few_fields_suffice(tmp_path: Path) -> None:
     lengths = lengths_of(scenario(workload__trace=str(path), workload__growth=0.1))
     assert [lengths.completion(1, member, 0) for member in range(4)] == [90, 20, 90, 20]  # begins again
     assert lengths.completion(1, 1, 3) == round(20 * 1.1**3) and lengths.completion(1, 1, 9999) == LONGEST
-    assert lengths_of(scenario(workload__trace=str(path), rollout__ignore_eos=True)).completion(0, 0, 0) == LONGEST
+    endless = lengths_of(scenario(workload__trace=str(path), rollout__ignore_eos=True, workload__growth=-0.5))
+    assert endless.completion(0, 0, 9) == LONGEST
 
 
 def test_when_all_were_there_they_come_in_another_order(tmp_path: Path) -> None:

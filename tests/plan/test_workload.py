@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rollyard.layers import resolve_tree
 from rollyard.plan.scenario import Scenario
-from rollyard.plan.workload import BLOCK, KEPT, Lengths, cut_mean, cut_share, lengths_of, mu_of
+from rollyard.plan.trace import lengths_of
+from rollyard.plan.workload import BLOCK, KEPT, Lengths, cut_mean, cut_share, mu_of
 
 Z90 = NormalDist().inv_cdf(0.9)
 
