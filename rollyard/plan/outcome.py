@@ -202,8 +202,10 @@ def _generation(report: Report, scenario: Scenario) -> str:
     length = scenario.workload.prompt_tokens + (report.lengths.mean or 0.0) / 2  # that a running sequence attends to
     under_way = rollout.groups_per_step * rollout.group_size * (1 + rollout.max_staleness)
     could = min(slots, ceil(under_way / engines), *([] if engine is None else [max(1, int(engine.kv_tokens / length))]))
+    engine_pools = [pool for pool in report.usage.pools if pool.role == ENGINE]
+    causes = ("generate", "sync") if report.placement in OVERLAPS else ("generate",)  # others that generate, or finish that
     (busy, waits), *_ = [
-        *((pool.busy_share, pool.wait_share.get("generate", 0.0)) for pool in report.usage.pools if pool.role == ENGINE),
+        *((pool.busy_share, sum(pool.wait_share.get(each, 0.0) for each in causes)) for pool in engine_pools),
         (1.0, 0.0),
     ]
     running = report.slots_busy * slots

@@ -152,7 +152,7 @@ def test_the_forecast_has_the_same_numbers() -> None:
         ("colocated", {"generate": 10.0, "score": 20.0}, ({}, {}), "scoring"),
         ("async", {"generate": 20.0, "train": 70.0}, ({"train": 0.05}, {"generate": 0.2}), "generation"),
         ("async", {"generate": 20.0, "train": 70.0}, ({"train": 0.3}, {"generate": 0.1}), "training"),
-        ("async", {"generate": 5.0, "train": 20.0, "sync": 60.0}, ({}, {"generate": 0.1}), "generation"),  # which drains
+        ("async", {"generate": 5.0, "train": 20.0, "sync": 60.0}, ({"train": 0.2}, {"generate": 0.1, "sync": 0.6}), "generation"),
         ("async", {"generate": 5.0, "train": 20.0, "sync": 60.0}, ({}, {"generate": 0.1}, 50), "weight sync"),
         ("separate", {}, ({}, {}), "nothing"),
     ],
@@ -168,6 +168,9 @@ def test_generation_that_waits_for_its_longest() -> None:
     assert bound(replace(REPORT, slots_busy=0.11), scenario()) == "the tail of generation"
     waiting = replace(REPORT, slots_busy=0.2, usage=pools({"generate": 0.4}, {}))  # engines for one another
     assert bound(waiting, scenario()) == "the tail of generation"
+    draining = replace(waiting, placement="async", usage=pools({"sync": 0.4}, {"sync": 0.9}))
+    assert bound(draining, scenario()) == "the tail of generation"
+    assert bound(replace(draining, placement="separate"), scenario()) == "generation"
 
 
 @pytest.mark.parametrize(
