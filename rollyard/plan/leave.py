@@ -44,10 +44,10 @@ def write_folder(outcome: Outcome, scenario: Scenario, folder: Path) -> None:
         (draft / METRICS).write_text("".join(line(row) for row in outcome.metrics), encoding="utf-8")
         write_trace(draft / TRACE, outcome.traced)
         (draft / TIMELINE).write_text(picture(outcome.report.name, outcome.traced), encoding="utf-8")
+        if folder.is_dir():
+            remove_folder(folder)  # not before all is written
 
     try:
-        if folder.is_dir():
-            remove_folder(folder)
         write_whole(folder, write)
     except OSError as error:
         remedy = "make room there, or give another folder" if is_full(str(error)) else "give a folder that can be written"

@@ -168,7 +168,8 @@ def _cost(report: Report, step_s: float | None, devices: float, price: float) ->
 def bound(report: Report, scenario: Scenario) -> str:
     """What a step waits for most: generation, the tail of generation, training, weight sync or scoring.
 
-    Where generation and training go on at once it is the one that the other waits for longer. The tail: of the slots that
+    Where generation and training go on at once it is the one that the other waits for longer, a sync included that waits for
+    engines to finish what they hold. So of weight sync only what holds engines up counts. The tail: of the slots that
     requests could fill, fewer than TAIL are at work while engines generate or wait for each other. Of generation it says what
     decoding is bound by, where that is known without measuring.
     """
@@ -176,13 +177,22 @@ def bound(report: Report, scenario: Scenario) -> str:
     spent = {GENERATION: parts["generate"], "training": parts["train"], "weight sync": parts["sync"], "scoring": parts["score"]}
     waits = {pool.role: pool.wait_share for pool in report.usage.pools}
     if report.placement in OVERLAPS:
-        engines, trainers = waits.get(ENGINE, {}).get("train", 0.0), waits.get(TRAINER, {}).get("generate", 0.0)
+        trainer = waits.get(TRAINER, {})
+        engines, trainers = waits.get(ENGINE, {}).get("train", 0.0), trainer.get("generate", 0.0) + trainer.get("sync", 0.0)
         behind, before = (GENERATION, "training") if trainers >= engines else ("training", GENERATION)
-        spent[behind] += spent.pop(before)
+        held_up = min(_stalled(report), spent["weight sync"])
+        spent[behind] += spent.pop(before) + spent["weight sync"] - held_up
+        spent["weight sync"] = held_up
     if not any(spent.values()):
         return "nothing"
     found = max(spent, key=lambda name: spent[name])
     return _generation(report, scenario) if found == GENERATION else found
+
+
+def _stalled(report: Report) -> float:
+    """Seconds for which a weight sync held up an engine, in the mean."""
+    stalls = [device.stall_ns for device in report.usage.devices if ENGINE in device.roles]
+    return sum(stalls) / len(stalls) / 1e9 if stalls else 0.0
 
 
 def _generation(report: Report, scenario: Scenario) -> str:
@@ -192,8 +202,10 @@ def _generation(report: Report, scenario: Scenario) -> str:
     length = scenario.workload.prompt_tokens + (report.lengths.mean or 0.0) / 2  # that a running sequence attends to
     under_way = rollout.groups_per_step * rollout.group_size * (1 + rollout.max_staleness)
     could = min(slots, ceil(under_way / engines), *([] if engine is None else [max(1, int(engine.kv_tokens / length))]))
+    engine_pools = [pool for pool in report.usage.pools if pool.role == ENGINE]
+    causes = ("generate", "sync") if report.placement in OVERLAPS else ("generate",)  # others that generate, or finish that
     (busy, waits), *_ = [
-        *((pool.busy_share, pool.wait_share.get("generate", 0.0)) for pool in report.usage.pools if pool.role == ENGINE),
+        *((pool.busy_share, sum(pool.wait_share.get(each, 0.0) for each in causes)) for pool in engine_pools),
         (1.0, 0.0),
     ]
     running = report.slots_busy * slots

@@ -21,7 +21,7 @@ NAMES: Final[Mapping[str, str]] = {
 
 
 def foretold(found: Forecast | None) -> list[RenderableType]:
-    """Each number of the forecast beside what was measured, but for what is nothing in both. Nothing where there is no forecast."""
+    """Each number of the forecast beside what was measured, but for what is nothing in both; nothing without a forecast."""
     if found is None:
         return []
     grid = Table(box=None, padding=(0, 1, 0, 0), expand=True, header_style="bold", show_edge=False)

@@ -76,6 +76,8 @@ def test_only_a_simulated_run_is_replaced(left: tuple[Simulated, Scenario, RunFo
     with pytest.raises(ConfigError, match="is a file"):
         check_free(tmp_path / "other" / "mine", overwrite=True)
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["mine"]
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_folder(done, scenario, tmp_path / "other" / "mine" / "out")
 
 
 def test_an_empty_folder_is_taken(left: tuple[Simulated, Scenario, RunFolder], tmp_path: Path) -> None:

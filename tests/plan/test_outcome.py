@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -33,10 +34,12 @@ NOTHING = RewardCurve(None, None, ())
 WALL_NS = 100 * 10**9
 
 
-def pools(engine: dict[str, float], trainer: dict[str, float]) -> Usage:
-    """Four engines of two devices and four devices that train, by what they wait for, as shares."""
+def pools(engine: dict[str, float], trainer: dict[str, float], stall_s: int = 0) -> Usage:
+    """Four engines of two devices, that weight syncs hold up, and four devices that train; what they wait for, as shares."""
     found = (("engine", 8, engine), ("trainer", 4, trainer))
-    engines = (DeviceTime(f"engine-{i}", ("engine",), WALL_NS, {}, {}, 0.0, {}, devices=2) for i in range(4))
+    engines = (
+        DeviceTime(f"engine-{i}", ("engine",), WALL_NS, {}, {}, 0.0, {}, stall_ns=stall_s * 10**9, devices=2) for i in range(4)
+    )
     trainers = DeviceTime("trainer", ("trainer",), WALL_NS, {}, {}, 0.0, {}, devices=4)
     shares = (PoolTime(role, count, 1 - sum(waits.values()), waits, 0) for role, count, waits in found)
     return Usage((*engines, trainers), tuple(shares))
@@ -149,13 +152,12 @@ def test_the_forecast_has_the_same_numbers() -> None:
         ("colocated", {"generate": 10.0, "score": 20.0}, ({}, {}), "scoring"),
         ("async", {"generate": 20.0, "train": 70.0}, ({"train": 0.05}, {"generate": 0.2}), "generation"),
         ("async", {"generate": 20.0, "train": 70.0}, ({"train": 0.3}, {"generate": 0.1}), "training"),
-        ("async", {"generate": 5.0, "train": 20.0, "sync": 60.0}, ({}, {"generate": 0.1}), "weight sync"),
+        ("async", {"generate": 5.0, "train": 20.0, "sync": 60.0}, ({"train": 0.2}, {"generate": 0.1, "sync": 0.6}), "generation"),
+        ("async", {"generate": 5.0, "train": 20.0, "sync": 60.0}, ({}, {"generate": 0.1}, 50), "weight sync"),
         ("separate", {}, ({}, {}), "nothing"),
     ],
 )
-def test_what_a_step_waits_for_most(
-    placement: str, phases: dict[str, float], waits: tuple[dict[str, float], dict[str, float]], expected: str
-) -> None:
+def test_what_a_step_waits_for_most(placement: str, phases: dict[str, float], waits: tuple[Any, ...], expected: str) -> None:
     spent = PhaseSeconds(wall_s=100.0, **{f"{name}_s": value for name, value in phases.items()})
     report = replace(REPORT, placement=placement, phases=spent, usage=pools(*waits), slots_busy=0.2)
     # 8 members for 4 engines: 2 of 8 slots could be at work, and 0.2 x 8 of them were
@@ -166,6 +168,9 @@ def test_generation_that_waits_for_its_longest() -> None:
     assert bound(replace(REPORT, slots_busy=0.11), scenario()) == "the tail of generation"
     waiting = replace(REPORT, slots_busy=0.2, usage=pools({"generate": 0.4}, {}))  # engines for one another
     assert bound(waiting, scenario()) == "the tail of generation"
+    draining = replace(waiting, placement="async", usage=pools({"sync": 0.4}, {"sync": 0.9}))
+    assert bound(draining, scenario()) == "the tail of generation"
+    assert bound(replace(draining, placement="separate"), scenario()) == "generation"
 
 
 @pytest.mark.parametrize(

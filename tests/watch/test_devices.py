@@ -156,3 +156,12 @@ def test_a_device_counts_while_it_is_there() -> None:
     )
     assert devices[0].wall_ns == 100 and devices[0].wait_ns == {"generate": 5, "unexplained": 35}
     assert pools[0].devices == 2 and pools[0].busy_share == 75 / 130 and pools[0].bubble_ns == 35
+
+
+def test_a_lane_that_stands_for_several_counts_as_many_times() -> None:
+    engine = Lane("e", ("engine",), [Interval(A.GENERATE, 0, 60)])
+    others = Lane("f", ("engine",), [Interval(A.GENERATE, 0, 20)], devices=3)
+    devices, (pool,) = account([engine, others], [], 0, 100)
+    assert [(each.device, each.devices, each.wall_ns) for each in devices] == [("e", 1, 100), ("f", 3, 100)]
+    assert (pool.devices, pool.busy_share, pool.bubble_ns) == (4, (60 + 3 * 20) / 400, 40)
+    assert pool.wait_share == {"generate": 3 * 40 / 400, "unexplained": (40 + 3 * 40) / 400}
