@@ -20,6 +20,7 @@ class Pace:
     context: int  # tokens that were attended to, of the sequences that were running before
     seconds: float
     thread_s: float = 0.0  # processor time of the thread that computed; 0 where nobody measures it
+    process_s: float = 0.0  # that of the whole process, where it is the engine's own; else 0
 
 
 @dataclass(frozen=True, slots=True)
