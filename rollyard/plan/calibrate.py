@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil, floor
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -182,8 +183,9 @@ class _Fitting:
         return Fitted("costs.process_s", max(besides, 0.0) / steps, f"{steps} engine steps: what their process did besides")
 
     def _at_peak(self, pace: Pace) -> float:
-        cost = self._peak.engine.step(max(round(pace.sequences / pace.steps), 1))
-        return cost.at(pace.context / pace.steps)
+        running, context = max(pace.sequences / pace.steps, 1.0), pace.context / pace.steps
+        fewer, more = (self._peak.engine.step(count).at(context) for count in (floor(running), ceil(running)))
+        return fewer + (more - fewer) * (running - floor(running))
 
     def _prefill(self, decode: Fit) -> float:
         """Times as long as at the peak; as decoding where no step read prompts."""
@@ -197,7 +199,8 @@ class _Fitting:
         run = self._run
         seconds = run.column("train/thread_s") if self._cpu else []
         if not seconds:
-            lengths = [span.end - span.start for span in run.spans if span.what == "step"]
+            steps = sorted((span.start, span.end) for span in run.spans if span.what == "step")
+            lengths = [end - start for start, end in steps]
             seconds = lengths[1:] if len(lengths) == run.report.steps else [run.seconds("step")] * (run.report.steps - 1)
         ideal = [self._peak.batch_s(batch) for batch in run.batches]
         return middle(ideal, seconds)
@@ -236,16 +239,17 @@ class _Fitting:
             options[fitted.option] = fitted.value
         options["costs.link"] = 1.0
         whole = run.driver_s("sync") * quiet
-        costs, parts = self._priced(options), 0.0
+        costs, parts = self._priced(options), probe
         placement = run.config.place.placement
         if placement == "colocated":
-            parts = (run.seconds("sleep") + run.seconds("wake")) * quiet
-            yield Fitted("costs.sleep_s", parts / 2, "engines went to sleep and woke, in the middle")
+            asleep = (run.seconds("sleep") + run.seconds("wake")) * quiet
+            yield Fitted("costs.sleep_s", asleep / 2, "engines went to sleep and woke, in the middle")
+            parts += asleep
         elif placement == "swap":
-            parts = costs.handoff_s
+            parts = costs.handoff_s  # the probe is beside it
         elif placement == "async":  # beside generation and training: how long it takes says little of what it would take alone
             whole = 0.0
-        left = whole - parts - costs.copy_s - costs.transfer_s - costs.load_s - probe
+        left = whole - parts - costs.copy_s - costs.transfer_s - costs.load_s
         yield Fitted("costs.link", 1.0, "the rate is what was reached")
         yield Fitted("costs.barrier_s", max(left, 0.0), "what a weight sync takes besides, in the middle")
 

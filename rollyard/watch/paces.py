@@ -29,7 +29,7 @@ class Paces:
         """So many more steps, of all of which the other numbers are but the first.
 
         Args:
-            sequences: that got a token in each of them.
+            sequences: that decoded in each of them.
             prefilled: tokens of prompts, or of what was cut, that were computed beside.
             context: tokens that running sequences attended to.
             thread_s: processor time of the thread that computes.

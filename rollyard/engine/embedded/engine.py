@@ -339,7 +339,7 @@ class EmbeddedEngine:
         spent = self._burst.tick(activity_of(self._rollouts > 0))
         if self._rollouts > 0 and spent:
             context = sum(sequence.length for sequence in plan.decodes)
-            self._paces.add(written, plan.chunk_tokens, context, *spent)
+            self._paces.add(len(plan.decodes), plan.chunk_tokens, context, *spent)
 
     def _take(self, version: WeightVersion) -> None:
         """On the device's thread. What arrived becomes the parameters' own memory: nothing is copied here."""
