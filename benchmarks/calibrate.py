@@ -3,9 +3,12 @@
     python benchmarks/calibrate.py [--runs 3] [--steps 24] [--folder FOLDER]
 
 Every placement of `rollyard bench placements` is run so many times in turns, by `rollyard run`. To each of these runs the costs
-are fitted (`rollyard simulate --calibrate`), and with them, and its lengths, each placement is simulated. Nothing of the run that is
-predicted is known to the prediction but its options. A step's time is the mean over all steps but the first. The table has the
-median over the runs; beside it stands how far identical real runs are apart.
+are fitted (`rollyard simulate --calibrate`), and with them, and its lengths, each placement is simulated. Of the run that is
+predicted nothing is known to the prediction but its options. A step's time is the mean over all steps but the first. The table
+has the median over the runs; beside it stands how far identical real runs are apart.
+
+What is predicted is an idle machine: the work is fitted, in processor time, and what else the machine does is not. So measure on
+one; the load is printed.
 """
 
 from __future__ import annotations
