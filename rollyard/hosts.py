@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import process_time
 from typing import TYPE_CHECKING, cast
 
 from pydantic import TypeAdapter
@@ -89,7 +88,7 @@ async def serve_host(channel: Channel, order: bytes) -> None:
             weights.serve_handoff(handoff, channel)
         if engine is not None:
             receiver = cast(Receiver, publisher)
-            build = partial(worker.build_engine, config, engine, policy, device, receiver, processor=process_time)
+            build = partial(worker.build_engine, config, engine, policy, device, receiver, own=True)
             await serve(await device.run(build), channel)
             return
         channel.ready()
@@ -224,7 +223,7 @@ async def _embedded_engine(ordered: EngineOrder) -> Engine:
         base = await device.run(worker.load_model, config, folder)
         receiver = Merged(receiver, tensors(base), config.lora.scaling, model.stamp)
     policy = worker.Policy(model, Tokenizer(folder), folder)
-    build = partial(worker.build_engine, config, id_, policy, device, receiver, sole=True, processor=process_time)
+    build = partial(worker.build_engine, config, id_, policy, device, receiver, sole=True, own=True)
     return await device.run(build)  # there, since it may compile
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Totals of the steps for rollouts in which an engine had about as many sequences: over half of `running`, at most that many.
+    """Totals of the steps for rollouts in which about as many sequences decoded: over half of `running`, at most that many.
 
     What the process did between two steps is in their seconds.
     """
@@ -15,11 +15,12 @@ class Pace:
     running: int  # a power of two; 0: only prompts were read
     prefill: bool  # tokens of prompts, or of what was cut, were computed beside
     steps: int
-    sequences: int  # that got a token
+    sequences: int  # that decoded; a first token, which comes from the prompt, costs no more than that
     prefilled: int  # tokens
     context: int  # tokens that were attended to, of the sequences that were running before
     seconds: float
     thread_s: float = 0.0  # processor time of the thread that computed; 0 where nobody measures it
+    process_s: float = 0.0  # that of the whole process, where it is the engine's own; else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from time import thread_time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -222,11 +221,11 @@ def build_engine(
     device: Device,
     receiver: Receiver,
     sole: bool = False,
-    processor: Callable[[], float] = thread_time,
+    own: bool = False,
 ) -> Engine:
     """An embedded engine in this process. `sole`: nobody else uses the policy's parameters.
 
-    `processor` is its processor time, in seconds: that of its thread, or of a process that is its own.
+    `own`: the process is the engine's own, but for a trainer that does not work when it does.
     Beside a trainer of an adapter it has weights of its own, merged from the trainer's.
     """
     from rollyard.engine.embedded.engine import EmbeddedEngine
@@ -240,7 +239,7 @@ def build_engine(
         model, sole = CausalLM(model.architecture, model.head_weight.dtype, model.head_weight.device), True
         base, here = adapter.base(policy.model), lambda: tensors(policy.model)
         receiver = Merged(receiver, base, config.lora.scaling, model.stamp, here)
-    return EmbeddedEngine(id_, model, policy.tokenizer, device, receiver, config.engine, window, sole, processor)
+    return EmbeddedEngine(id_, model, policy.tokenizer, device, receiver, config.engine, window, sole, own)
 
 
 async def build_trainer(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil, floor
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -29,6 +30,7 @@ from rollyard.stats import Pace
 UNIT: Final = 1e9  # FLOP/s that a CPU's rates are first told in
 NEVER_BOUND: Final = 100.0  # bytes/s a FLOP/s: memory that nothing waits for
 USUAL: Final = 1e9  # bytes/s from process to process, where a run does not tell
+IN_TURNS: Final = ("colocated", "separate")  # placements in which nobody trains while somebody generates
 PEAK: Final = ("decode_bandwidth", "decode_flops", "prefill_flops", "train_flops", "link")
 # A machine that only computes, at its peak: what a run took over that is what is fitted.
 NOTHING: Final[Mapping[str, Any]] = {
@@ -149,6 +151,7 @@ class _Fitting:
         shares = {name: min(best / slope, 1.0) if slope else 1.0 for name, slope in rates.items()}
         steps = sum(pace.steps for pace in self._run.report.usage.paces)
         yield Fitted("costs.step_s", decode.fixed, f"{steps} engine steps, by sequences running", decode.residual)
+        yield self._process()
         yield Fitted("costs.decode_flops", shares["decode_flops"], "the same", decode.residual)
         yield Fitted("costs.decode_bandwidth", 1.0 if self._cpu else shares["decode_flops"], "the same")
         yield Fitted("costs.prefill_flops", shares["prefill_flops"], "of them, those that read prompts besides")
@@ -171,9 +174,18 @@ class _Fitting:
         x, y = [self._at_peak(pace) for pace in paces], [self._took(pace) for pace in paces]
         return least_squares(x, y, [pace.steps for pace in paces])
 
+    def _process(self) -> Fitted:
+        paces = [pace for pace in self._run.report.usage.paces if pace.process_s] if self._cpu else []
+        if not paces:
+            return Fitted("costs.process_s", 0.0, "not in this run")
+        steps = sum(pace.steps for pace in paces)
+        besides = sum(pace.process_s - pace.thread_s for pace in paces)
+        return Fitted("costs.process_s", max(besides, 0.0) / steps, f"{steps} engine steps: what their process did besides")
+
     def _at_peak(self, pace: Pace) -> float:
-        cost = self._peak.engine.step(max(round(pace.sequences / pace.steps), 1))
-        return cost.at(pace.context / pace.steps)
+        running, context = max(pace.sequences / pace.steps, 1.0), pace.context / pace.steps
+        fewer, more = (self._peak.engine.step(count).at(context) for count in (floor(running), ceil(running)))
+        return fewer + (more - fewer) * (running - floor(running))
 
     def _prefill(self, decode: Fit) -> float:
         """Times as long as at the peak; as decoding where no step read prompts."""
@@ -187,7 +199,8 @@ class _Fitting:
         run = self._run
         seconds = run.column("train/thread_s") if self._cpu else []
         if not seconds:
-            lengths = [span.end - span.start for span in run.spans if span.what == "step"]
+            steps = sorted((span.start, span.end) for span in run.spans if span.what == "step")
+            lengths = [end - start for start, end in steps]
             seconds = lengths[1:] if len(lengths) == run.report.steps else [run.seconds("step")] * (run.report.steps - 1)
         ideal = [self._peak.batch_s(batch) for batch in run.batches]
         return middle(ideal, seconds)
@@ -196,16 +209,19 @@ class _Fitting:
 
     def _of_driver(self) -> Iterable[Fitted]:
         run, members, quiet = self._run, self._members, self._quiet
-        packed = max(run.driver_s("train") - run.seconds("step"), 0.0) if self._cpu else 0.0
-        batch = (packed + median(run.column("phase/unaccounted_s"))) * quiet
         request = run.driver_s("prompts") * quiet / members
         told = f"{members} completions a step, in the middle"
-        whole = median(run.column("driver_s"))
-        yield Fitted("costs.batch_s", batch, "what a step has beside generation, training, scoring and sync, in the middle")
+        driver, generating = median(run.column("driver_s")), median(run.column("driver_generating_s"))
+        if run.config.place.placement in IN_TURNS:
+            batch, on = max(driver - generating, 0.0), "processor time of the driver while nobody generates, in the middle"
+        else:
+            packed = max(run.driver_s("train") - run.seconds("step"), 0.0) if self._cpu else 0.0
+            batch = (packed + median(run.column("phase/unaccounted_s"))) * quiet
+            generating, on = max(driver - batch, 0.0), "what training has beside its step, and what nothing has, in the middle"
+        yield Fitted("costs.batch_s", batch, on)
         yield Fitted("costs.request_s", request, f"handing out requests of {told}")
-        yield Fitted(
-            "costs.message_s", max(whole - batch - request * members, 0.0) / members, f"processor time of the driver, {told}"
-        )
+        message = max(generating - request * members, 0.0) / members
+        yield Fitted("costs.message_s", message, f"processor time of the driver, {told}")
         if run.verdict_s is not None and not self._cpu:
             yield Fitted("costs.score_s", run.verdict_s, "from the end of a completion to its verdict, in the middle")
         elif self._cpu:
@@ -223,16 +239,17 @@ class _Fitting:
             options[fitted.option] = fitted.value
         options["costs.link"] = 1.0
         whole = run.driver_s("sync") * quiet
-        costs, parts = self._priced(options), 0.0
+        costs, parts = self._priced(options), probe
         placement = run.config.place.placement
         if placement == "colocated":
-            parts = (run.seconds("sleep") + run.seconds("wake")) * quiet
-            yield Fitted("costs.sleep_s", parts / 2, "engines went to sleep and woke, in the middle")
+            asleep = (run.seconds("sleep") + run.seconds("wake")) * quiet
+            yield Fitted("costs.sleep_s", asleep / 2, "engines went to sleep and woke, in the middle")
+            parts += asleep
         elif placement == "swap":
-            parts = costs.handoff_s
+            parts = costs.handoff_s  # the probe is beside it
         elif placement == "async":  # beside generation and training: how long it takes says little of what it would take alone
             whole = 0.0
-        left = whole - parts - costs.copy_s - costs.transfer_s - costs.load_s - probe
+        left = whole - parts - costs.copy_s - costs.transfer_s - costs.load_s
         yield Fitted("costs.link", 1.0, "the rate is what was reached")
         yield Fitted("costs.barrier_s", max(left, 0.0), "what a weight sync takes besides, in the middle")
 

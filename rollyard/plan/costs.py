@@ -19,7 +19,7 @@ from rollyard.plan.moving import Moving, Weights, handoff_s, moving, stored_s
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.shape import WHERE, Shape
 from rollyard.warmup import architecture
-from rollyard.worker import NUMBER_BYTES, transport_of
+from rollyard.worker import NUMBER_BYTES, trains_here, transport_of
 
 MOMENTS = 2  # of a parameter, beside its gradient
 ADAPTER = NUMBER_BYTES["float32"]
@@ -98,7 +98,9 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
     costs, devices = scenario.costs, devices_of(scenario, hardware)
     sizes = sizes_of(scenario, shape)
     budget = max(scenario.batch.token_budget, longest_of(scenario, shape))
-    engine = EngineCosts(shape, devices, costs, sizes.engine, sizes.cache, room(scenario, shape, devices, sizes))
+    shared = scenario.place.placement == "colocated" and trains_here(scenario)  # engine and driver are one process
+    decoding = costs if shared else costs.model_copy(update={"step_s": costs.step_s + costs.process_s})
+    engine = EngineCosts(shape, devices, decoding, sizes.engine, sizes.cache, room(scenario, shape, devices, sizes))
     learning = TrainingCosts(shape, devices, costs, sizes.train, sizes.trained, sizes.number, scenario.train.minibatches, budget)
     own = sizes.number if sizes.trained == shape.parameters else 0  # an adapter is among its state
     kept = sizes.trained * (own + sizes.state - sizes.number)  # all but the gradient

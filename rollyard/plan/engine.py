@@ -278,7 +278,7 @@ class EngineModel:
         self._chunks += self._chunk_s > 0
         if self._batching.rollouts:
             context = steps * self._batching.context() + decodes * steps * (steps - 1) // 2
-            self._paces.add(decodes + draws, self._chunk, context, elapsed, steps=steps)
+            self._paces.add(decodes, self._chunk, context, elapsed, steps=steps)
         activity = Activity.GENERATE if self._batching.rollouts else Activity.EVAL
         if self._span is not None and self._span[0] is activity and self._span[2] == began:
             began = self._span[1]

@@ -162,10 +162,12 @@ def _spans(path: Path) -> Iterator[Span]:
 
 def _alike(row: Mapping[str, Any]) -> Batch:
     """A step of which only means are known."""
-    groups = int(row["groups"])
-    completion = round(float(row["completion_tokens_mean"]))
-    members = round(float(row["tokens_per_prompt"]) / float(row["completion_tokens_mean"]))
-    return (((round(float(row["prompt_tokens_mean"])), (completion,) * members),) * groups) if groups else ()
+    groups, each = int(row["groups"]), float(row["tokens_per_prompt"])
+    members = round(each / float(row["completion_tokens_mean"]))
+    tokens, longer = divmod(round(groups * each), groups * members)  # so many have one more
+    prompt = round(float(row["prompt_tokens_mean"]))
+    lengths = [tokens + (number < longer) for number in range(groups * members)]
+    return tuple((prompt, tuple(lengths[begin : begin + members])) for begin in range(0, groups * members, members))
 
 
 def _of_journal(path: Path) -> tuple[float | None, tuple[Batch, ...]]:

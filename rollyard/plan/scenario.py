@@ -54,6 +54,9 @@ class CostsConfig(Section):
     prefill_flops: Share = Field(0.5, description="share of peak FLOPs that prefill reaches")
     step_s: NonNegative = Field(0.003, description="seconds of a decode step besides")
     sequence_s: NonNegative = Field(0.0, description="seconds that each running sequence adds to that")
+    process_s: NonNegative = Field(
+        0.0, description="seconds that it adds to have a process of its own, from which the driver is told"
+    )
     tensor_parallel_s: NonNegative = Field(0.002, description="seconds that tensor parallelism adds to that")
     nodes_s: NonNegative = Field(
         1e-4, description="seconds that each of a layer's two sums waits where devices of an engine lie on several nodes"

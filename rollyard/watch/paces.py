@@ -15,20 +15,31 @@ class Paces:
     def __init__(self) -> None:
         self._found: dict[tuple[int, bool], list[float]] = {}
 
-    def add(self, sequences: int, prefilled: int, context: int, seconds: float, thread_s: float = 0.0, steps: int = 1) -> None:
+    def add(
+        self,
+        sequences: int,
+        prefilled: int,
+        context: int,
+        seconds: float,
+        thread_s: float = 0.0,
+        process_s: float = 0.0,
+        *,
+        steps: int = 1,
+    ) -> None:
         """So many more steps, of all of which the other numbers are but the first.
 
         Args:
-            sequences: that got a token in each of them.
+            sequences: that decoded in each of them.
             prefilled: tokens of prompts, or of what was cut, that were computed beside.
             context: tokens that running sequences attended to.
             thread_s: processor time of the thread that computes.
+            process_s: of the whole process, where that is the engine's own.
         """
         key = 1 << (sequences - 1).bit_length() if sequences else 0, prefilled > 0
         totals = self._found.get(key)
         if totals is None:
-            totals = self._found[key] = [0, 0, 0, 0, 0.0, 0.0]
-        for at, more in enumerate((steps, sequences * steps, prefilled, context, seconds, thread_s)):
+            totals = self._found[key] = [0, 0, 0, 0, 0.0, 0.0, 0.0]
+        for at, more in enumerate((steps, sequences * steps, prefilled, context, seconds, thread_s, process_s)):
             totals[at] += more
 
     def totals(self) -> tuple[Pace, ...]:
@@ -59,4 +70,5 @@ def _sum(one: Pace, other: Pace) -> Pace:
         one.context + other.context,
         one.seconds + other.seconds,
         one.thread_s + other.thread_s,
+        one.process_s + other.process_s,
     )

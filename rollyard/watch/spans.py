@@ -6,7 +6,7 @@ import asyncio
 import platform
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -131,28 +131,28 @@ class Burst:
 
     Args:
         spans: where it is kept.
-        processor: seconds of processor time that were taken so far.
+        clocks: seconds that are counted besides, such as those of processors.
     """
 
-    __slots__ = ("_processor", "_since", "_spans", "_taken")
+    __slots__ = ("_clocks", "_read", "_since", "_spans")
 
-    def __init__(self, spans: Spans, processor: Callable[[], float] = lambda: 0.0) -> None:
-        self._spans, self._processor = spans, processor
+    def __init__(self, spans: Spans, clocks: Sequence[Callable[[], float]] = ()) -> None:
+        self._spans, self._clocks = spans, clocks
         self._since: int | None = None
-        self._taken = 0.0
+        self._read: list[float] = []
 
     def go(self) -> None:
         """There is work. Harmless when there was some before."""
         if self._since is None:
-            self._since, self._taken = self._spans.now(), self._processor()
+            self._since, self._read = self._spans.now(), [clock() for clock in self._clocks]
 
-    def tick(self, activity: Activity) -> tuple[float, float]:
-        """All the time since the last tick was spent on `activity`: its seconds, and those of processor time. 0 at rest."""
+    def tick(self, activity: Activity) -> tuple[float, ...]:
+        """All the time since the last tick was spent on `activity`: its seconds, and those of each clock. Empty at rest."""
         if self._since is None:
-            return 0.0, 0.0
-        (since, taken), self._since, self._taken = (self._since, self._taken), self._spans.now(), self._processor()
+            return ()
+        (since, read), self._since, self._read = (self._since, self._read), self._spans.now(), [clock() for clock in self._clocks]
         self._spans.add(activity, since, self._since)
-        return (self._since - since) / 1e9, self._taken - taken
+        return (self._since - since) / 1e9, *(now - before for now, before in zip(self._read, read, strict=True))
 
     def rest(self) -> None:
         """There is no work, or it stands still: what comes until the next `go` is not counted."""

@@ -38,7 +38,7 @@ class Interval(NamedTuple):
 
 
 MOST = 2**14  # intervals that are kept: beyond, the shortest gaps within a phase are closed
-BESIDE = ("generating_s", "scoring_s", "scoring_hidden_s", "driver_s")
+BESIDE = ("generating_s", "scoring_s", "scoring_hidden_s", "driver_s", "driver_generating_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class PhaseSeconds:
     """Seconds of the main timeline. Each is measured; only `unaccounted_s` is what the others leave of `wall_s`.
 
     Beside them stand, whatever else was done meanwhile: `generating_s`, an engine held a request of the run; `scoring_s`, a
-    verdict was awaited; `scoring_hidden_s`, both at once; and `driver_s`, processor time of the driver's own thread, 0 where
-    nobody measures it.
+    verdict was awaited; `scoring_hidden_s`, both at once; `driver_s`, processor time of the driver's own thread, 0 where
+    nobody measures it; and `driver_generating_s`, that of it in which an engine held a request.
     """
 
     wall_s: float = 0.0
@@ -64,6 +64,7 @@ class PhaseSeconds:
     scoring_s: float = 0.0
     scoring_hidden_s: float = 0.0
     driver_s: float = 0.0
+    driver_generating_s: float = 0.0
 
     def since(self, earlier: PhaseSeconds) -> PhaseSeconds:
         """What came after `earlier` on the same timeline."""
@@ -88,7 +89,7 @@ class Timeline:
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns, driver: Callable[[], int] = lambda: 0) -> None:
         self._clock, self._driver = clock, driver
-        self._driver_start = driver()
+        self._driven = driver()
         self.spans = SpanLog(clock)  # what the driver does besides, and no phase tells: see `watch.accounts`
         self._start = self._since = clock()
         self._depth = dict.fromkeys(Phase, 0)
@@ -149,7 +150,6 @@ class Timeline:
         wall = now - self._start
         spent = {f"{phase}_s": nanoseconds / 1e9 for phase, nanoseconds in self._spent.items()}
         left = wall - sum(self._spent.values())
-        self._beside["driver_s"] = self._driver() - self._driver_start
         beside = {name: nanoseconds / 1e9 for name, nanoseconds in self._beside.items()}
         return PhaseSeconds(wall_s=wall / 1e9, unaccounted_s=left / 1e9, **spent, **beside)
 
@@ -162,5 +162,8 @@ class Timeline:
         generating, scoring = self._depth[Phase.GENERATE] > 0, self._depth[Phase.SCORE] > 0
         for name, going in zip(BESIDE, (generating, scoring, generating and scoring), strict=False):
             self._beside[name] += (now - self._since) * going
-        self._since = now
+        driven = self._driver()
+        self._beside["driver_s"] += driven - self._driven
+        self._beside["driver_generating_s"] += (driven - self._driven) * generating
+        self._since, self._driven = now, driven
         return now

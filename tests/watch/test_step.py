@@ -82,4 +82,5 @@ def test_metrics_are_flat() -> None:
         "scoring_s": 0.0,
         "scoring_hidden_s": 0.0,
         "driver_s": 0.0,
+        "driver_generating_s": 0.0,
     }

@@ -7,8 +7,8 @@ pause, load, sleep, close) first takes its turn, so it always finds the engine b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from time import perf_counter, thread_time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from time import perf_counter, process_time, thread_time
 
 from rollyard.config import EngineConfig
 from rollyard.engine import admission
@@ -54,7 +54,7 @@ class EmbeddedEngine:
         config: slots, pages, tokens of a step.
         window: tokens of prompt and completion at most.
         sole: nobody else uses the model: its parameters are given back once packed. In place it is then loaded once only.
-        processor: seconds of processor time that its steps, and what lies between them, have taken so far.
+        own: its process is its own.
 
     Raises:
         ConfigError: the window is larger than the model's.
@@ -70,7 +70,7 @@ class EmbeddedEngine:
         config: EngineConfig,
         window: int,
         sole: bool = False,
-        processor: Callable[[], float] = thread_time,
+        own: bool = False,
     ) -> None:
         most = model.architecture.window
         if window > most:
@@ -102,7 +102,7 @@ class EmbeddedEngine:
         self._asleep = self._paused = self._draining = self._closed = False
         self._lost: BaseException | None = None
         self._flushed_at = perf_counter()
-        self._burst, self._paces = Burst(device.spans, processor), Paces()
+        self._burst, self._paces = Burst(device.spans, (thread_time, process_time) if own else (thread_time,)), Paces()
         self._rollouts = 0  # of the open requests, those that are not for evaluation or a probe
         self._steps = self._prefill_steps = self._generated = self._near_ties = self._copied_bytes = 0
         self._step_s = self._prefill_s = self._plan_s = self._busy_slot_s = 0.0
@@ -337,9 +337,9 @@ class EmbeddedEngine:
             self._prefill_steps += 1
             self._prefill_s += elapsed * plan.chunk_tokens / (plan.chunk_tokens + len(plan.decodes))
         spent = self._burst.tick(activity_of(self._rollouts > 0))
-        if self._rollouts > 0:
+        if self._rollouts > 0 and spent:
             context = sum(sequence.length for sequence in plan.decodes)
-            self._paces.add(written, plan.chunk_tokens, context, *spent)
+            self._paces.add(len(plan.decodes), plan.chunk_tokens, context, *spent)
 
     def _take(self, version: WeightVersion) -> None:
         """On the device's thread. What arrived becomes the parameters' own memory: nothing is copied here."""

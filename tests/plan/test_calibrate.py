@@ -1,0 +1,212 @@
+"""Constants from a run that is over: known ones are found again, and what says too little is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollyard import cli
+from rollyard.errors import ConfigError, JournalError, RollyardError
+from rollyard.plan.calibrate import calibrate, with_options
+from rollyard.plan.finished import read_finished
+from rollyard.plan.fit import least_squares, middle
+from rollyard.plan.leave import write_folder
+from rollyard.plan.outcome import means_of
+from rollyard.plan.scenario import Scenario
+from rollyard.plan.simulate import simulate
+
+KNOWN = {
+    "cluster.hardware": "cpu",
+    "cluster.flops": 4e10,
+    "cluster.bandwidth": 4e12,
+    "cluster.link": 1e9,
+    "cluster.host": 1e9,
+    "costs.step_s": 8e-4,
+    "costs.decode_flops": 0.5,
+    "costs.decode_bandwidth": 1.0,
+    "costs.prefill_flops": 0.25,
+    "costs.train_flops": 1.0,
+    "costs.recompute": False,
+    "costs.minibatch_s": 0.02,
+    "costs.barrier_s": 0.004,
+    "costs.probe_s": 0.002,
+    "costs.link": 1.0,
+}
+PLACEMENTS = {"colocated": 0, "separate": 0, "async": 2, "swap": 1}
+
+
+def scenario(placement: str = "separate", **more: Any) -> Scenario:
+    options = {
+        "run.name": "known",
+        "run.steps": 8,
+        "prompts.task": "sort",
+        "rollout.group_size": 8,
+        "rollout.groups_per_step": 8,
+        "rollout.max_tokens": 26,
+        "rollout.max_staleness": PLACEMENTS[placement],
+        "workload.mean_tokens": 8.0,
+        "workload.prompt_tokens": 8,
+        "place.placement": placement,
+        "engine.slots": 32,
+    }
+    return with_options(Scenario(), options | KNOWN | more)
+
+
+def left(folder: Path, asked: Scenario) -> Path:
+    write_folder(simulate(asked), asked, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return left(tmp_path_factory.mktemp("known") / "run", scenario())
+
+
+def step_s(asked: Scenario) -> float:
+    return means_of(simulate(asked).metrics)["step_s"]
+
+
+def test_a_simulated_run_has_the_constants_that_it_was_simulated_with(run: Path) -> None:
+    found = calibrate(run)
+    options, flops = found.options(), KNOWN["cluster.flops"]
+    rates = {name: options["cluster.flops"] * options[f"costs.{name}"] for name in ("decode_flops", "prefill_flops")}
+    assert options["costs.step_s"] == pytest.approx(KNOWN["costs.step_s"], rel=0.02)
+    assert rates["decode_flops"] == pytest.approx(flops * KNOWN["costs.decode_flops"], rel=0.02)
+    assert rates["prefill_flops"] == pytest.approx(flops * KNOWN["costs.prefill_flops"], rel=0.05)
+    assert options["costs.barrier_s"] == pytest.approx(KNOWN["costs.barrier_s"], rel=0.1)
+    assert options["costs.probe_s"] == pytest.approx(KNOWN["costs.probe_s"], rel=0.01)
+    assert all(each.residual is None or each.residual < 0.02 for each in found.fitted)
+
+
+@pytest.mark.parametrize("source", PLACEMENTS)
+def test_with_one_placement_the_others_are_predicted(source: str, tmp_path: Path) -> None:
+    found = calibrate(left(tmp_path / "run", scenario(source)))
+    for target in PLACEMENTS:
+        expected = step_s(found.scenario(scenario(target)))
+        assert expected == pytest.approx(step_s(scenario(target)), rel=0.1), target
+
+
+def test_lines_are_found_through_noise() -> None:
+    draw = random.Random(0)
+    running = [1 << power for power in range(8)] * 4
+    steps = [1e-3 + 2e-5 * n for n in running]
+    noisy = [seconds * draw.lognormvariate(0.0, 0.05) for seconds in steps]
+    fixed, slope, residual = least_squares(running, noisy, [1.0] * len(running))
+    assert (fixed, slope) == (pytest.approx(1e-3, rel=0.05), pytest.approx(2e-5, rel=0.05)) and 0.02 < residual < 0.08
+    tokens = [draw.uniform(1000, 3000) for _ in range(40)]
+    wild = [0.05 + 1e-4 * t + (5.0 if number % 10 == 0 else draw.gauss(0.0, 0.005)) for number, t in enumerate(tokens)]
+    fixed, slope, _ = middle(tokens, wild)  # a tenth of them says nothing
+    assert fixed + slope * 2000 == pytest.approx(0.25, rel=0.05) and slope == pytest.approx(1e-4, rel=0.15)
+
+
+def test_no_line_goes_below_nothing() -> None:
+    assert least_squares([1, 2, 3], [3.0, 2.0, 1.0], [1, 1, 1])[:2] == (2.0, 0.0)  # their mean
+    assert least_squares([1, 2], [1.0, 3.0], [1, 1])[:2] == (0.0, pytest.approx(7 / 5))  # through 0
+    assert least_squares([4], [2.0], [5])[:2] == (2.0, 0.0)
+    assert middle([1, 2, 3], [3.0, 2.0, 1.0])[:2] == (2.0, 0.0)
+    assert middle([2, 2], [4.0, 6.0])[:2] == (0.0, 2.5)
+
+
+def test_the_constants_are_a_file_of_a_scenario(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "constants.toml"
+    assert cli.main(["simulate", "--calibrate", str(run), "--constants", str(file), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["step_s"]["mean"] == pytest.approx(step_s(scenario()), rel=0.02)
+    sections = tomllib.loads(file.read_text())
+    for name, value in calibrate(run).options().items():
+        section, _, option = name.partition(".")
+        assert sections[section][option] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
+    assert "8 steps" in file.read_text() and "residual" in file.read_text()
+
+
+def test_what_the_command_line_says_is_not_fitted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = ["simulate", "--calibrate", str(run), "--costs.step_s", "0.1", "--json"]
+    assert cli.main(slow) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"]["mean"] > 10 * step_s(scenario())
+    assert cli.main(["simulate", "--preset", "small", "--constants", "x.toml"]) == 2
+    assert "--calibrate" in capsys.readouterr().err
+
+
+def edited(run: Path, scratch: Path, name: str, change: Any) -> Path:
+    folder = scratch / "edited"
+    shutil.copytree(run, folder)
+    path = folder / name
+    changed = change(path.read_text())
+    if changed is None:
+        path.unlink()
+    else:
+        path.write_text(changed)
+    return folder
+
+
+def failed(text: str) -> str:
+    return json.dumps(json.loads(text) | {"finished": {"cause": "the disk is full", "failed": True}})
+
+
+def resumed(text: str) -> str:
+    record = json.loads(text)
+    return json.dumps(record | {"lives": record["lives"] | {"count": 2}})
+
+
+def without_paces(text: str) -> str:
+    record = json.loads(text)
+    return json.dumps(record | {"usage": {**record["usage"], "paces": []}})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "kind", "says"),
+    [
+        ("report.json", lambda text: None, ConfigError, "has not come to its end"),
+        ("trace.json", lambda text: None, ConfigError, "has not come to its end"),
+        ("report.json", failed, ConfigError, "the disk is full"),
+        ("report.json", resumed, ConfigError, "2 lives"),
+        ("report.json", without_paces, ConfigError, "what its steps take"),
+        ("report.json", lambda text: text[:200], JournalError, "not a report of this version"),
+        ("report.json", lambda text: text.replace('"usage"', '"used"'), JournalError, "not a report of this version"),
+        ("trace.json", lambda text: text[:-30], JournalError, "no trace of this version"),
+        ("trace.json", lambda text: '{"traceEvents": []}', JournalError, "the report has 8 steps, and the trace"),
+        ("metrics.jsonl", lambda text: text[:-30], JournalError, "cannot be read"),
+        ("metrics.jsonl", lambda text: text.replace("driver_s", "other"), JournalError, "line 1: not metrics of this version"),
+        ("metrics.jsonl", lambda text: "\n".join(text.splitlines()[:-1]), JournalError, "8 steps, and metrics 7"),
+        ("scenario.toml", lambda text: text.replace("group_size", "size_of_group"), JournalError, "not the options of a run"),
+        ("scenario.toml", lambda text: text + "[", JournalError, "not the options of a run"),
+        ("scenario.toml", lambda text: None, ConfigError, "no run's folder"),
+    ],
+)
+def test_what_says_too_little_is_refused(
+    name: str, change: Any, kind: type[RollyardError], says: str, run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=says):
+        calibrate(edited(run, tmp_path, name, change))
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run's folder"):
+        calibrate(tmp_path)
+    with pytest.raises(ConfigError, match="there is no folder"):
+        calibrate(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="3 steps says too little"):
+        calibrate(left(tmp_path / "short", scenario(**{"run.steps": 3})))
+
+
+@pytest.mark.slow
+def test_a_real_run_says_what_it_took(tmp_path: Path) -> None:
+    folder = tmp_path / "real"
+    real = ["run", "--preset", "sort", "--run.steps", "6", "--run.out", str(folder), "--prompts.held_out", "8"]
+    assert cli.main([*real, "--place.device", "cpu", "--place.threads", "1", "--watch.view", "quiet"]) == 0
+    found = calibrate(folder)
+    options, means = found.options(), means_of(read_finished(folder).rows)
+    assert 1e-5 < options["costs.step_s"] < 0.1 and 0 < options["costs.message_s"] < 0.01
+    asked = with_options(Scenario.model_validate(found.run.config.model_dump()), {"workload.trace": str(folder)})
+    # Work cannot take longer than the run did; how much shorter it is depends on what else the machine does.
+    assert 0.02 * means["step_s"] < step_s(found.scenario(asked)) < 1.5 * means["step_s"]
+    journal = folder / "journal.sqlite"
+    journal.write_bytes(journal.read_bytes()[:20_000])
+    with pytest.raises(JournalError, match=r"journal\.sqlite"):
+        calibrate(folder)
