@@ -20,7 +20,9 @@ Harm = Callable[[Double], Awaitable[None]]
 
 
 async def is_started_anew(server: Double) -> None:
-    """And serves at the same address as if nothing had been."""
+    """And serves at the same address as if nothing had been; what it was writing breaks off, else nobody would notice."""
+    while server._idle.is_set():  # noqa: ASYNC110 (it is a server, which tells nobody)
+        await asyncio.sleep(0.001)
     await server.restart()
 
 
@@ -39,7 +41,7 @@ async def is_mute_for_a_while(server: Double) -> None:
 
 
 HARMS: list[tuple[Harm, str]] = [
-    (is_started_anew, ""),  # it may be heard of as a connection that breaks
+    (is_started_anew, ""),  # how a connection breaks has many names
     (forgets_its_weights, "says that it has version 2, and decodes with other weights, those of version 0"),
     (is_mute_for_a_while, "it wrote nothing for"),
 ]
