@@ -192,6 +192,9 @@ class _Book:
             open_[kind] += change
             return
         self.settle(at, waited)
+        if kind in (NEAR, HELD):
+            open_[kind] += change
+            return
         there, busy = self._shows()
         open_[kind] += change
         self._doing = next((place for place in range(NEAR) if open_[place]), None)
@@ -216,8 +219,7 @@ class _Book:
             self._busy[self._doing] += length
             syncing = length if self._doing == SYNC else 0
         else:
-            for cause, then in enumerate(before):
-                self._wait[cause] += waited[cause] - then
+            self._wait = [spent + now - then for spent, now, then in zip(self._wait, waited, before, strict=True)]
             syncing = waited[WAIT_SYNC] - before[WAIT_SYNC]
         if self._open[NEAR]:
             self.transfer_ns += length
