@@ -81,6 +81,5 @@ def test_metrics_are_flat() -> None:
         "generating_s": 2.5,
         "scoring_s": 0.0,
         "scoring_hidden_s": 0.0,
-        "driver_s": 0.0,
-        "driver_generating_s": 0.0,
+        **dict.fromkeys(("driver_s", "driver_generating_s"), 0.0),
     }
