@@ -97,7 +97,8 @@ class Cache:
         self.members += 1
         place = (running.start + 1 - running.prompt_tokens) % self.page_tokens
         self.takers[place][running] = None
-        self._recount(place)
+        self.counts[place] += 1
+        self.counts[place + self.page_tokens] += 1
         if running.unwritten:
             self.unwritten[running] = None
 
@@ -106,7 +107,8 @@ class Cache:
         self.members -= 1
         place = (running.start + 1 - running.prompt_tokens) % self.page_tokens
         del self.takers[place][running]
-        self._recount(place)
+        self.counts[place] -= 1
+        self.counts[place + self.page_tokens] -= 1
         self.unwritten.pop(running, None)
 
     def fit(self, steps: int) -> int:
@@ -144,9 +146,6 @@ class Cache:
         if pages > self.free:
             self.find(pages)
         self.free -= pages
-
-    def _recount(self, place: int) -> None:
-        self.counts[place] = self.counts[place + self.page_tokens] = len(self.takers[place])
 
     def due(self) -> list[Running]:
         """Who of those that decode takes a page at the next step, by rank."""

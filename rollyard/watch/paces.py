@@ -39,8 +39,14 @@ class Paces:
         totals = self._found.get(key)
         if totals is None:
             totals = self._found[key] = [0, 0, 0, 0, 0.0, 0.0, 0.0]
-        for at, more in enumerate((steps, sequences * steps, prefilled, context, seconds, thread_s, process_s)):
-            totals[at] += more
+        totals[0] += steps
+        totals[1] += sequences * steps
+        totals[2] += prefilled
+        totals[3] += context
+        totals[4] += seconds
+        if thread_s or process_s:
+            totals[5] += thread_s
+            totals[6] += process_s
 
     def totals(self) -> tuple[Pace, ...]:
         """By sequences, steps with prefill after those without."""
