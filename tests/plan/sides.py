@@ -136,6 +136,7 @@ class Times:
         self.copy_s = case.copy_s if case.placement in ("separate", "async") else 0.0
         self.deliver_s, self.handoff_s, self.checkpoint_s = 0.071, 0.23, 0.13
         self.probe_s = self.sleep_s = self.wake_s = 0.0
+        self.sent_bytes = 0
 
     def prepare_s(self, engine: EngineId) -> float:
         return 0.06 * self._case.jitter("prepare", engine)
