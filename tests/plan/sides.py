@@ -423,7 +423,7 @@ UNLIKE = (
 
 def differ(where: str, left: object, right: object) -> Iterator[str]:
     """What is not the same, but for roundings of times."""
-    if where in UNLIKE:
+    if where in UNLIKE or where.startswith("report.phases.driver"):  # processor time
         return
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         nothing = 0 if where.endswith(("_ns", "_share")) else None
