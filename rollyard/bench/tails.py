@@ -270,6 +270,7 @@ class Takes:
     wake_s: float = 0.0
     handoff_s: float = 0.0
     checkpoint_s: float = 0.0
+    sent_bytes: int = 0
 
     def prepare_s(self, engine: ev.EngineId) -> float:
         return 0.0

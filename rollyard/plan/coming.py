@@ -97,9 +97,11 @@ class Coming:
     def _next(self, node: int) -> None:
         seconds = self._draws[node].expovariate(1 / self._failures.mean_s)
         self._clock.after(seconds, partial(self._fail, node))
+        self._clock.beside += 1
 
     def _fail(self, node: int) -> None:
         """All that it has goes down at once; what is up again by the next time goes down again."""
+        self._clock.beside -= 1
         for name in [seat.name for seat in self._run.engines if self._node(seat.name) == node]:
             self._run.engines.lose(name, f"node {node} failed")
         self._next(node)

@@ -11,7 +11,7 @@ from rollyard.config import WeightsConfig
 from rollyard.fitness import EngineProbed, Probe
 from rollyard.plan.clock import Clock
 from rollyard.plan.engines import Engines, Seat
-from rollyard.types import Activity, Verdict, WeightVersion
+from rollyard.types import Activity, Sent, Verdict, WeightVersion
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.spans import SpanLog
 from rollyard.watch.timeline import Phase, Timeline
@@ -30,6 +30,11 @@ class Links(Protocol):
     @property
     def deliver_s(self) -> float:
         """Until the trainer's side has nothing under way any more, beside its work."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int:
+        """That leave the trainer for a version."""
         ...
 
     def prepare_s(self, engine: ev.EngineId) -> float:
@@ -117,6 +122,8 @@ class Sync:
 
         def deliver() -> None:
             self._timeline.close(Phase.SYNC)
+            if self._links.sent_bytes:
+                self._recorder.sent(Sent(self._links.sent_bytes))
             self._post(ev.Delivered(version))
 
         self._clock.soon(partial(self._clock.after, copy_s, copied))

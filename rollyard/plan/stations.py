@@ -31,6 +31,7 @@ class Priced:
         self.copy_s, self.deliver_s, self._load_s = costs.copy_s, costs.transfer_s, costs.load_s
         self.probe_s, self.sleep_s, self.wake_s = costs.probe_s, costs.sleep_s, costs.wake_s
         self.handoff_s, self.checkpoint_s = costs.handoff_s, costs.checkpoint_s
+        self.sent_bytes = int(costs.moving.bytes)
 
     def prepare_s(self, engine: EngineId) -> float:
         return self.deliver_s

@@ -8,7 +8,7 @@ calls that wait for somebody; here each of them takes as long as a model says (`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heapreplace
@@ -139,7 +139,11 @@ class World:
         rollout, seed = worker.sampling_of(config), config.run.seed
         evaluator = Evaluator(stations.held_out, rollout, stations.window, config.eval.samples, seed)
         self._evaluations = Evaluations(clock, self.engines, evaluator, self._judge_aside, self.post, timeline, recorder)
-        self._at_once: dict[type[ev.Instruction], Callable[[Any], None]] = {
+        self._at_once, self._actions = self._rollouts(), self._others()
+
+    def _rollouts(self) -> Mapping[type[ev.Instruction], Callable[[Any], None]]:
+        """What is begun as it is said."""
+        return {
             ev.Generate: self._generate,
             ev.Score: lambda told: self._unjudged.append(told),
             ev.FetchPrompts: self._fetch,
@@ -148,7 +152,10 @@ class World:
             Condemn: lambda told: self.engines.lose(told.engine, told.cause),
             ev.Finish: self._finish,
         }
-        self._actions: dict[type[ev.Instruction], Callable[[Any], None]] = {
+
+    def _others(self) -> Mapping[type[ev.Instruction], Callable[[Any], None]]:
+        """What is begun after that."""
+        return {
             ev.Train: self._train,
             ev.HandOver: self._hand_over,
             ev.Restart: self._restart,
