@@ -125,6 +125,7 @@ USAGE = {
             "context": 90,
             "seconds": 0.5,
             "thread_s": 0.25,
+            "process_s": 0.0,
         }
     ],
 }
