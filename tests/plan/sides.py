@@ -415,6 +415,7 @@ def compare(one: Side, other: Side) -> None:
 UNLIKE = (
     "report.objective",
     "report.phases.driver_s",
+    "report.phases.driver_generating_s",
     "report.weights",
     "report.simulated",
     "report.forecast",
