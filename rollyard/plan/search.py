@@ -4,8 +4,8 @@ Every candidate has an estimate and a lower bound. Rounds of simulations begin w
 rollover, prompts to spare or not, can be run or not). What simulations came to, over what was estimated, corrects the estimates
 of those that are like them, and the best of the corrected are next, with those that are most like the best so far. A candidate
 whose bound is above what another came to cannot win, and is left out: both hold for the same steps and the same lengths. When
-the budget is used up (or enough for all), or nothing that is left is expected to come near the best or is much like it, the best few are simulated
-for more steps, and the best of these for more still (successive halving).
+the budget is used up, or nothing that is left is expected to come near the best or is much like it, the best few are simulated
+for more steps, and the best of these for more still (successive halving). Where the budget is enough for all, all are simulated.
 """
 
 from __future__ import annotations
