@@ -22,6 +22,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     for shown, choice in zip(found["choices"], plan.choices, strict=True):
         shown["options"] = choice.point.options
         shown["devices"] = choice.point.devices
+        shown["ran"]["forecast"] = choice.ran.forecast.model_dump()
     return found
 
 

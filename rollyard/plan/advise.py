@@ -16,7 +16,7 @@ from rollyard.plan.sample import Sample, sample_of
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.search import Candidate, Found, Rule, search
 from rollyard.plan.space import Point, Space, with_options
-from rollyard.plan.stations import check_limit
+from rollyard.plan.stations import room_of
 from rollyard.plan.trace import lengths_of
 
 SHARE: Final = 0.1  # of all points that are simulated, at most
@@ -192,7 +192,7 @@ class Planner:
             raise ConfigError(problem, where="engine.tensor_parallel_size", remedy="use a divisor of the heads")
         scenario = self.space.scenario(point)
         found = priced(scenario, self.shape, self.hardware)
-        check_limit(found, scenario)
+        room_of(found, scenario)
         return found
 
     def _sample(self, steps: int) -> Sample:
@@ -202,10 +202,11 @@ class Planner:
 
         def completion(group: int, member: int) -> int:
             step = group // rollout.groups_per_step if shrinking else 0  # the version at which it is shortest
-            tokens = lengths.completion(group, member, step)
+            tokens = min(lengths.completion(group, member, step), rollout.max_tokens)
             return min(tokens, max(window - lengths.prompt(group), 1)) if window else tokens
 
-        return sample_of(completion, lengths.prompt, groups, rollout.group_size, rollout.groups_per_step)
+        times = 1 if self.space.base.costs.shared_prompts else rollout.group_size
+        return sample_of(completion, lengths.prompt, groups, rollout.group_size, rollout.groups_per_step, times)
 
     def candidates(self, fitting: Mapping[Point, Costs]) -> tuple[dict[Point, Estimate], list[Candidate]]:
         """With their estimates, and bounds for the steps of the rounds."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rollyard.config import Config
 from rollyard.errors import ConfigError
-from rollyard.layers import resolve_tree
+from rollyard.layers import presets, resolve_tree
 from rollyard.plan.advice import as_json, named, seconds, table
 from rollyard.plan.advise import Choice, Plan, Planner
+from rollyard.plan.command import FOLDERS, AddOptions
 from rollyard.plan.costs import shape_for
 from rollyard.plan.hardware import CPU
 from rollyard.plan.measured import device_of
@@ -37,7 +37,6 @@ SHORT: Final[Mapping[str, str]] = {  # short names of common options
     "--price": "cluster.price",
     "--seed": "run.seed",
 }
-AddOptions = Callable[[argparse.ArgumentParser, Mapping[str, str], type[Config]], None]
 
 
 def add_plan(commands: Any, add_options: AddOptions) -> None:
@@ -48,6 +47,8 @@ def add_plan(commands: Any, add_options: AddOptions) -> None:
     """
     text = f"{PLAN[0].upper()}{PLAN[1:]}. Options that a choice sets are searched, unless they are given here or in --costs."
     command = commands.add_parser("plan", help=PLAN, description=text, allow_abbrev=False)
+    names = ", ".join(name for folder in FOLDERS for name in presets(folder))
+    command.add_argument("--preset", default="", metavar="NAME", help=f"start from a preset: {names}")
     command.add_argument("--gpus", required=True, metavar="NxKIND", help="devices, such as 64xH100, or 2xcpu: this machine")
     command.add_argument(
         "--max-staleness", type=int, default=2, metavar="INT", help="versions that a rollout may lag at most (default: 2)"
@@ -86,7 +87,7 @@ def space_of(given: argparse.Namespace) -> Space:
     overrides = {name: value for name, value in vars(given).items() if "." in name}
     if kind:
         overrides["cluster.hardware"] = kind
-    resolved = resolve_tree(Scenario, lambda _: None, file=given.costs, overrides=overrides)
+    resolved = resolve_tree(Scenario, lambda _: None, preset=given.preset, file=given.costs, overrides=overrides, folders=FOLDERS)
     pinned = {name for name, origin in resolved.origins.items() if origin != "default"}
     base = with_options(resolved.config, _fitting(resolved.config, pinned))
     shape, hardware = shape_for(base), device_of(base.cluster, base.model.dtype)

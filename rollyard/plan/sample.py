@@ -21,11 +21,13 @@ class Sample:
         prompts: tokens `[groups]`.
         lengths: tokens of the completions `[groups, K]`, cut as the run cuts them.
         size: B, groups of a batch.
+        times: that a prompt is trained on in a batch: once, or with each of its completions.
     """
 
     prompts: Numbers
     lengths: Numbers
     size: int
+    times: int = 1
 
     @cached_property
     def decoded(self) -> Numbers:
@@ -40,14 +42,13 @@ class Sample:
 
     @cached_property
     def trained(self) -> Numbers:
-        """Tokens of each group that are trained on: every completion with its prompt before it `[groups]`."""
-        return np.asarray(np.sum(self.prompts[:, None] + self.lengths, axis=1))
+        """Tokens of each group that are trained on: prompts, and completions but for their last tokens `[groups]`."""
+        return np.asarray(self.times * self.prompts) + self.decoded
 
     @cached_property
     def pairs(self) -> Numbers:
         """Pairs of a token with itself or an earlier one that it attends to, of the same `[groups]`."""
-        tokens = self.prompts[:, None] + self.lengths
-        return np.asarray(np.sum(tokens * (tokens + 1) / 2, axis=1))
+        return np.asarray(self.times * self.prompts * (self.prompts + 1) / 2) + self.context
 
     @cached_property
     def longest(self) -> Numbers:
@@ -104,14 +105,19 @@ class Sample:
 
 
 def sample_of(
-    completion: Callable[[int, int], int], prompt: Callable[[int], int], groups: int, group_size: int, size: int
+    completion: Callable[[int, int], int],
+    prompt: Callable[[int], int],
+    groups: int,
+    group_size: int,
+    size: int,
+    times: int = 1,
 ) -> Sample:
     """The first groups.
 
     Args:
         completion: tokens that a member (prompt, number) writes.
         prompt: tokens of a prompt.
-        size: B.
+        size, times: see `Sample`.
     """
     lengths: Sequence[Sequence[int]] = [[completion(group, member) for member in range(group_size)] for group in range(groups)]
-    return Sample(np.array([prompt(group) for group in range(groups)], float), np.array(lengths, float), size)
+    return Sample(np.array([prompt(group) for group in range(groups)], float), np.array(lengths, float), size, times)

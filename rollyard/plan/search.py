@@ -5,7 +5,7 @@ rollover, prompts to spare or not, can be run or not). What simulations came to,
 of those that are like them, and the best of the corrected are next, with those that are most like the best so far. A candidate
 whose bound is above what another came to cannot win, and is left out: both hold for the same steps and the same lengths. When
 the budget is used up, or nothing that is left is expected to come near the best or is much like it, the best few are simulated
-for more steps, and the best of these for more still (successive halving).
+for more steps, and the best of these for more still (successive halving). Where the budget is enough for all, all are simulated.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class _Rounds(Generic[Outcome]):
     def go(self) -> None:
         self._like = np.array([_traits(each.point) for each in self.candidates])
         self._estimates = np.log([each.estimate_s for each in self.candidates])
-        for index in self._families():
+        few = len(self.candidates) <= self.rule.budget
+        for index in range(len(self.candidates)) if few else self._families():
             self._simulate(index)
         while len(self.came_to) < self.rule.budget:
             chosen = self._next()

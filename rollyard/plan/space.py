@@ -104,7 +104,10 @@ class Space:
     def points(self) -> Iterator[Point]:
         """All of them, those that memory has no room for included."""
         for point in self._placed():
-            if all(self._kept(name, value) for name, value in point.options.items()):
+            options = point.options
+            if point.placement != "async":
+                del options["weights.rollover"]  # nothing is in flight when weights change
+            if all(self._kept(name, value) for name, value in options.items()):
                 yield point
 
     def scenario(self, point: Point) -> Scenario:

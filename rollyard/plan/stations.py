@@ -96,10 +96,7 @@ def stations_of(scenario: Scenario) -> Stations:
         ConfigError: the model does not fit on its devices, prompts in its window, or a sync takes longer than it may.
     """
     costs, prompts, engine = costs_of(scenario), Prompts(lengths_of(scenario)), scenario.engine
-    check_limit(costs, scenario)
-    window = engine.window or costs.shape.window or ANY
-    pages = engine.pages or costs.engine.kv_tokens // engine.page_tokens
-    check_window(scenario, window, pages * engine.page_tokens)
+    window, pages = room_of(costs, scenario)
     beside = engine.prefill_tokens if engine.kind == "embedded" else engine.step_tokens  # no other has such a limit
 
     def make(name: EngineId, spans: SpanLog) -> EngineModel:
@@ -139,8 +136,22 @@ def stations_of(scenario: Scenario) -> Stations:
     )
 
 
-def check_limit(costs: Costs, scenario: Scenario) -> None:
-    """Raises ConfigError for a sync that is too slow: it fails in a run, each time."""
+def room_of(costs: Costs, scenario: Scenario) -> tuple[int, int]:
+    """Tokens of a window, and pages of an engine's cache.
+
+    Raises:
+        ConfigError: prompts do not fit in the window, requests not in the pages, or a sync takes longer than it may.
+    """
+    engine = scenario.engine
+    _check_limit(costs, scenario)
+    window = engine.window or costs.shape.window or ANY
+    pages = engine.pages or costs.engine.kv_tokens // engine.page_tokens
+    check_window(scenario, window, pages * engine.page_tokens)
+    return window, pages
+
+
+def _check_limit(costs: Costs, scenario: Scenario) -> None:
+    """A sync that is too slow fails in a run, each time."""
     seconds, limit = max(costs.copy_s + costs.transfer_s, costs.load_s), scenario.weights.limit_s
     if seconds > limit:
         problem = f"a weight sync takes {seconds:.4g} s, and may take {limit:g}"

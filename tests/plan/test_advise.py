@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_as_it_is_read(plan: Plan) -> None:
     best = plan.choices[0]
     assert named(best.point).split(",")[0] in text
     assert "10 % longer answers" in text and "refused" in text and "1,000 steps" in text
-    found = as_json(plan)
+    found = json.loads(json.dumps(as_json(plan)))
     assert found["choices"][0]["options"]["place.placement"] == best.point.placement
     assert found["choices"][0]["devices"] == 8
 

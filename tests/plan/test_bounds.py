@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -70,8 +70,9 @@ def test_a_sample_by_hand() -> None:
     found = sample()
     assert found.decoded.tolist() == [2, 2, 3, 14]
     assert found.context.tolist() == [11 + 12, 12 + 12, 13 + 14 + 15, 2 * (7 * 13 + 28)]
-    assert found.trained.tolist() == [24, 26, 29, 42]
-    assert found.pairs.tolist() == [66 + 91, 91 + 91, 136 + 91, 231 + 231]
+    assert found.trained.tolist() == [10 + 2, 11 + 2, 12 + 3, 13 + 14]
+    assert found.pairs.tolist() == [55 + 23, 66 + 24, 78 + 42, 91 + 238]
+    assert replace(found, times=2).trained.tolist() == [20 + 2, 22 + 2, 24 + 3, 26 + 14]
     assert found.longest.tolist() == [3, 2, 4, 8]
     assert found.batch_longest == (3 + 8) / 2
     assert found.mean == 29 / 8

@@ -43,7 +43,8 @@ def spaces(draw: st.DrawFn) -> Space:
         workload__growth=draw(st.sampled_from((0.0, 0.2, -0.2))),
         costs__train_flops=draw(st.sampled_from((0.35, 0.001))),
         costs__link=draw(st.sampled_from((0.8, 0.01))),
-        engine__pages=draw(st.sampled_from((0, 260, 400))),
+        costs__shared_prompts=draw(st.booleans()),
+        engine__pages=draw(st.sampled_from((0, 260, 2600))),
     )
 
 

@@ -86,6 +86,14 @@ def test_more_steps_for_fewer() -> None:
     assert sum(many) == found.runs == len(made.asked)
 
 
+def test_few_are_all_simulated() -> None:
+    grid = points(8)[:8]
+    made = Made(3, grid)
+    found = search(made.candidates(grid), made.simulate, Rule(8, (4, 4, 4), 8))
+    assert found.simulated == 8
+    assert [each.point for each, _ in found.best] == sorted(grid, key=made.true)
+
+
 def test_one_candidate_is_the_best() -> None:
     point = points(8)[0]
     found = search([Candidate(point, 1.0, 0.5)], lambda point, steps: Taken(2.0), Rule(8, (4, 8, 16), 3))
