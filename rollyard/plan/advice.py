@@ -58,7 +58,7 @@ def _choices(plan: Plan) -> Table:
     priced = any(choice.cost for choice in plan.choices)
     found.add_column("")
     found.add_column("choice", overflow="fold")
-    for column in ("step", "tokens/s", "generating", "training", "slots", *(("a step", "1,000 steps") if priced else ())):
+    for column in ("step", "tokens/s", "generating", "training", "slots", *(("cost a step", "of 1,000") if priced else ())):
         found.add_column(column, justify="right")
     found.add_column("bound by")
     for number, choice in enumerate(plan.choices, 1):

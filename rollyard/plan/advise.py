@@ -139,7 +139,7 @@ class Planner:
         wrong = {point: found for point, found in self._looked.items() if isinstance(found, ConfigError)}
         refused = tuple(_refusals(wrong, list(fitting)))
         if not fitting:
-            raise ConfigError(f"nothing fits: {refused[0].problem}", where=refused[0].where, remedy=refused[0].remedy)
+            raise ConfigError(f"no choice is possible: {refused[0].problem}", where=refused[0].where, remedy=refused[0].remedy)
         estimates, candidates = self.candidates(fitting)
         points = len(self._looked)
         rule = self._rule(points)
@@ -156,7 +156,9 @@ class Planner:
         if not points:
             problem = f"no placement has room for what is fixed on {self.space.gpus} devices"
             raise ConfigError(problem, where="--gpus", remedy="fix fewer options, or take more devices")
-        check_scenario(self.space.scenario(points[0]))
+        if self.space.base.failures.joins:
+            problem = "engines come or go, and a choice says how many there are"
+            raise ConfigError(problem, where="failures.joins", remedy="leave it out, and plan for each number of devices")
         self._looked = {point: self._cost(point) for point in points}
         return {point: found for point, found in self._looked.items() if not isinstance(found, ConfigError)}
 
@@ -178,6 +180,10 @@ class Planner:
 
     def _cost(self, point: Point) -> Costs | ConfigError:
         """Costs depend on sizes and placement. A choice that cannot be has the error instead."""
+        try:
+            check_scenario(self.space.scenario(point))
+        except ConfigError as error:
+            return error
         key = (point.placement, point.generate, point.train, point.tensor_parallel, point.slots, point.shard)
         if key not in self._costs:
             try:
@@ -211,7 +217,8 @@ class Planner:
     def candidates(self, fitting: Mapping[Point, Costs]) -> tuple[dict[Point, Estimate], list[Candidate]]:
         """With their estimates, and bounds for the steps of the rounds."""
         steps = self.steps[0]
-        yard = Yard(self._sample(steps), self.space.base.engine.page_tokens)
+        base = self.space.base
+        yard = Yard(self._sample(steps), base.engine.page_tokens, bool(base.rollout.moves or base.failures.node_hours))
         estimates = {point: yard.estimate(point, costs) for point, costs in fitting.items()}
         candidates = [
             Candidate(point, estimates[point].step_s, yard.least_s(point, costs, self.first, steps), self._ready(point))

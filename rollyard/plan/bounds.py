@@ -81,10 +81,11 @@ class Yard:
 
     Args:
         page: tokens of a page of an engine's cache.
+        cut: completions may go on at another engine than they began.
     """
 
-    def __init__(self, sample: Sample, page: int) -> None:
-        self.sample, self.page, self.members = sample, page, sample.size * sample.lengths.shape[1]
+    def __init__(self, sample: Sample, page: int, cut: bool = False) -> None:
+        self.sample, self.page, self.cut, self.members = sample, page, cut, sample.size * sample.lengths.shape[1]
         self._paces: dict[int, Pace] = {}
         self._spans: dict[tuple[int, float, float, float], tuple[float, float]] = {}
 
@@ -128,8 +129,8 @@ class Yard:
         return pace.alone_s(prompt, tokens) if self._read_once(costs, point) else pace.steps_s(max(tokens - 1, 0.0))
 
     def _read_once(self, costs: Costs, point: Point) -> bool:
-        """Weights that change cut no completion, and neither does a lack of pages."""
-        if point.rollover == "abort" or (not point.apart and point.oversample):
+        """Nothing cuts a completion: weights that change, a lack of pages, an engine that is lost, a move."""
+        if self.cut or point.rollover == "abort" or (not point.apart and point.oversample):
             return False
         whole = float(np.max(self.sample.prompts) + np.max(self.sample.lengths)) + self.page
         return costs.engine.kv_tokens >= point.slots * whole

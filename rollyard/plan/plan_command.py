@@ -94,7 +94,8 @@ def space_of(given: argparse.Namespace) -> Space:
     held = 1
     while held < gpus and shape.parameters * 2 / held > hardware.memory:
         held *= 2
-    return Space(base, gpus, hardware.node, given.max_staleness, max(hardware.node, 4 * held), frozenset(pinned))
+    limit = base.rollout.max_staleness if "rollout.max_staleness" in pinned else given.max_staleness
+    return Space(base, gpus, hardware.node, limit, max(hardware.node, 4 * held), frozenset(pinned))
 
 
 def _fitting(base: Scenario, pinned: set[str]) -> Mapping[str, Any]:

@@ -41,6 +41,7 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
         (["--mean-tokens", "80"], "mean"),
         (["--model", "llama-70b"], "GB"),
         (["--place.generate", "5"], "no placement has room"),
+        (["--failures.joins", "2:+1"], "come or go"),
     ],
 )
 def test_mistakes_are_told(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,7 @@ def spaces(draw: st.DrawFn) -> Space:
         costs__train_flops=draw(st.sampled_from((0.35, 0.001))),
         costs__link=draw(st.sampled_from((0.8, 0.01))),
         costs__shared_prompts=draw(st.booleans()),
+        rollout__moves=draw(st.sampled_from((0, 2))),
         engine__pages=draw(st.sampled_from((0, 260, 2600))),
     )
 
