@@ -282,6 +282,7 @@ def shifted(base: Scenario) -> dict[str, Mapping[str, Any]]:
     found["20 % slower training"] = {
         "costs.train_flops": costs.train_flops / 1.2,
         "costs.minibatch_s": costs.minibatch_s * 1.2,
+        "costs.microbatch_s": costs.microbatch_s * 1.2,
         "costs.token_s": costs.token_s * 1.2,
     }
     found["links half as fast"] = {"costs.link": costs.link / 2, "costs.disk": costs.disk / 2}

@@ -71,26 +71,40 @@ class TrainingCosts:
         return forward + backward + again + adapter + self.costs.logprob_passes * forward
 
     def train_s(self, tokens: int, pairs: int) -> float:
-        """Seconds of a batch: arithmetic or exchange, which overlap, and the optimizer.
+        """Seconds of a batch: arithmetic or exchange, which overlap, what each micro-batch takes besides, and the optimizer.
 
         Args:
             tokens, pairs: see `flops`.
         """
+        share = math.ceil(tokens / self.minibatches)
+        filled = self.microbatches(share)
+        slots = filled + self.costs.stages - 1
         speed = self.devices.train * self.devices.hardware.flops * self.costs.train_flops
-        computed_s = self.flops(tokens, pairs) / speed + self.costs.token_s * tokens
-        exchanged_s = self.minibatches * self.exchange_s(math.ceil(tokens / self.minibatches))
-        return max(computed_s, exchanged_s) + self.minibatches * (self.optimizer_s() + self.costs.minibatch_s)
+        computed_s = self.flops(tokens, pairs) / speed * slots / filled + self.costs.token_s * tokens
+        exchanged_s = self.minibatches * self.exchange_s(share)
+        besides_s = self.costs.minibatch_s + slots / self.costs.stages * self.costs.microbatch_s
+        return max(computed_s, exchanged_s) + self.minibatches * (self.optimizer_s() + besides_s)
+
+    def microbatches(self, tokens: int) -> int:
+        """Of an optimizer step on so many tokens, one after the other in each pipeline; at least one.
+
+        A pipeline of n stages takes as long as n - 1 more (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1), each in one
+        n-th of the layers.
+        """
+        pipelines = self.devices.train // (self.costs.stages * self.costs.stage_devices)
+        return max(1, math.ceil(tokens / (pipelines * self.budget)))
 
     def exchange_s(self, tokens: int) -> float:
         """What goes between devices in an optimizer step on so many tokens.
 
         Devices that share one copy (ZeRO stage 3, Rajbhandari et al. 2019, arXiv 1910.02054) gather parameters for each
-        micro-batch, forward and backward, and give each gradient to whom it belongs: `(n - 1) / n` of the bytes past each, every
-        time. Those that have the same part of several copies sum their gradients: `2 (n - 1) / n` of its bytes.
+        micro-batch, forward and backward, or once with `costs.gather` step; and they give each gradient to whom it belongs:
+        `(n - 1) / n` of the bytes past each, every time. Those that have the same part of several copies sum their gradients:
+        `2 (n - 1) / n` of its bytes.
         """
         devices, gradients = self.devices, self.trained * self.number
         sharing, copies = devices.copies, devices.train / devices.copies
-        passes = 2 * max(1, math.ceil(tokens / (devices.train * self.budget)))
+        passes = 2 * self.microbatches(tokens) if self.costs.gather == "microbatch" else 1
         gathered = (sharing - 1) / sharing * (passes * self.shape.parameters * self.item + gradients)
         summed = 2 * (copies - 1) / copies * gradients / sharing
         return (gathered / devices.rate(sharing) + summed / devices.rate(devices.train)) / self.costs.collective

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -73,6 +73,12 @@ class CostsConfig(Section):
         0,
         description="devices that share one copy of parameters and their state (0: all with train.shard, else those of one rank)",
     )
+    gather: Literal["microbatch", "step"] = Field(
+        "microbatch",
+        description="how often devices that share parameters gather them: for each micro-batch (FSDP), or once an optimizer step",
+    )
+    stages: Count = Field(1, description="pipeline stages that training spreads its layers over")
+    stage_devices: Count = Field(1, description="devices that share the sequences of a stage: tensor and context parallelism")
     offload: bool = Field(False, description="that state lies in the machine's memory while an engine generates (colocated)")
     changed: Share = Field(0.02, description="share of the numbers that a version changed, with weights.delta")
     shared_prompts: bool = Field(
@@ -80,6 +86,10 @@ class CostsConfig(Section):
     )
     logprob_passes: Natural = Field(0, description="forward passes over a batch besides, of 2 FLOPs a parameter and token")
     minibatch_s: NonNegative = Field(0.0, description="seconds of an optimizer step besides")
+    microbatch_s: NonNegative = Field(
+        0.0,
+        description="seconds of each micro-batch besides, its logprob passes included: kernels that start, and waits for others",
+    )
     token_s: NonNegative = Field(0.0, description="seconds that training takes a token besides")
     link: Share = Field(0.8, description="share of a link's or network card's rate that weights reach")
     collective: Share = Field(0.8, description="the same of what devices of an engine, or that train, tell each other")

@@ -82,6 +82,35 @@ def test_training_by_hand() -> None:
     assert passes.training.flops(tokens, pairs) == pytest.approx(5 * forward)
 
 
+def test_every_micro_batch_takes_something_besides() -> None:
+    """Two optimizer steps on 100,000 tokens each, 8 devices, 8,192 at a time: two micro-batches each. Few tokens are one each."""
+    values = {"place__train": 8, "train__shard": True, "train__minibatches": 2}
+    plain, slow = costs(**values).training, costs(**values, costs__microbatch_s=0.25).training
+    assert slow.train_s(200_000, 10**6) - plain.train_s(200_000, 10**6) == pytest.approx(2 * 2 * 0.25)
+    assert slow.train_s(10, 50) - plain.train_s(10, 50) == pytest.approx(2 * 0.25)
+
+
+def test_a_pipeline_fills_and_empties() -> None:
+    """Two pipelines of two stages, each of two devices; 8,192 tokens at a time: 98,304 tokens are 6, and one more."""
+    values = {"place__train": 8, "train__shard": True, "costs__gather": "step"}
+    plain = costs(**values).training
+    piped = costs(**values, costs__stages=2, costs__stage_devices=2, costs__microbatch_s=0.25).training
+    optimizer = plain.optimizer_s()
+    computed = plain.train_s(98_304, 10**9) - optimizer
+    assert piped.microbatches(98_304) == 6
+    assert piped.train_s(98_304, 10**9) - optimizer == pytest.approx(computed * 7 / 6 + 7 / 2 * 0.25)
+    with pytest.raises(ConfigError, match="8 devices that train are no whole number of pipelines on 3 devices each"):
+        costs(**values, costs__stages=3)
+
+
+def test_parameters_that_are_gathered_once() -> None:
+    """By 8 devices: all but an eighth, parameters and gradients of 2 bytes; anew for two micro-batches, each way, 5 of 2."""
+    values = {"place__train": 8, "train__shard": True}
+    once, anew = (costs(**values, costs__gather=each).training.exchange_s(100_000) for each in ("step", "microbatch"))
+    assert once == pytest.approx(7 / 8 * 4 * 8_030_261_248 / (0.8 * 450e9))
+    assert anew == pytest.approx(once * 5 / 2)
+
+
 def test_the_work_of_a_batch_by_hand() -> None:
     """A prompt of 3 and completions of 2 and 5, whose last tokens are no input: 3 + 1 + 4 tokens; prompts apart 3 + 1 + 3 + 4."""
     together, apart = (costs(place__train=8, train__shard=True, costs__shared_prompts=each).training for each in (True, False))
