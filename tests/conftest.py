@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 # Read by the libraries when they are first imported, which no test module does before this file has run.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -20,6 +22,20 @@ for variable in [name for name in os.environ if name.startswith("ROLLYARD_")]:
 # Machines differ in speed: a slow example is no failure, and the time limit of each test bounds the whole.
 settings.register_profile("rollyard", deadline=None)
 settings.load_profile("rollyard")
+
+
+TOGETHER = "tests/engine/contract/"  # its files share engines, some of which take long to start
+
+
+class ByFile(LoadFileScheduling):
+    """What `--dist loadfile` does, and one folder is one file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return TOGETHER if nodeid.startswith(TOGETHER) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

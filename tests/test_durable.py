@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import rollyard
 from rollyard import durable
 from rollyard.errors import DurableError
+from tests.sources import PACKAGE, modules, nodes, text
 
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ HEALS = {"engine/embedded/compile.py"}  # a cache: what a power cut spoils in it
 
 def _moves(path: Path) -> bool:
     """Does it call something that moves files, or brings them to the disk?"""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path) if any(name in text(path) for name in MOVES) else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MOVES:
             of_text = node.func.attr == "replace" and (len(node.args) != 1 or node.keywords)  # str.replace has two
             if not of_text and not (isinstance(node.func.value, ast.Name) and node.func.value.id == "dataclasses"):
@@ -158,6 +158,5 @@ def _moves(path: Path) -> bool:
 
 
 def test_nobody_else_moves_files_or_brings_them_to_the_disk() -> None:
-    package = Path(rollyard.__file__).parent
-    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if _moves(path)}
+    found = {str(path.relative_to(PACKAGE)) for path in modules() if _moves(path)}
     assert found == {"durable.py"} | HEALS

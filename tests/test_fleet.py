@@ -106,6 +106,7 @@ def test_an_engine_comes_and_another_leaves(make: Callable[..., Config]) -> None
     assert max(wall["engine-0"], wall["engine-1"]) < wall["trainer-0"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_cut_gives_up_nothing(make: Callable[..., Config]) -> None:
     changes = {"place.generate": 2, "rollout.max_tokens": 24, "rollout.ignore_eos": True, "place.placement": "separate"}
     run = rollyard.Run(make(**changes, **{"rollout.max_staleness": 0, "run.steps": 6}))

@@ -14,7 +14,6 @@ import rollyard
 from rollyard.config import Config
 from rollyard.errors import RunFailed
 from tests.small import ENGINE, children, config
-from tests.weights.moving import MOVING
 
 
 @pytest.fixture
@@ -24,7 +23,12 @@ def make(tmp_path: Path) -> Callable[..., Config]:
     return lambda **changes: config(tmp_path / "run", **own | {name.replace("__", "."): each for name, each in changes.items()})
 
 
-@pytest.mark.parametrize("transport", [kind for kind in MOVING if not kind.startswith("relay")])
+WAYS = ("shared_memory", "broadcast delta", "checkpoint")  # here; whole and in part over each: tests/weights/test_moving.py
+
+
+@pytest.mark.parametrize(
+    "transport", [*WAYS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("broadcast", "checkpoint delta"))]
+)
 def test_a_run_over_each_transport(make: Callable[..., Config], transport: str) -> None:
     """Whole, and only what changed; a broadcast to two engines, of which one receives."""
     transport, _, delta = transport.partition(" ")
@@ -45,7 +49,7 @@ def test_a_run_over_each_transport(make: Callable[..., Config], transport: str) 
     assert not children(ENGINE)
 
 
-@pytest.mark.parametrize("rollover", ["drain", "abort", "keep"])
+@pytest.mark.parametrize("rollover", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("drain", "abort")), "keep"])
 def test_generation_goes_on_while_the_trainer_trains(make: Callable[..., Config], rollover: str) -> None:
     changes = {"rollout.max_staleness": 1, "weights.rollover": rollover, "run.steps": 4, "place.placement": "async"}
     lags, run = set(), rollyard.Run(make(**changes))

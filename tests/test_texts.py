@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-import rollyard
 from rollyard.texts import in_a_line
+from tests.sources import modules, nodes, text
 
 
 @pytest.mark.parametrize(
@@ -24,9 +23,8 @@ def test_of_pydantic_s_errors_the_first_is_told_in_a_line_and_no_link(content: b
 
 
 def test_no_message_quotes_such_an_error_as_it_is() -> None:
-    for path in Path(rollyard.__file__).parent.rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if "ValidationError" in text else ():
+    for path in modules():
+        for node in nodes(path) if "ValidationError" in text(path) else ():
             if isinstance(node, ast.ExceptHandler) and node.type is not None and "ValidationError" in ast.unparse(node.type):
                 handled = "".join(map(ast.unparse, node.body))
                 assert "{error}" not in handled and "str(error)" not in handled, path

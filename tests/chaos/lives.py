@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 
 from rollyard.bench import virtual
@@ -66,16 +67,21 @@ class Where:
 
 
 class Listening(Injector):
-    """Also counts what it hears."""
+    """Also counts what it hears, and keeps what it heard at once."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__(faults)
         self.entries: Counter[str] = Counter()
+        self.turns: list[tuple[str, ...]] = []
+        self.met: set[str] = set()  # at which kinds something was hit
 
     def heard(self, entries: Iterable[Event | Instruction]) -> None:
-        told = list(entries)
-        self.entries.update(type(entry).__name__ for entry in told)
+        told, hit = list(entries), len(self.survival)
+        self.turns.append(tuple(type(entry).__name__ for entry in told))
+        self.entries.update(self.turns[-1])
         super().heard(told)
+        if len(self.survival) > hit:
+            self.met.update(self.turns[-1])
 
 
 Meddle = Callable[[World, Step], None]
@@ -101,6 +107,8 @@ class Life:
     steps: list[Step] = field(default_factory=list)
     weights: str = ""  # of the trainer, at its end
     entries: Counter[str] = field(default_factory=Counter)
+    turns: list[tuple[str, ...]] = field(default_factory=list)  # kinds of entries, by turn of the core
+    met: set[str] = field(default_factory=set)  # kinds of entries at which something was hit
     survival: tuple[Survived, ...] = ()
     seconds: float = 0.0  # virtual
 
@@ -156,6 +164,7 @@ class Life:
         except Exception as error:  # noqa: BLE001 (what ended the run stands in its report)
             self.failed = f"{type(error).__name__}: {error}"
         self.report, self.entries, self.survival = run.report, injector.entries, injector.survival
+        self.turns, self.met = injector.turns, injector.met
         self.seconds = asyncio.get_running_loop().time()
         self.finished, self.weights = run.finished, world.weights
         if run.finished:
@@ -271,6 +280,26 @@ def uninterrupted(shape: Shape) -> Life:
         life = Life(shape, Path(folder)).live()
     assert not life.failed
     return life
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The n-th entry of a kind, and all kinds that the run's core hears and says in that turn: a fault at any is the same."""
+
+    kind: str
+    count: int
+    kinds: frozenset[str]
+
+
+def moments(shape: Shape, random: Random) -> Iterator[Moment]:
+    """Random ones at which each kind of entry of that run is met."""
+    turns, left = uninterrupted(shape).turns, dict(sorted(uninterrupted(shape).entries.items()))
+    while left:
+        kind = min(left, key=lambda each: left[each])  # what happens seldom, as more happens with it
+        chosen = random.choice([number for number, turn in enumerate(turns) if kind in turn])
+        count = 1 + sum(turn.count(kind) for turn in turns[:chosen])
+        yield Moment(kind, count, frozenset(turns[chosen]))
+        left = {each: times for each, times in left.items() if each not in turns[chosen]}
 
 
 @cache

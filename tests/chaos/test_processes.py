@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -10,7 +11,7 @@ import pytest
 from rollyard.chaos.faults import ALL_EVENTS, Fault
 from rollyard.types import DropReason
 from tests.chaos import test_resumed
-from tests.chaos.lives import Life, uninterrupted
+from tests.chaos.lives import Life, Moment, moments, uninterrupted
 from tests.chaos.world import Shape
 
 pytestmark = [
@@ -43,31 +44,29 @@ ELSEWHERE = {
 }
 
 
-def at_every_event(shape: Shape, victim: str, *, kill: bool) -> dict[str, Fault]:
-    """A fault at some occurrence of each kind of event."""
-    found = {}
-    for kind, times in sorted(uninterrupted(shape).entries.items()):
-        random = Random(f"{shape} {victim} {kill} {kind}")
-        count = random.randint(1, times)
+def at_every_event(shape: Shape, victim: str, *, kill: bool) -> Iterator[tuple[Moment, Fault]]:
+    """Faults at random moments, at which each kind of event is met."""
+    random = Random(f"{shape} {victim} {kill}")
+    for number, moment in enumerate(moments(shape, random)):
+        kind, count = moment.kind, moment.count
         if kill:
-            found[kind] = Fault(what="kill", which=victim, event=kind, count=count)
-        elif random.randrange(2):
-            found[kind] = Fault(what="stall", which=victim, event=kind, count=count, for_s=random.uniform(0.1, SHORT_S))
+            yield moment, Fault(what="kill", which=victim, event=kind, count=count)
+        elif number % 2:
+            yield moment, Fault(what="stall", which=victim, event=kind, count=count, for_s=random.uniform(0.1, SHORT_S))
         else:
-            found[kind] = Fault(what="slow", which=victim, event=kind, count=count, for_s=random.uniform(1, SHORT_S), factor=10)
-    return found
+            yield moment, Fault(what="slow", which=victim, event=kind, count=count, for_s=random.uniform(1, SHORT_S), factor=10)
 
 
 @pytest.mark.parametrize(("name", "victim"), KILLED)
 def test_killed_at_every_kind_of_event(name: str, victim: str, tmp_path: Path) -> None:
-    for kind, fault in at_every_event(SHAPES[name], victim, kill=True).items():
-        survived(SHAPES[name], [fault], tmp_path / kind)
+    for moment, fault in at_every_event(SHAPES[name], victim, kill=True):
+        assert moment.kinds <= survived(SHAPES[name], [fault], tmp_path / moment.kind).met, fault
 
 
 @pytest.mark.parametrize(("name", "victim"), HELD)
 def test_stalled_or_slow_at_every_kind_of_event(name: str, victim: str, tmp_path: Path) -> None:
-    for kind, fault in at_every_event(SHAPES[name], victim, kill=False).items():
-        survived(SHAPES[name], [fault], tmp_path / kind)
+    for moment, fault in at_every_event(SHAPES[name], victim, kill=False):
+        assert moment.kinds <= survived(SHAPES[name], [fault], tmp_path / moment.kind).met, fault
 
 
 @pytest.mark.parametrize("kind", sorted(OF_FAULTS - {"Drop"}))
@@ -101,7 +100,7 @@ def test_every_kind_of_process_was_hit_at_every_kind_of_event() -> None:
     assert apart <= table["reward"] and apart <= table["run"] and evaluated <= table["trainer"]
 
 
-def survived(shape: Shape, faults: list[Fault], folder: Path) -> None:
+def survived(shape: Shape, faults: list[Fault], folder: Path) -> Life:
     """What is to come of faults."""
     folder.mkdir()
     life = Life(shape, folder, faults).live()
@@ -110,7 +109,7 @@ def survived(shape: Shape, faults: list[Fault], folder: Path) -> None:
     kills = {each.process for each in life.survival if each.what == "kill"}
     if any(name.startswith(("trainer", "half")) for name in kills):  # the run ends with it, unless it had ended by then
         assert not life.failed or any(name.rpartition(" ")[2] in life.failed for name in kills), (told, life.failed)
-        return
+        return life
     assert not life.failed and life.report is not None, (told, life.failed)
     dropped = life.report.members.dropped
     unjudged = dropped.get(DropReason.NO_VERDICT, 0)  # what a reward worker was judging just then
@@ -118,3 +117,4 @@ def survived(shape: Shape, faults: list[Fault], folder: Path) -> None:
     assert sum(dropped.values()) <= unjudged * shape.size, (told, dropped)  # a group is kept with two that are judged
     if not dropped:
         assert life.weights == uninterrupted(shape).weights, told
+    return life

@@ -80,7 +80,7 @@ def sound(report: Report, folder: Path) -> None:
     assert not (folder / "control.sock").exists() and not list(folder.glob("journal.sqlite-*"))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [2, 3, 4, 5])  # in which each kind of fault is, of each process that may have it
 def test_several_faults(seed: int, tmp_path: Path, mark: str) -> None:
     faults = tmp_path / "faults.toml"
     faults.write_text(some(Random(seed)))
@@ -137,14 +137,14 @@ def test_a_run_whose_half_was_killed_is_resumed(tmp_path: Path, mark: str) -> No
     assert [each.outcome.partition(" ")[0] for each in later.report.survival] == ["resumed"]
 
 
-@pytest.mark.parametrize("placement", ["colocated", "async"])
-def test_a_run_that_kills_itself_and_is_resumed(placement: str, tmp_path: Path, mark: str) -> None:
+def test_a_run_that_kills_itself_and_is_resumed(tmp_path: Path, mark: str) -> None:
+    """With processes of its own. One without: tests/test_killed.py."""
     faults, folder = tmp_path / "faults.toml", tmp_path / "run"
     faults.write_text("[[fault]]\nwhat = 'kill'\nwhich = 'run'\nevent = 'Scored'\ncount = 20\ntimes = 2\n")
     options = [f"--warmup.{name}={value}" for name, value in BASE.items()]
     options += [f"--run.out={folder}", "--run.steps=6", f"--run.inject={faults}", "--checkpoint.every=1", "--watch.view=plain"]
     options += ["--rollout.group_size=2", "--rollout.groups_per_step=4", "--engine.kernels=plain", "--prompts.held_out=0"]
-    options += [f"--place.placement={placement}", *(["--rollout.max_staleness=1"] if placement == "async" else [])]
+    options += ["--place.placement=async", "--rollout.max_staleness=1"]
     command = [sys.executable, "-m", "rollyard"]
     first = subprocess.run([*command, "run", "--preset", "sort", *options], timeout=120, capture_output=True, text=True)
     assert first.returncode == -signal.SIGKILL, first.stderr

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from rollyard.chaos.faults import Fault
-from tests.chaos.lives import Life, Where, points, uninterrupted
+from tests.chaos.lives import Life, Where, moments, points, uninterrupted
 from tests.chaos.world import Shape
 
 pytestmark = pytest.mark.timeout(240)  # tens of lives each; a busy machine may be slow
@@ -36,9 +36,9 @@ def test_between_any_two_writes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name, victim in TRIED if victim == "run"])
 def test_at_every_kind_of_event(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
-    for kind, times in uninterrupted(shape).entries.items():
-        fault = Fault(what="kill", which="run", event=kind, count=Random(f"{name} {kind}").randint(1, times))
-        folder = made(tmp_path, kind)
+    for moment in moments(shape, Random(f"{name} run")):
+        fault = Fault(what="kill", which="run", event=moment.kind, count=moment.count)
+        folder = made(tmp_path, moment.kind)
         assert Life(shape, folder, [fault]).killed(), fault
         as_if_nothing_had_happened(Life(shape, folder, [fault], again=True).live(), f"{fault}")
 
@@ -47,10 +47,11 @@ def test_at_every_kind_of_event(name: str, tmp_path: Path) -> None:
 def test_a_trainer_at_every_kind_of_event(tmp_path: Path) -> None:
     """The run ends with it, and goes on in its next life."""
     shape = SHAPES["async"]
-    for kind, times in uninterrupted(shape).entries.items():
-        fault = Fault(what="kill", which="trainer", event=kind, count=Random(f"trainer {kind}").randint(1, times))
-        folder = made(tmp_path, kind)
+    for moment in moments(shape, Random("trainer")):
+        fault = Fault(what="kill", which="trainer", event=moment.kind, count=moment.count)
+        folder = made(tmp_path, moment.kind)
         first = Life(shape, folder, [fault]).live()
+        assert moment.kinds <= first.met, fault
         if first.failed:
             assert "trainer-0" in first.failed, (fault, first.failed)
             as_if_nothing_had_happened(Life(shape, folder, [fault], again=True).live(), f"{fault}")

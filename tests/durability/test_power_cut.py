@@ -32,6 +32,7 @@ from tests.compiler import needs_compiler
 from tests.durability.checks import NEXT, Learnt, check_jobs, check_resumed, check_run
 from tests.durability.disk import ARRIVED, Cut, Disk, Op, Record, below, cuts, read_records, read_tree, write_tree
 from tests.durability.recorded import ORDERS, PACKAGE, STEPS, watched
+from tests.sources import modules, text, tree
 
 pytestmark = [needs_compiler, pytest.mark.skipif(sys.platform != "linux", reason="what is preloaded is written for Linux")]
 
@@ -81,7 +82,7 @@ def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
             inner = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
             yield from walk(child, inner)
 
-    yield from walk(ast.parse(path.read_text()), "")
+    yield from walk(tree(path), "")
 
 
 def called(call: ast.Call) -> str:
@@ -91,9 +92,9 @@ def called(call: ast.Call) -> str:
 def syncs() -> list[str]:
     """Calls for a sync, in all of the package: file, function and line."""
     found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in modules():
         own = path.name == "durable.py"
-        if not own and "from rollyard.durable import" not in path.read_text():
+        if not own and "from rollyard.durable import" not in text(path):
             continue
         for function, call in calls(path):
             if called(call) in ("fsync", "fdatasync", "sync") and not (own and function == "sync"):
@@ -104,15 +105,15 @@ def syncs() -> list[str]:
 def statements(word: str) -> list[str]:
     """Functions that execute a statement with this in it, or that have one executed around theirs, in all of the package."""
     found = set()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if "sqlite3" not in path.read_text():
+    for path in modules():
+        if "sqlite3" not in text(path):
             continue
         for function, call in calls(path):
-            text = "".join(
+            quoted = "".join(
                 each.value for each in ast.walk(call) if isinstance(each, ast.Constant) and isinstance(each.value, str)
             )
             if (called(call) == "_transaction" and word == "BEGIN IMMEDIATE") or (
-                called(call).startswith("execute") and word in text and function != "_transaction"
+                called(call).startswith("execute") and word in quoted and function != "_transaction"
             ):
                 found.add(function)
     return sorted(found)

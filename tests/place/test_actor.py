@@ -111,5 +111,7 @@ async def test_a_run_that_stood_still_itself_takes_nobody_for_silent() -> None:
         await asyncio.sleep(0.05)
         time.sleep(2 * SILENT_S)  # noqa: ASYNC251 (that is what it is about)
     await asyncio.sleep(0.1)
-    assert not actor.lost
+    assert not actor.lost and not node.killed
+    node.gone = True  # else it would be waited for as long as a host may take to end
+    assert await actor.ended() == "died: ConnectionResetError"
     await actor.close()

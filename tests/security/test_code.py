@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "rollyard"
+from tests.sources import ROOT, modules, nodes, text
+
 PAGE = (ROOT / "docs/security.md").read_text()
 
 # What runs code that it reads. Called by these names, whatever they are imported as.
@@ -45,14 +43,27 @@ LISTENERS = {
 }
 
 
-@cache
-def trees() -> list[tuple[str, ast.Module]]:
-    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
+Nodes = tuple[ast.AST, ...]
 
 
-def names(tree: ast.AST) -> Iterator[str]:
+def sources() -> Iterator[tuple[str, Nodes]]:
+    for path in modules():
+        yield str(path.relative_to(ROOT)), nodes(path)
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` as it stands there, else nothing."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attr) if above := dotted(value):
+            return f"{above}.{attr}"
+    return ""
+
+
+def names(module: Nodes) -> Iterator[str]:
     """All that is imported, and all that is named with dots."""
-    for node in ast.walk(tree):
+    for node in module:
         match node:
             case ast.Import():
                 yield from (alias.name for alias in node.names)
@@ -60,20 +71,20 @@ def names(tree: ast.AST) -> Iterator[str]:
                 yield module
                 yield from (f"{module}.{alias.name}" for alias in node.names)
             case ast.Name() | ast.Attribute():
-                yield ast.unparse(node)
+                yield dotted(node)
 
 
-def code_runners(tree: ast.AST) -> set[str]:
-    found = {name for name in names(tree) if name in RUNS or name.partition(".")[0] in RUNS}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+def code_runners(module: Nodes) -> set[str]:
+    found = {name for name in names(module) if name in RUNS or name.partition(".")[0] in RUNS}
+    calls = [node for node in module if isinstance(node, ast.Call)]
     found |= {call.func.id for call in calls if isinstance(call.func, ast.Name) and call.func.id in BUILT_IN}
     flags = {key.arg for call in calls for key in call.keywords if key.arg in FLAGS and ast.unparse(key.value) != "False"}
     return {name.partition(".")[0] if name.partition(".")[0] in RUNS else name for name in found} | {str(each) for each in flags}
 
 
-def listeners(tree: ast.AST) -> set[str]:
+def listeners(module: Nodes) -> set[str]:
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in module:
         match node:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in LISTENS:
                 found.add(name)
@@ -83,16 +94,16 @@ def listeners(tree: ast.AST) -> set[str]:
 
 
 def test_nothing_runs_code_that_it_reads() -> None:
-    found = {(path, name) for path, tree in trees() for name in code_runners(tree)}
+    found = {(path, name) for path, module in sources() for name in code_runners(module)}
     assert found == set(ALLOWED)
 
 
 def test_transformers_runs_no_code_of_a_model_folder_and_unpickles_nothing() -> None:
     found = 0
-    for path, tree in trees():
-        source = (ROOT / path).read_text()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".from_pretrained"):
+    for path, module in sources():
+        source = text(ROOT / path)
+        for node in module:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained":
                 found += 1
                 given = {key.arg: ast.unparse(key.value) for key in node.keywords}
                 safe = '"trust_remote_code": False' in source if None in given else given.get("trust_remote_code") == "False"
@@ -103,13 +114,13 @@ def test_transformers_runs_no_code_of_a_model_folder_and_unpickles_nothing() -> 
 
 def test_examples_load_weights_only() -> None:
     for path in (ROOT / "examples").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and dotted(node.func) == "torch.load":
                 assert {key.arg: ast.unparse(key.value) for key in node.keywords}.get("weights_only") == "True", path
 
 
 def test_only_these_listen() -> None:
-    found = {path: names for path, tree in trees() if (names := listeners(tree))}
+    found = {path: names for path, module in sources() if (names := listeners(module))}
     assert found == LISTENERS
     for path in LISTENERS:
         assert f"`{path.removeprefix('rollyard/')}`" in PAGE, f"docs/security.md says nothing of {path}"
@@ -128,7 +139,7 @@ def test_only_these_listen() -> None:
     ],
 )
 def test_each_way_to_run_code_would_be_seen(code: str, name: str) -> None:
-    assert code_runners(ast.parse(code)) == {name}
+    assert code_runners(tuple(ast.walk(ast.parse(code)))) == {name}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +147,7 @@ def test_each_way_to_run_code_would_be_seen(code: str, name: str) -> None:
 )
 def test_each_way_to_listen_would_be_seen(code: str) -> None:
     async_code = f"async def f():\n    {code}"
-    assert listeners(ast.parse(async_code))
+    assert listeners(tuple(ast.walk(ast.parse(async_code))))
 
 
 def test_every_test_that_the_page_names_is_there() -> None:

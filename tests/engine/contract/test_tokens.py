@@ -115,10 +115,10 @@ async def test_a_group_from_one_prompt(talk: Talk, model: Model, temperature: fl
     An engine without the capability `truncation` gives others where top_p or top_k narrow it, and a run refuses it then.
     """
     options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    members = [ask(PROMPTS[3], 20, name=RequestId(10**6 + top_k, k), seed=1000 + k, **options) for k in range(8)]
+    members = [ask(PROMPTS[3], 20, name=RequestId(10**6 + top_k, k), seed=1000 + k, **options) for k in range(24)]
     written = await talk.answers(*members)
-    long = [tuple(heard.token_ids) for heard in written if len(heard.token_ids) > 3]  # two may well end at once
-    assert len(set(long)) == len(long) > 2
+    long = [tuple(heard.token_ids) for heard in written if len(heard.token_ids) > 5]  # most may well end before, and at once
+    assert len(set(long)) == len(long) > 1
     for request, heard in zip(members, written, strict=True):
         if heard.finish is FinishReason.LENGTH:
             assert len(heard.token_ids) == 20

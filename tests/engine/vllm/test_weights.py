@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
+import pytest_asyncio
 import torch
 
 from rollyard.errors import EngineError, WeightSyncError
@@ -68,8 +70,8 @@ def fresh(tied: tuple[Path, Path]) -> list[list[list[int]]]:
     return found
 
 
-@pytest.mark.parametrize("server", [False, True], ids=["worker", "server"])
-@pytest.mark.parametrize("transport", ["checkpoint", "shared_memory", "broadcast"])
+# A worker by the other ways: below and in test_workers.py, where it is two.
+@pytest.mark.parametrize(("transport", "server"), [("checkpoint", False), ("shared_memory", True), ("broadcast", True)])
 async def test_updates(transport: str, server: bool, tied: tuple[Path, Path], fresh: list[list[list[int]]]) -> None:
     async with driving(configured(tied[0], transport, server=server), loaded=False) as driven:
         assert driven.engine.version is None
@@ -91,13 +93,32 @@ async def test_updates(transport: str, server: bool, tied: tuple[Path, Path], fr
         await agrees(driven, tied[1], fresh[1])
 
 
-async def test_the_canary_passes_and_the_weights_are_as_before(tied: tuple[Path, Path], fresh: list[list[list[int]]]) -> None:
-    async with driving(configured(tied[0])) as driven:
-        found = await Prover(Evidence(driven.policy.model, driven.device), driven.ask).prove(
-            ["engine-0"], WeightVersion(0), driven.sync
-        )
-        assert found.gap <= found.limit
-        await agrees(driven, tied[0], fresh[0])
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def driven(tied: tuple[Path, Path]) -> AsyncIterator[Driven]:
+    """By shared memory, without a server."""
+    async with driving(configured(tied[0], step_tokens=256)) as driven:
+        yield driven
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_canary_passes_and_the_weights_are_as_before(
+    driven: Driven, tied: tuple[Path, Path], fresh: list[list[list[int]]]
+) -> None:
+    found = await Prover(Evidence(driven.policy.model, driven.device), driven.ask).prove(
+        ["engine-0"], WeightVersion(0), driven.sync
+    )
+    assert found.gap <= found.limit
+    await agrees(driven, tied[0], fresh[0])
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_prompts_of_more_tokens_than_a_step_are_not_cut(driven: Driven) -> None:
+    """A seeded request whose prompt takes several steps would end vLLM's core on a CPU: each waits for a step with room."""
+    asked = [
+        ask(number, [2 + (number + at) % 38 for at in range(100)], 8, temperature=1.0, ignore_eos=True) for number in range(8)
+    ]
+    found = await answers(driven.engine, asked)
+    assert [len(found[request.id].token_ids) for request in asked] == [8] * len(asked)
 
 
 async def test_the_canary_sees_the_stale_head_of_a_tied_model(tied: tuple[Path, Path]) -> None:
@@ -126,16 +147,6 @@ async def test_each_tensor_that_stays_behind_is_caught_and_named(tmp_path: Path,
             assert name in str(caught.value)
             told(folder).unlink()
             await driven.sync(WeightVersion(0))
-
-
-async def test_prompts_of_more_tokens_than_a_step_are_not_cut(tied: tuple[Path, Path]) -> None:
-    """A seeded request whose prompt takes several steps would end vLLM's core on a CPU: each waits for a step with room."""
-    async with driving(configured(tied[0], step_tokens=256)) as driven:
-        asked = [
-            ask(number, [2 + (number + at) % 38 for at in range(100)], 8, temperature=1.0, ignore_eos=True) for number in range(8)
-        ]
-        found = await answers(driven.engine, asked)
-        assert [len(found[request.id].token_ids) for request in asked] == [8] * len(asked)
 
 
 async def test_an_untied_model(tmp_path: Path) -> None:
