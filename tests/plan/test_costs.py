@@ -111,6 +111,18 @@ def test_parameters_that_are_gathered_once() -> None:
     assert anew == pytest.approx(once * 5 / 2)
 
 
+def test_devices_of_one_rank_work_on_one_micro_batch() -> None:
+    """1.02 million tokens, 8,192 at a time: 125 micro-batches of one rank of 8 devices, 63 of two; and all parameters twice each."""
+    whole, values = 2 * 8_030_261_248, {"engine__tensor_parallel_size": 8}
+    half = costs(place__placement="swap", **values).training
+    assert half.microbatches(1_020_000) == 125
+    assert half.exchange_s(1_020_000) == pytest.approx(7 / 8 * (2 * 125 + 1) * whole / (0.8 * 450e9))  # 9.80 s
+    both = costs(place__placement="colocated", place__train=2, **values).training
+    assert both.microbatches(1_020_000) == 63
+    piped = costs(place__placement="colocated", place__train=2, costs__stages=4, costs__stage_devices=4, **values).training
+    assert piped.microbatches(1_020_000) == 125
+
+
 def test_the_work_of_a_batch_by_hand() -> None:
     """A prompt of 3 and completions of 2 and 5, whose last tokens are no input: 3 + 1 + 4 tokens; prompts apart 3 + 1 + 3 + 4."""
     together, apart = (costs(place__train=8, train__shard=True, costs__shared_prompts=each).training for each in (True, False))
