@@ -10,7 +10,7 @@ from rollyard.model.architecture import Architecture
 from rollyard.model.flops import adapter_numbers
 from rollyard.plan.decoding import EngineCosts
 from rollyard.plan.devices import Devices, devices_of
-from rollyard.plan.hardware import Hardware
+from rollyard.plan.hardware import CPU, Hardware
 from rollyard.plan.learning import TrainingCosts
 from rollyard.plan.measured import device_of
 from rollyard.plan.memory import Memory, Sizes, generating, longest_of, room, training
@@ -19,7 +19,7 @@ from rollyard.plan.moving import Moving, Weights, handoff_s, moving, stored_s
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.shape import WHERE, Shape
 from rollyard.warmup import architecture
-from rollyard.worker import NUMBER_BYTES, trains_here, transport_of
+from rollyard.worker import NUMBER_BYTES, handoff_of, trains_here, transport_of
 
 MOMENTS = 2  # of a parameter, beside its gradient
 ADAPTER = NUMBER_BYTES["float32"]
@@ -96,6 +96,7 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
     """The same for a model and a kind of device that are known already. Raises ConfigError."""
     _check_sliding(scenario, shape)
     costs, devices = scenario.costs, devices_of(scenario, hardware)
+    _check_nodes(scenario, devices)
     sizes = sizes_of(scenario, shape)
     budget = max(scenario.batch.token_budget, longest_of(scenario, shape))
     shared = scenario.place.placement == "colocated" and trains_here(scenario)  # engine and driver are one process
@@ -161,6 +162,21 @@ def offloaded_s(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes
         return 0.0
     kept = (shape.parameters * sizes.train + sizes.trained * sizes.state) / devices.copies
     return kept / (devices.hardware.host * scenario.costs.link)
+
+
+def travels_by(scenario: Scenario) -> str:
+    """How weights go from device to device, or the training state where halves swap."""
+    return handoff_of(scenario) if scenario.place.placement == "swap" else transport_of(scenario)
+
+
+def _check_nodes(scenario: Scenario, devices: Devices) -> None:
+    """Processes on this machine (cpu) share its memory, however many they are."""
+    if devices.nodes > 1 and scenario.cluster.hardware != CPU and travels_by(scenario) == "shared_memory":
+        problem = (
+            f"the run lies on {devices.nodes} nodes of {devices.hardware.node} {devices.hardware.name}, and what goes through"
+        )
+        problem += " the memory of one does not reach the others"
+        raise ConfigError(problem, where="weights.transport", remedy="use broadcast, or fewer devices")
 
 
 def _check_sliding(scenario: Scenario, shape: Shape) -> None:

@@ -97,6 +97,9 @@ class CostsConfig(Section):
         False,
         description="broadcast sends each device of an engine its part alone (false: one of each machine all, as ours does)",
     )
+    cards: Count = Field(
+        1, description="network cards of a machine that broadcast uses where all is sent to it (1, as ours; a ring of NCCL: all)"
+    )
     disk: Positive = Field(2e9, description="bytes/s of the common disk, of one reader or writer")
     barrier_s: NonNegative = Field(0.1, description="seconds of a weight sync besides")
     probe_s: NonNegative = Field(0.0, description="seconds that a probe takes an engine at a load")

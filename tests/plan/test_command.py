@@ -59,6 +59,16 @@ def test_so_many_devices_are_shared_out(
     assert tuple(found[name][0] for name in ("place.generate", "place.train", "cluster.hardware")) == sizes
 
 
+def test_on_several_nodes_weights_go_by_broadcast_and_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing else reaches them; what a file or option says stands, and is refused."""
+    asked = ("simulate", "--model", "qwen2.5-7b", "--model.dtype", "bfloat16", "--steps", 1, "--placement", "separate")
+    (note,) = (each for each in summary(capsys, *asked, "--gpus", "16xH100", "--train.shard", "true")["notes"] if "nodes" in each)
+    assert note == "on several nodes what travels goes by broadcast: give --weights.transport for another"
+    assert not any("nodes" in each for each in summary(capsys, *asked, "--gpus", "8xH100", "--train.shard", "true")["notes"])
+    told = said(capsys, *asked, "--gpus", "16xH100", "--weights.transport", "shared_memory", code=2)
+    assert "the run lies on 2 nodes of 8 H100" in " ".join(told.split())
+
+
 def test_what_is_printed_is_the_same_again_to_the_byte_for_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "rollyard", *SMALL, "--seed", "7", "--json"]
     texts = [subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout for _ in range(2)]

@@ -19,7 +19,9 @@ from rollyard.plan.shape import Shape
 from rollyard.types import Sample, Sampling, TrainBatch
 from tests.plan.scenarios import scenario
 
-EIGHT = {"model__path": "llama-8b", "model__dtype": "bfloat16", "place__placement": "separate"}  # billion
+EIGHT = {
+    "model__path": "llama-8b", "model__dtype": "bfloat16", "place__placement": "separate", "weights__transport": "broadcast",
+}  # fmt: skip # billion
 SMALL = EIGHT | {"model__path": "qwen2.5-1.5b"}
 
 
@@ -71,7 +73,7 @@ def test_prefill_by_hand() -> None:
 
 
 def test_prefill_reads_experts_that_nothing_else_goes_to() -> None:
-    """16 tokens beside one: of 128 experts, each token goes to 8, 128 (1 - (15/16)^17) are read, 8 anyway; at 0.7 of 3.35 TB/s."""
+    """16 tokens beside one: of 128 experts, 8 for each, 128 (1 - (15/16)^17) are read, 8 anyway; at 0.7 of 3.35 TB/s."""
     engine = costs(model__path="qwen3-30b-a3b", place__train=16, train__shard=True).engine
     more = 128 * (1 - (15 / 16) ** 17) - 8
     assert engine.prefill_s(16, 136) == pytest.approx(2 * 48 * more * 3 * 2048 * 768 / (0.7 * 3.35e12))
