@@ -61,7 +61,9 @@ class Dispatch:
             engine = member.target if self.router.may_take(member.target, oldest, newest) else None
             if engine is None:
                 home = member.home if member.turns else group.home  # which has read how a later turn begins
-                engine = self.router.choose(oldest, newest, len(group.prompt_ids(member)), home, member.avoid)
+                engine = self.router.choose(
+                    oldest, newest, len(group.prompt_ids(member)), home, member.avoid, self.waiting.tokens
+                )
             if engine is None:
                 return False
             self.waiting.take(member)
@@ -93,6 +95,7 @@ class Dispatch:
         group.home = member.home = engine
         self._attempts[request.id] = (engine, tokens)
         self._held.setdefault(engine, {})[request.id] = None
+        self.router.awaited.went()
         self.router.change(engine, requests=1, tokens=tokens)
         self._live.touched.add(member.group)
         return Generate(engine, request)
