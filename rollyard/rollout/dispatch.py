@@ -61,9 +61,8 @@ class Dispatch:
             engine = member.target if self.router.may_take(member.target, oldest, newest) else None
             if engine is None:
                 home = member.home if member.turns else group.home  # which has read how a later turn begins
-                engine = self.router.choose(
-                    oldest, newest, len(group.prompt_ids(member)), home, member.avoid, self.waiting.tokens
-                )
+                prompt_tokens, waiting = len(group.prompt_ids(member)), self.waiting.tokens
+                engine = self.router.choose(oldest, newest, prompt_tokens, home, member.avoid, waiting)
             if engine is None:
                 return False
             self.waiting.take(member)

@@ -147,9 +147,8 @@ class RolloverMachine:
         if not self._steps:  # those that it is for are gone
             yield RolloverDone(signal.version)
         led = [engine for engine, step in self._steps.items() if step is Step.ASIDE and engine in self._offered]
-        soon = tuple(
-            engine for engine in led if self._rollover is not Rollover.DRAIN or self._asleep[engine] or engine in self._still
-        )
+        drains = self._rollover is Rollover.DRAIN
+        soon = tuple(engine for engine in led if not drains or self._asleep[engine] or engine in self._still)
         if soon:
             yield EnginesAwaited(soon)
         for engine in led:

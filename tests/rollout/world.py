@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rollyard import events as ev
 from rollyard.lives import Wrote
@@ -17,6 +17,7 @@ from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts
 from rollyard.types import Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Segment, WeightVersion
+from tests.rollout.engines import WorldEngine
 
 VOCABULARY = 50
 
@@ -24,25 +25,6 @@ VOCABULARY = 50
 def heard(engine: str, segment: Segment, text: str = "") -> ev.SegmentArrived:
     """As the shell tells it, which has looked at the tokens."""
     return ev.SegmentArrived(engine, segment, text, wrong_tokens(segment, VOCABULARY))
-
-
-@dataclass
-class WorldEngine:
-    slots: int
-    version: int | None = None
-    held: bool = False
-    up: bool = True
-    stuck: bool = False  # it is awaited, and never comes
-    running: dict[RequestId, Request] = field(default_factory=dict)
-    tokens: Counter[RequestId] = field(default_factory=Counter)  # of those: read and written
-
-    @property
-    def load(self) -> int:
-        return sum(self.tokens[request] for request in self.running)
-
-    @property
-    def free(self) -> bool:
-        return self.up and not self.held and self.version is not None and len(self.running) < self.slots
 
 
 @dataclass
