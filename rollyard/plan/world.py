@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapreplace
 from typing import Any, Protocol
@@ -352,8 +352,16 @@ class World:
 
     # ------------------------------------------------------------------------------------------ training
 
+    def _unmasked(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        """What is trained on of a batch (`advantage.compare`)."""
+        if self._config.advantage.overlong != "mask":
+            return groups
+        rows = (tuple(done for done in group.rollouts if not done.completion.finish.truncated) for group in groups)
+        return tuple(replace(group, rollouts=left) for group, left in zip(groups, rows, strict=True))
+
     def _train(self, told: ev.Train) -> None:
-        begin, seconds = self._clock.nanoseconds, self._takes.train_s(told.groups)
+        batch = self._unmasked(told.groups)
+        begin, seconds = self._clock.nanoseconds, self._takes.train_s(batch)
         self._timeline.open(Phase.TRAIN)
 
         def ready() -> None:
@@ -365,7 +373,7 @@ class World:
             self._timeline.close(Phase.TRAIN)
             for spans in self._training(told.half):
                 spans.add(Activity.TRAIN, begin, self._clock.nanoseconds, "step")
-            tokens = sum(len(done.completion.token_ids) for group in told.groups for done in group.rollouts)
+            tokens = sum(len(done.completion.token_ids) for group in batch for done in group.rollouts)
             version = WeightVersion(told.step + 1)
             self._trained = told.groups, TrainStats(version.step, 0.0, 0.0, 0.0, tokens, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
             self._learned = told.half

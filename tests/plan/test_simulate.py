@@ -24,11 +24,12 @@ CASES = (
     Case("async", "abort", judge_s=0.3, options=(("rollout.oversample", 2),), groups=2),
     Case("async", "keep", refusals=25, retries=3, prompts=20),
     Case("swap", judge_s=0.1, held_out=5),
+    Case("separate", cap=14, options=(("advantage.overlong", "mask"),)),
     Case("async", "abort", held_out=9, losses=((0.4, 1), (2.1, 0)), options=(("eval.every", 2),)),
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}-{case.held_out}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}-{case.held_out}-{case.cap}")
 def test_the_simulator_does_what_the_loop_does(case: Case, tmp_path: Path) -> None:
     same(case, tmp_path)
 
