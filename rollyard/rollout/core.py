@@ -2,7 +2,8 @@
 
 `step(event, now)` returns instructions for the world and signals for the other machines. Every prompt admitted
 leaves exactly once, trained or dropped with a reason; no token is older than the staleness limit allows; no engine
-generates on weights it did not acknowledge; while a request waits and an engine may take it, it is dispatched.
+generates on weights it did not acknowledge; while a request waits and an engine may take it, it is dispatched, or left to
+engines that are about to come back (`awaited`).
 
 What happens to members stands here; who gets which engine in `dispatch`, batches in `batches`, drops in `departures`,
 episodes in `playing`.

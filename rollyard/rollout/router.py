@@ -2,7 +2,8 @@
 
 A group stays on the engine that already holds one of its members while that costs nothing: the prompt it need not
 compute again is at least as long as the difference in load. What an engine holds that is several times slower than the others,
-and the request that it is to get, weigh as many times as much. Each operation is O(log engines).
+and the request that it is to get, weigh as many times as much. While others are about to come back, engines take no more than
+their share (`awaited`). Each operation is O(log engines).
 """
 
 from __future__ import annotations
