@@ -70,6 +70,14 @@ def test_prefill_by_hand() -> None:
     assert engine.prefill_s(1000, 500_500) == pytest.approx((2 * body * 1000 + 4 * 4096 * 32 * 500_500) / (0.5 * 989e12))
 
 
+def test_prefill_reads_experts_that_nothing_else_goes_to() -> None:
+    """16 tokens beside one: of 128 experts, each token goes to 8, 128 (1 - (15/16)^17) are read, 8 anyway; at 0.7 of 3.35 TB/s."""
+    engine = costs(model__path="qwen3-30b-a3b", place__train=16, train__shard=True).engine
+    more = 128 * (1 - (15 / 16) ** 17) - 8
+    assert engine.prefill_s(16, 136) == pytest.approx(2 * 48 * more * 3 * 2048 * 768 / (0.7 * 3.35e12))
+    assert engine.prefill_s(16, 136, beside=2000) == pytest.approx(engine.prefill_s(16, 136, beside=4000))  # all are read anyway
+
+
 def test_training_by_hand() -> None:
     """8 N a token and four times attention's 4 operations a pair; two logprob passes add 4 N and half of that."""
     tokens, pairs = 1_000_000, 500_000_000
