@@ -236,13 +236,15 @@ class World:
         else:
             for each in self.coming.turns(event):
                 self._happen((each,))
-        if isinstance(event, ev.BatchTrained):
-            self._book(event.version)
+            if isinstance(event, ev.BatchTrained):
+                self._book(event.version)
         if self._machine.message_s:
             ended = sum(type(each) is ev.SegmentArrived and each.segment.finish is not None for each in events)
             self._cores.driver.work(ended * self._machine.message_s, self._turn)
-        else:
+        elif self._news or self._clock.due:
             self._clock.soon(self._turn)
+        else:
+            self._waiting = True  # as it would be found in the next turn
 
     def _happen(self, events: Sequence[ev.Event]) -> None:
         """What happened at once, as one step."""

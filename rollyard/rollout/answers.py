@@ -7,11 +7,13 @@ what it does for an answer costs the same however long that is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rollyard.types import Segment
 
 LEAST = -3.4028234663852886e38  # the lowest float32
 ROUNDING = 1e-3  # nats above 0 that a logprob may have where logits are rounded
+NUMBERS = 2**32  # that a tokenizer takes for a token: others it cannot even be asked for the text of
 
 
 def wrong_tokens(segment: Segment, vocabulary: int = 0) -> str:
@@ -20,8 +22,19 @@ def wrong_tokens(segment: Segment, vocabulary: int = 0) -> str:
     Args:
         vocabulary: tokens have lower numbers; 0: nobody knows.
     """
-    ids, logprobs = segment.token_ids, segment.logprobs
-    if not ids or not logprobs:
+    return _wrong_ids(segment.token_ids, vocabulary) or _wrong_logprobs(segment.logprobs)
+
+
+def _wrong_ids(ids: Sequence[int], vocabulary: int) -> str:
+    """Looked at whatever came with them: a tokenizer may be asked for their text before anybody counts."""
+    if not ids or (min(ids) >= 0 and max(ids) < (vocabulary or NUMBERS)):
+        return ""
+    wrong, has = (min(ids) if min(ids) < 0 else max(ids)), vocabulary or "none below 0, and none from 2**32 on"
+    return f"a token of number {wrong}, and the vocabulary has {has}"
+
+
+def _wrong_logprobs(logprobs: Sequence[float]) -> str:
+    if not logprobs:
         return ""
     total = sum(logprobs)
     if not math.isfinite(total):
@@ -30,10 +43,6 @@ def wrong_tokens(segment: Segment, vocabulary: int = 0) -> str:
         return f"a logprob is {min(logprobs):g}, below what 32 bits can hold"
     if max(logprobs) > ROUNDING:
         return f"a logprob is {max(logprobs):g}, above 0"
-    if min(ids) < 0 or 0 < vocabulary <= max(ids):
-        return (
-            f"a token of number {min(ids) if min(ids) < 0 else max(ids)}, and the vocabulary has {vocabulary or 'none below 0'}"
-        )
     return ""
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollyard.engine.fake import FakeEngine, Lie, Script
 from rollyard.errors import EngineError, EngineLost
-from rollyard.events import Abort, EngineDown, Event, Pause, Resume, Rollover, RunBroken
+from rollyard.events import Abort, EngineDown, Event, Generate, Pause, Resume, Rollover, RunBroken, SegmentArrived
 from rollyard.fitness import Condemn, EngineUnfit, WrongAnswer
-from rollyard.rollout.controller import Controller
-from rollyard.types import Manifest, Request, RequestId, Sampling, WeightVersion
+from rollyard.model.tokenizer import Tokenizer
+from rollyard.rollout.controller import Controller, Text
+from rollyard.types import EngineStats, FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion
 from rollyard.watch.timeline import Timeline
+from tests.tiny import save_tokenizer
 
 
 class Gone:
@@ -170,3 +175,83 @@ async def test_who_has_no_weights_or_others_is_not_asked_outside_the_core():
             await controller.complete(asked(1), names, version)
     assert not heard
     await closed(controller, engines)
+
+
+class Teller:
+    """An engine that answers every request with the same segments."""
+
+    id, version = "a", V0
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self._segments = segments
+        self._asked: asyncio.Queue[RequestId] = asyncio.Queue()
+
+    def generate(self, requests) -> None:
+        for request in requests:
+            self._asked.put_nowait(request.id)
+
+    async def segments(self):
+        while True:
+            request = await self._asked.get()
+            yield [dataclasses.replace(segment, request=request) for segment in self._segments]
+
+    async def abort(self, requests) -> None:
+        """It has said all it has to say."""
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+
+SMALL = 30  # tokens of a vocabulary
+ids = st.lists(st.integers(0, SMALL - 1) | st.integers(-(2**70), 2**70) | st.sampled_from((SMALL, 2**31, 2**32 - 1, 2**32, -1)))
+numbers = st.floats() | st.floats(-3, 0)
+told = st.builds(
+    lambda ids, logprobs, exact: (tuple(ids), tuple(logprobs[: len(ids)] + [-0.5] * (len(ids) - len(logprobs))) if exact else ()),
+    ids,
+    st.lists(numbers),
+    st.booleans(),
+) | st.tuples(ids.map(tuple), st.lists(numbers).map(tuple))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    """What a run decodes with, whose tokenizer raises OverflowError for what is no number of 32 bits."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    tokenizer = Tokenizer(folder)
+    with pytest.raises(OverflowError):
+        tokenizer.decode([2**32])
+    return lambda ids, stop, finish: tokenizer.decode(ids)
+
+
+async def hears(text: Text, segments: list[Segment], vocabulary: int) -> tuple[list[Event], list[BaseException]]:
+    heard, broken = list[Event](), list[BaseException]()
+    controller = Controller(
+        {"a": Teller(segments)}, None, None, text, heard.append, broken.append, Timeline(), vocabulary=vocabulary
+    )  # type: ignore[dict-item]
+    controller.listen()
+    controller.carry_out([Generate("a", Request(RequestId(0, 0), (1,), Sampling(40), seed=0))])
+    asking = asyncio.create_task(controller.complete([Request(RequestId(-1, 0), (1,), Sampling(40), seed=0)]))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    asking.cancel()
+    await controller.close()
+    await asyncio.gather(asking, return_exceptions=True)
+    return heard, broken
+
+
+@given(st.lists(told, min_size=1, max_size=3), st.sampled_from(list(FinishReason)), st.sampled_from((0, SMALL)))
+def test_no_answer_however_wrong_breaks_a_run(text: Text, answers, finish: FinishReason, vocabulary: int):
+    """A tokenizer is never asked for the text of what is no token."""
+    last = len(answers) - 1
+    segments = [
+        Segment(RequestId(0, 0), ids, logprobs, V0, V0, finish if at == last else None)
+        for at, (ids, logprobs) in enumerate(answers)
+    ]
+    heard, broken = asyncio.run(hears(text, segments, vocabulary))
+    assert not broken
+    problems = [event.problem for event in heard if isinstance(event, SegmentArrived)]
+    assert len(problems) == len(answers)
+    for (ids, _), problem in zip(answers, problems, strict=True):
+        wrong = any(not 0 <= token < (vocabulary or 2**32) for token in ids)
+        assert ("a token of number" in problem) == wrong
