@@ -209,6 +209,8 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     if resolved.origins[PROMPTS] == ROOM:
         told = f"prompts of {scenario.workload.prompt_tokens:,} tokens, which is what the window leaves"
         notes.append(f"{told}: give --workload.prompt_tokens for others")
+    if resolved.origins["model.dtype"] == "default" and scenario.cluster.hardware != CPU:
+        notes.append(f"parameters are {scenario.model.dtype}, as nothing else is said: give --model.dtype bfloat16 for 16 bits")
     if resolved.origins[TRANSPORT] == NODES:
         notes.append("on several nodes what travels goes by broadcast: give --weights.transport for another")
     if scenario.workload.trace:

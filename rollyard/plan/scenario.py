@@ -18,7 +18,7 @@ class ClusterConfig(Section):
     node: Natural = Field(0, description="devices of a node (0: as the table says)")
     memory: NonNegative = Field(0.0, description="bytes that a device holds (0: as the table says; also of what follows)")
     bandwidth: NonNegative = Field(0.0, description="bytes/s of its memory")
-    flops: NonNegative = Field(0.0, description="dense operations/s")
+    flops: NonNegative = Field(0.0, description="dense operations/s, in model.dtype")
     link: NonNegative = Field(0.0, description="bytes/s to the others of its node, in one direction")
     nic: NonNegative = Field(0.0, description="bytes/s to other nodes, in one direction")
     host: NonNegative = Field(0.0, description="bytes/s to the memory of its machine, in one direction")

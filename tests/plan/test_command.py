@@ -69,6 +69,12 @@ def test_on_several_nodes_weights_go_by_broadcast_and_that_is_told(capsys: pytes
     assert "the run lies on 2 nodes of 8 H100" in " ".join(told.split())
 
 
+def test_a_number_format_that_nobody_named_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("simulate", "--model", "qwen2.5-1.5b", "--steps", 1, "--gpus", "4xH100")
+    assert any("parameters are float32" in each for each in summary(capsys, *asked)["notes"])
+    assert not any("float" in each for each in summary(capsys, *asked, "--model.dtype", "float32")["notes"])
+
+
 def test_what_is_printed_is_the_same_again_to_the_byte_for_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "rollyard", *SMALL, "--seed", "7", "--json"]
     texts = [subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout for _ in range(2)]

@@ -260,6 +260,22 @@ def test_an_adapter_trains_and_travels_alone() -> None:
         costs(model__path="qwen3-30b-a3b", place__train=8, train__shard=True, weights__what="lora")
 
 
+def test_float32_has_its_own_rate() -> None:
+    """67 TFLOP/s of an H100; an engine in 16 bits beside it has 989; and what is given by number is given in the run's format."""
+    values = {"model__path": "qwen2.5-1.5b", "place__train": 4, "train__shard": True, "model__dtype": "float32"}
+    whole, mixed = costs(**values), costs(engine__dtype="bfloat16", **values)
+    operations = 2 * 1_543_714_304 * 512
+    assert whole.engine.step(512).lines[1].fixed == pytest.approx(operations / (0.5 * 67e12))
+    assert mixed.engine.step(512).lines[1].fixed == pytest.approx(operations / (0.5 * 989e12))
+    assert (
+        whole.train_s(10**7, 0)
+        == mixed.train_s(10**7, 0)
+        > 10 * costs(**(values | {"model__dtype": "bfloat16"})).train_s(10**7, 0)
+    )
+    given = costs(cluster__flops=1e14, **values)
+    assert given.engine.step(512).lines[1].fixed == pytest.approx(operations / (0.5 * 1e14))
+
+
 def test_devices_given_by_number() -> None:
     """No torch, no measuring."""
     given = {"cluster__hardware": "cpu", "cluster__bandwidth": 15e9, "cluster__flops": 150e9, "cluster__memory": 16e9}
