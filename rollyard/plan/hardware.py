@@ -39,14 +39,14 @@ NDR: Final = 50e9  # 400 Gbit/s
 HARDWARE: Final[Mapping[str, Hardware]] = {
     each.name: each
     for each in (
-        Hardware("A100-80", 80e9, 2.039e12, 312e12, 19.5e12, 300e9, HDR, GEN4, 8, "NVIDIA A100 SXM 80 GB data sheet; DGX A100's cards"),
+        Hardware("A100-80", 80e9, 2.039e12, 312e12, 19.5e12, 300e9, HDR, GEN4, 8, "NVIDIA A100 SXM 80 GB data sheet; DGX A100"),
         Hardware("H100", 80e9, 3.35e12, 989e12, 67e12, 450e9, NDR, GEN5, 8, "NVIDIA H100 SXM data sheet; DGX H100's cards"),
         Hardware("H800", 80e9, 3.35e12, 989e12, 67e12, 200e9, NDR, GEN5, 8, "an H100 with NVLink of 400 GB/s: arXiv 2412.19437"),
         Hardware("H20", 96e9, 4.0e12, 148e12, 44e12, 450e9, NDR, GEN5, 8, "NVIDIA H20 as published by its resellers"),
         Hardware("H200", 141e9, 4.8e12, 989e12, 67e12, 450e9, NDR, GEN5, 8, "NVIDIA H200 SXM data sheet; DGX H200's cards"),
         Hardware("B200", 180e9, 7.7e12, 2250e12, 75e12, 900e9, NDR, GEN5, 8, "NVIDIA HGX B200 data sheet, an eighth of it"),
         Hardware("GB200", 186e9, 8.0e12, 2500e12, 80e12, 900e9, NDR, 225e9, 72, "NVIDIA GB200 NVL72 data sheet, a 72nd of it"),
-        Hardware("MI300X", 192e9, 5.3e12, 1307e12, 163.4e12, 448e9, NDR, GEN5, 8, "AMD Instinct MI300X data sheet; 7 links of 128 GB/s"),
+        Hardware("MI300X", 192e9, 5.3e12, 1307e12, 163.4e12, 448e9, NDR, GEN5, 8, "AMD Instinct MI300X data sheet; 7 links"),
     )
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rollyard.plan.hardware import HARDWARE, hardware_of
 from rollyard.plan.memory import Memory
 from rollyard.plan.models import MODELS
 from rollyard.plan.shape import Shape
+from rollyard.plan.trace import prompts_of
 from rollyard.types import Sample, Sampling, TrainBatch
 from tests.plan.scenarios import scenario
 
@@ -207,6 +209,18 @@ def test_room_for_keys_and_values_by_hand() -> None:
     tokens = int((0.9 * 80e9 - 2 * 8_030_261_248 - alive) / 131_072)
     assert found.engine.kv_tokens == tokens // 16 * 16
     assert costs(place__train=4, train__shard=True, engine__pages=1000).engine.kv_tokens == 16_000
+
+
+def test_prompts_of_a_trace_count_where_there_is_one(tmp_path: Path) -> None:
+    """Of 6,000 and 10,000 tokens: with 64 of a completion a sequence has 10,064: more than a micro-batch."""
+    trace = tmp_path / "a.jsonl"
+    trace.write_text('{"group": 0, "prompt_tokens": 6000, "tokens": 9}\n{"group": 1, "prompt_tokens": 10000, "tokens": 9}\n')
+    run = scenario(**EIGHT, place__train=4, train__shard=True, workload__trace=str(trace))
+    found = costs_of(run)
+    assert prompts_of(run) == (8000, 10_000) and found.training.budget == 10_064
+    assert found.memory[1].activations == pytest.approx(10_064 * 4096 * 2 * (32 + 17))
+    with pytest.raises(ConfigError, match="does not hold 10,064 tokens"):
+        costs(place__train=4, train__shard=True, workload__trace=str(trace), engine__gpu_memory_utilization=0.2175)
 
 
 def test_memory_of_a_device_that_trains_by_hand() -> None:
