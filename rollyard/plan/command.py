@@ -201,8 +201,10 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     """What a reader of the figures should know besides, a line each.
 
     Raises:
-        ConfigError: the trace cannot be read.
+        ConfigError: the trace cannot be read, or the model does not fit on the devices.
     """
+    from rollyard.plan.costs import costs_of, fewer_pages
+
     scenario, notes = resolved.config, list[str]()
     if why := obstacle(scenario):
         notes.append(f"this version of Rollyard could not run it as it is: {why}")
@@ -213,6 +215,9 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
         notes.append(f"parameters are {scenario.model.dtype}, as nothing else is said: give --model.dtype bfloat16 for 16 bits")
     if resolved.origins[TRANSPORT] == NODES:
         notes.append("on several nodes what travels goes by broadcast: give --weights.transport for another")
+    if pages := fewer_pages(costs_of(scenario), scenario):
+        told = f"an engine has {pages:,} pages, as many as memory has room for, which is not every slot at its longest"
+        notes.append(f"{told}: a run needs --engine.pages {pages}")
     if scenario.workload.trace:
         notes += _notes_of_trace(read_trace(scenario.workload.trace), scenario)
     if scenario.cluster.hardware == CPU and not (scenario.cluster.bandwidth and scenario.cluster.flops):

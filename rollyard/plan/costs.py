@@ -13,7 +13,7 @@ from rollyard.plan.devices import Devices, devices_of
 from rollyard.plan.hardware import CPU, Hardware
 from rollyard.plan.learning import TrainingCosts
 from rollyard.plan.measured import device_of
-from rollyard.plan.memory import Memory, Sizes, generating, room, training
+from rollyard.plan.memory import Memory, Sizes, generating, room, training, wanted_of
 from rollyard.plan.models import shape_of
 from rollyard.plan.moving import Moving, Weights, handoff_s, moving, stored_s
 from rollyard.plan.scenario import Scenario
@@ -72,6 +72,12 @@ class Costs:
     def load_s(self) -> float:
         """An engine changes over, and writes nothing. The probe comes after it."""
         return self.moving.load_s
+
+
+def fewer_pages(costs: Costs, scenario: Scenario) -> int:
+    """Pages that memory has room for, where an embedded engine would make more by itself, and fail; 0: it would not."""
+    held, engine = costs.engine.kv_tokens, scenario.engine
+    return 0 if engine.pages or held >= wanted_of(scenario, costs.shape) else held // engine.page_tokens
 
 
 def shape_for(scenario: Scenario) -> Shape:

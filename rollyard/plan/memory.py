@@ -8,6 +8,7 @@ never stored; with recomputation a layer's input is kept and one layer at a time
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isclose
 from typing import Final
 
 from rollyard.errors import ConfigError
@@ -91,14 +92,27 @@ def generating(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes,
         problem = f"an engine of {size} {devices.hardware.name} does not hold {asked:,} tokens ({asked * token / 1e9:.1f} GB)"
         problem += f": of each device {empty}; left is room for {holds:,} tokens"
         raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=_remedy(devices, scenario))
-    kv = asked * token if engine.pages else empty.free
+    wanted = engine.pages * engine.page_tokens or wanted_of(scenario, shape) or empty.free / token
+    kv = min(wanted * token, empty.free)
     return Memory("generation", capacity, weights, state, activations, kv)
+
+
+def wanted_of(scenario: Scenario, shape: Shape) -> int:
+    """Tokens that an embedded engine makes room for by itself: a page more than each slot needs at its longest. 0: others take
+    what memory leaves, and so does one whose window nobody knows.
+    """
+    engine = scenario.engine
+    window = engine.window or shape.window
+    if engine.kind != "embedded" or not window:
+        return 0
+    return engine.slots * (-(-window // engine.page_tokens) + 1) * engine.page_tokens
 
 
 def room(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, longest: int) -> int:
     """Tokens of keys and values that an engine has room for, in whole pages; see `generating`. Raises ConfigError."""
     found = generating(scenario, shape, devices, sizes, longest).kv / cached_bytes(shape, devices.tensor_parallel, sizes.cache)
-    return int(found) // scenario.engine.page_tokens * scenario.engine.page_tokens
+    whole, page = round(found), scenario.engine.page_tokens
+    return (whole if isclose(found, whole, rel_tol=1e-12) else int(found)) // page * page
 
 
 def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, longest: int) -> Memory:

@@ -119,7 +119,8 @@ def test_what_a_trace_does_not_say_is_told(capsys: pytest.CaptureFixture[str], t
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     bare = ("simulate", tmp_path / "bare.toml", "--trace", tmp_path / "a.jsonl", "--gpus", 2, "--placement", "separate")
     (tmp_path / "bare.toml").write_text('[model]\npath = "qwen2.5-7b"\ndtype = "bfloat16"\n[run]\nsteps = 2')
-    notes = summary(capsys, *bare)["notes"]
+    pages, *notes = summary(capsys, *bare)["notes"]
+    assert pages.startswith("an engine has ") and "a run needs --engine.pages" in pages
     assert notes == [
         "the trace has 5 prompts for at least 64: they come again, in another order",
         "5 of the trace's 5 completions were cut, at 30 tokens at most: with a limit of 64 they would have gone on",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.model.flops import attention_flops, gemms
-from rollyard.plan.costs import Costs, costs_of, priced
+from rollyard.plan.costs import Costs, costs_of, fewer_pages, priced
 from rollyard.plan.hardware import HARDWARE, hardware_of
 from rollyard.plan.memory import Memory
 from rollyard.plan.models import MODELS
@@ -221,6 +221,21 @@ def test_prompts_of_a_trace_count_where_there_is_one(tmp_path: Path) -> None:
     assert found.memory[1].activations == pytest.approx(10_064 * 4096 * 2 * (32 + 17))
     with pytest.raises(ConfigError, match="does not hold 10,064 tokens"):
         costs(place__train=4, train__shard=True, workload__trace=str(trace), engine__gpu_memory_utilization=0.2175)
+
+
+def test_an_embedded_engine_makes_room_for_every_slot_at_its_longest() -> None:
+    """4 slots of 1,000 tokens in pages of 16: 63 and one more each. vLLM takes what its share of memory leaves; so does one
+    that memory has no room for, and then a run needs its pages named."""
+    values = {"place__train": 4, "train__shard": True, "engine__slots": 4}
+    found = costs(engine__window=1000, **values)
+    assert found.engine.kv_tokens == 4 * (63 + 1) * 16
+    assert found.memory[0].kv == 4 * 64 * 16 * 131_072 and found.memory[0].free > 1e9
+    whole = costs(engine__window=1000, engine__kind="vllm", **values)
+    assert whole.memory[0].free == 0 and whole.engine.kv_tokens > 400_000
+    embedded = scenario(**(EIGHT | values))  # 4 of 131,072 tokens
+    assert fewer_pages(costs_of(embedded), embedded) == costs_of(embedded).engine.kv_tokens // 16 > 25_000
+    assert fewer_pages(found, scenario(**(EIGHT | values), engine__window=1000)) == 0
+    assert fewer_pages(whole, scenario(**(EIGHT | values), engine__kind="vllm")) == 0
 
 
 def test_memory_of_a_device_that_trains_by_hand() -> None:
