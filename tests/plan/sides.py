@@ -117,13 +117,21 @@ class Case:
 
 @dataclass
 class Refusals:
-    """Loads that fail: which, follows from the engine, the version, and how often it was tried."""
+    """Loads that fail: which, follows from the engine, its life, the version, and how often that life has tried it.
+
+    One that is lost at a load has tried it in the loop and not in the simulator, where that is asked at the end: this is the end
+    of its life, so nothing hangs on it.
+    """
 
     case: Case
-    tried: dict[tuple[EngineId, int], int] = field(default_factory=dict)
+    lives: dict[EngineId, int] = field(default_factory=dict)
+    tried: dict[tuple[EngineId, int, int], int] = field(default_factory=dict)
+
+    def begins(self, engine: EngineId) -> None:
+        self.lives[engine] = self.lives.get(engine, 0) + 1
 
     def refuses(self, engine: EngineId, version: WeightVersion) -> bool:
-        key = engine, version.step
+        key = engine, version.step, self.lives.get(engine, 0)
         self.tried[key] = self.tried.get(key, 0) + 1
         return Random(f"{self.case.seed}/{key}/{self.tried[key]}").random() * 100 < self.case.refusals
 
@@ -145,6 +153,8 @@ class Times:
         return 0.04 * self._case.jitter("load", engine)
 
     def start_s(self, engine: EngineId) -> float:
+        """Told once for each start."""
+        self._refusals.begins(engine)
         return 0.7 * self._case.jitter("start", engine)
 
     def train_s(self, groups: Sequence[Group]) -> float:

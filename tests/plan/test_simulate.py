@@ -23,13 +23,23 @@ CASES = (
     Case("async", "drain", losses=((0.8, 1),), changes=((1, 2), (2, -1)), seed=3),
     Case("async", "abort", judge_s=0.3, options=(("rollout.oversample", 2),), groups=2),
     Case("async", "keep", refusals=25, retries=3, prompts=20),
+    Case(
+        "async",
+        "abort",
+        refusals=40,
+        retries=3,
+        restarts=2,
+        steps=5,
+        losses=((0.84, 0), (1.37, 1), (1.9, 2), (2.43, 0), (2.96, 1)),
+        seed=4,
+    ),
     Case("swap", judge_s=0.1, held_out=5),
     Case("separate", cap=14, options=(("advantage.overlong", "mask"),)),
     Case("async", "abort", held_out=9, losses=((0.4, 1), (2.1, 0)), options=(("eval.every", 2),)),
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}-{case.held_out}-{case.cap}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}-{case.held_out}-{case.refusals}-{case.cap}")
 def test_the_simulator_does_what_the_loop_does(case: Case, tmp_path: Path) -> None:
     same(case, tmp_path)
 
