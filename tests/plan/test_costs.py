@@ -71,7 +71,7 @@ def test_prefill_by_hand() -> None:
 
 
 def test_prefill_reads_experts_that_nothing_else_goes_to() -> None:
-    """16 tokens beside one: of 128 experts, each token goes to 8, 128 (1 - (15/16)^17) are read, 8 anyway; at 0.7 of 3.35 TB/s."""
+    """16 tokens beside one: of 128 experts, each token goes to 8, 128 (1 - (15/16)^17) are read, 8 anyway; 0.7 of 3.35 TB/s."""
     engine = costs(model__path="qwen3-30b-a3b", place__train=16, train__shard=True).engine
     more = 128 * (1 - (15 / 16) ** 17) - 8
     assert engine.prefill_s(16, 136) == pytest.approx(2 * 48 * more * 3 * 2048 * 768 / (0.7 * 3.35e12))
