@@ -135,7 +135,7 @@ class Sync:
     def _pause(self, told: ev.Pause) -> None:
         seat, cut = self._engines[told.engine], told.rollover is ev.Rollover.ABORT
         self._timeline.open(Phase.SYNC)
-        begin = seat.spans.now()
+        begin = 0
 
         def paused() -> None:
             self._timeline.close(Phase.SYNC)
@@ -145,6 +145,8 @@ class Sync:
                 self._post(ev.EnginePaused(told.engine))
 
         def pause() -> None:
+            nonlocal begin
+            begin = seat.spans.now()  # that it waits for a probe first is no part of it
             if told.rollover is ev.Rollover.DRAIN and not seat.lost:
                 self._engines.once_empty(told.engine, paused)
             else:

@@ -19,8 +19,8 @@ ROLLS: Final = 2  # tensors are moved once, and back
 
 
 class Proof:
-    """All engines are asked, one after the other, before and after each time that moved weights are brought to them. They hold
-    nothing meanwhile.
+    """Engines first finish what they have, each by itself. Then all are asked, one after the other, before and after each time
+    that moved weights are brought to them.
 
     Args:
         trainer: of the device that copies weights.
@@ -37,6 +37,21 @@ class Proof:
 
     def begin(self) -> None:
         """It calls `then` at its end."""
+        self._under_way, now = 1 + len(self._asked), self._clock.nanoseconds
+        self._clock.soon(self._arrived)
+        for engine in self._asked:
+            self._engines.once_empty(engine, partial(self._emptied, engine, now))
+
+    def _emptied(self, engine: EngineId, begin: int) -> None:
+        if self._here(engine):
+            self._engines.pause(engine, cut=False)
+            if self._clock.nanoseconds > begin:
+                self._engines[engine].spans.add(Activity.SYNC, begin, self._clock.nanoseconds, "pause")
+                self._mark(engine, "resume")
+            self._engines.resume(engine)
+        self._arrived()
+
+    def _ask(self) -> None:
         after = self._then if self._rolls == ROLLS else self._roll
         self._clock.after(sum(map(self._links.probe_s, self._asked)), after)
 
@@ -74,7 +89,7 @@ class Proof:
     def _arrived(self) -> None:
         self._under_way -= 1
         if not self._under_way:
-            self.begin()
+            self._ask()
 
     def _timed(self, spans: SpanLog, what: str, seconds: float, then: Callable[[], None]) -> None:
         begin = self._clock.nanoseconds
