@@ -6,7 +6,7 @@ core); only instructions leave. The same conductor serves the real run, the test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from rollyard.events import EngineId, Event, Instruction, Rollover, Signal
 from rollyard.place.mode import Schedule
@@ -20,6 +20,22 @@ from rollyard.weights.rollover import RolloverMachine
 Step = Callable[[Event | Signal, float], Iterable[Instruction | Signal]]
 
 MAX_SIGNALS = 10_000  # in one step; more means that the machines chase each other
+
+
+class Hearers(dict[type[Event | Signal], tuple[Step, ...]]):
+    """Who takes messages of a kind, in order: looked up among all once.
+
+    Args:
+        machines: what each listens to, and its step.
+    """
+
+    def __init__(self, machines: Sequence[tuple[Container[type[Event | Signal]], Step]]) -> None:
+        super().__init__()
+        self._machines = machines
+
+    def __missing__(self, kind: type[Event | Signal]) -> tuple[Step, ...]:
+        found = self[kind] = tuple(step for listens, step in self._machines if kind in listens)
+        return found
 
 
 class Conductor:
@@ -43,7 +59,9 @@ class Conductor:
         self._core = RolloutCore(policy, version.step, counts)
         self._mode = MODES[placement](schedule, version)
         self._rollover = RolloverMachine(rollover, retries)
-        self._others = tuple((machine.listens, machine.step) for machine in (self._rollover, self._mode))
+        others = tuple((machine.listens, machine.step) for machine in (self._rollover, self._mode))
+        self._last = Hearers((*others, (self._core.listens, self._core.step)))
+        self._followed = Hearers((*others, (self._core.listens, self._core.note)))
 
     def step(self, event: Event, now: float) -> list[Instruction]:
         """Take one event; return what to do next, in order.
@@ -52,7 +70,7 @@ class Conductor:
             event: what happened.
             now: seconds on the run's clock.
         """
-        return self._taken(event, now, self._core.step)
+        return self._taken(event, now, self._last)
 
     def steps(self, events: Sequence[Event], now: float) -> list[Instruction]:
         """Take several events as one step: who gets which request is decided once, after the last of them.
@@ -61,19 +79,19 @@ class Conductor:
             events: at least one, in the order in which they happened.
             now: seconds on the run's clock.
         """
+        if len(events) == 1:
+            return self._taken(events[0], now, self._last)
         instructions: list[Instruction] = []
         for event in events[:-1]:
-            instructions += self._taken(event, now, self._core.note)
-        return instructions + self._taken(events[-1], now, self._core.step)
+            instructions += self._taken(event, now, self._followed)
+        return instructions + self._taken(events[-1], now, self._last)
 
-    def _taken(self, event: Event, now: float, core: Step) -> list[Instruction]:
+    def _taken(self, event: Event, now: float, hearers: Hearers) -> list[Instruction]:
         instructions: list[Instruction] = []
         messages: list[Event | Signal] = [event]
-        machines = (*self._others, (self._core.listens, core))
         for message in messages:  # which grows meanwhile
-            kind = type(message)
-            for listens, step in machines:
-                for output in step(message, now) if kind in listens else ():
+            for step in hearers[type(message)]:
+                for output in step(message, now):
                     if isinstance(output, Signal):
                         messages.append(output)
                     else:

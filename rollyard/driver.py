@@ -109,10 +109,10 @@ class Leaving:
 
 
 @contextmanager
-def collecting_seldom() -> Iterator[None]:
+def collecting_seldom(thresholds: tuple[int, int, int] = COLLECTING) -> Iterator[None]:
     """The collector of cycles looks less often: a quarter of the driver's time, for records that make no cycles."""
     before = gc.get_threshold()
-    gc.set_threshold(*COLLECTING)
+    gc.set_threshold(*thresholds)
     try:
         yield
     finally:

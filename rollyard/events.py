@@ -263,6 +263,20 @@ class EngineReleased(Signal):
 
 
 @dataclass(frozen=True, slots=True)
+class EnginesAwaited(Signal):
+    """They will soon take requests with new weights."""
+
+    engines: tuple[EngineId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnginesMissed(Signal):
+    """New weights did not reach them: nobody knows when they take requests with those."""
+
+    engines: tuple[EngineId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineEmptied(Signal):
     """An engine that is to leave holds no request any more."""
 

@@ -16,6 +16,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Compiled once, not by each process that a test starts and by each lane, also where nobody else keeps what was compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 for variable in [name for name in os.environ if name.startswith("ROLLYARD_")]:
     del os.environ[variable]
 

@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/published/tables.py [T1|T2|T3] ...
 
 Two constants are fitted, and only to the rows that are marked in rows.py: a factor on all that decoding takes, and what a
-micro-batch of training takes besides its arithmetic. All others are in the scenarios, which `rollyard simulate` takes as they are.
+micro-batch of training takes besides its arithmetic. All others are in the scenarios, as `rollyard simulate` takes them.
 """
 
 from __future__ import annotations

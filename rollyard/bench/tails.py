@@ -299,7 +299,7 @@ class Takes:
     def step(self, running: int) -> StepCost:
         return StepCost(self.crowd.step_s + self.crowd.each_s * running, (Line(0.0, 0.0),))
 
-    def prefill_s(self, tokens: int, pairs: int) -> float:
+    def prefill_s(self, tokens: int, pairs: int, beside: int = 1) -> float:
         return self.crowd.read_s * tokens
 
     def prompt(self, prompt_id: int) -> int:

@@ -204,15 +204,24 @@ class Planner:
     def _sample(self, steps: int) -> Sample:
         rollout, lengths = self.space.base.rollout, lengths_of(self.space.base)
         groups = groups_needed(self.space.staleness, rollout.groups_per_step, steps)
-        shrinking, window = self.space.base.workload.growth < 0, self.space.base.engine.window or self.shape.window
+        growth, window = self.space.base.workload.growth, self.space.base.engine.window or self.shape.window
+
+        def limit(group: int) -> int:
+            return min(rollout.max_tokens, max(window - lengths.prompt(group), 1)) if window else rollout.max_tokens
+
+        def whole(group: int, member: int, longest: bool) -> int:
+            last = (growth > 0) == longest  # of the versions under which it may be admitted
+            return lengths.completion(group, member, group // rollout.groups_per_step if growth and last else 0)
 
         def completion(group: int, member: int) -> int:
-            step = group // rollout.groups_per_step if shrinking else 0  # the version at which it is shortest
-            tokens = min(lengths.completion(group, member, step), rollout.max_tokens)
-            return min(tokens, max(window - lengths.prompt(group), 1)) if window else tokens
+            return min(whole(group, member, longest=False), limit(group))
+
+        def left(group: int, member: int) -> bool:
+            return whole(group, member, longest=True) <= limit(group)
 
         times = 1 if self.space.base.costs.shared_prompts else rollout.group_size
-        return sample_of(completion, lengths.prompt, groups, rollout.group_size, rollout.groups_per_step, times)
+        masks = left if self.space.base.advantage.overlong == "mask" else None
+        return sample_of(completion, lengths.prompt, groups, rollout.group_size, rollout.groups_per_step, times, masks)
 
     def candidates(self, fitting: Mapping[Point, Costs]) -> tuple[dict[Point, Estimate], list[Candidate]]:
         """With their estimates, and bounds for the steps of the rounds."""

@@ -197,10 +197,10 @@ class Yard:
         unfinished = sample.mean / float(np.mean(sample.longest))
         running = min(unfinished * ahead * group / point.engines, self._slots(costs, point.slots))
         step_s = pace.at(running, sample.prompt + sample.running)
-        read = self._prefill_s(costs, size / point.engines)
+        read = self._prefill_s(costs, size / point.engines, running)
         if point.rollover == "abort":  # what is under way is read again
             tokens = sample.prompt + sample.running
-            read += costs.engine.prefill_s(round(running * tokens), round(running * tokens**2 / 2))
+            read += costs.engine.prefill_s(round(running * tokens), round(running * tokens**2 / 2), max(1, round(running)))
         work = self.members / point.engines * sample.mean / max(running, 1.0) * step_s + read
         sync = costs.copy_s + costs.transfer_s + costs.load_s
         tail = (sample.batch_longest * step_s + trained + sync) / (point.staleness + 1)
@@ -211,9 +211,9 @@ class Yard:
         """Sequences that run at a time, as far as there is room for their keys and values."""
         return max(1.0, min(slots, costs.engine.kv_tokens / (self.sample.prompt + self.sample.running)))
 
-    def _prefill_s(self, costs: Costs, groups: float) -> float:
-        prompt = self.sample.prompt
-        return groups * costs.engine.prefill_s(round(prompt), round(prompt * (prompt + 1) / 2))
+    def _prefill_s(self, costs: Costs, groups: float, running: float) -> float:
+        prompt, beside = self.sample.prompt, max(1, round(running))
+        return groups * costs.engine.prefill_s(round(prompt), round(prompt * (prompt + 1) / 2), beside)
 
     def _span(self, costs: Costs, members: float, slots: int, longest: float) -> tuple[float, float]:
         """Seconds in which one engine writes so many completions: if no slot were ever idle, and as it is."""
@@ -225,7 +225,7 @@ class Yard:
     def _spanned(self, costs: Costs, members: float, slots: float, longest: float) -> tuple[float, float]:
         """While requests wait all slots write; then fewer and fewer, until the longest is written."""
         sample, pace = self.sample, self.pace(costs)
-        running, read = min(members, slots), self._prefill_s(costs, members / self.members * sample.size)
+        running, read = min(members, slots), self._prefill_s(costs, members / self.members * sample.size, min(members, slots))
         full_s = pace.at(running, sample.prompt + sample.running)
         work = members * sample.mean / max(running, 1.0) * full_s
         waiting = members > slots

@@ -23,9 +23,9 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.stopped = False
-        self.done = 0  # calls so far
         self.beside = 0  # of what is due later: what nobody waits for
         self._ready: deque[Call] = deque()
+        self.soon: Callable[[Call], None] = self._ready.append  # do it at this moment, after what is asked for already
         self._timers: list[tuple[float, int, Call]] = []
         self._order = count()
 
@@ -33,9 +33,14 @@ class Clock:
     def nanoseconds(self) -> int:
         return int(self.now * 1e9)
 
-    def soon(self, call: Call, turns: int = 1) -> None:
-        """Do it at this moment, after what is asked for already; with more `turns`, also after what comes of that, and so on."""
-        self._ready.append(call if turns == 1 else lambda: self.soon(call, turns - 1))
+    @property
+    def due(self) -> bool:
+        """Is anything more to be done at this moment?"""
+        return bool(self._ready)
+
+    def turns(self, call: Call, turns: int) -> None:
+        """Do it at this moment, after what is asked for already; with 2 turns also after what comes of that, and so on."""
+        self.soon(call if turns == 1 else lambda: self.turns(call, turns - 1))
 
     def after(self, seconds: float, call: Call) -> None:
         """Do it in so many seconds; without any, soon."""
@@ -56,7 +61,6 @@ class Clock:
         ready, timers = self._ready, self._timers
         while not self.stopped:
             if ready:
-                self.done += 1
                 ready.popleft()()
                 continue
             still()

@@ -101,9 +101,12 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
     shared = scenario.place.placement == "colocated" and trains_here(scenario)  # engine and driver are one process
     decoding = costs if shared else costs.model_copy(update={"step_s": costs.step_s + costs.process_s})
     engine = EngineCosts(shape, devices, decoding, sizes.engine, sizes.cache, room(scenario, shape, devices, sizes))
-    learning = TrainingCosts(shape, devices, costs, sizes.train, sizes.trained, sizes.number, scenario.train.minibatches, budget)
     own = sizes.number if sizes.trained == shape.parameters else 0  # an adapter is among its state
-    kept = sizes.trained * (own + sizes.state - sizes.number)  # all but the gradient
+    each = own + sizes.state - sizes.number  # all but the gradient
+    kept = sizes.trained * each
+    learning = TrainingCosts(
+        shape, devices, costs, sizes.train, sizes.trained, sizes.number, each, scenario.train.minibatches, budget
+    )
     swapped = offloaded_s(scenario, shape, devices, sizes)
     return Costs(
         shape=shape,

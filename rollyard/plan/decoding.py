@@ -46,16 +46,20 @@ class EngineCosts:
             self._steps[running] = self._step(running)
         return self._steps[running]
 
-    def prefill_s(self, tokens: int, pairs: int) -> float:
-        """Seconds that computing tokens of prompts adds to a step: arithmetic, and what goes over links.
+    def prefill_s(self, tokens: int, pairs: int, beside: int = 1) -> float:
+        """Seconds that computing tokens of prompts adds to a step: arithmetic, or reading experts that nothing else there goes
+        to, where that takes longer; and what goes over links.
 
         Args:
             tokens: that are computed. The head is left out: one token of a prompt needs it.
             pairs: of a token with itself and each before it that it attends to.
+            beside: sequences of which the step reads the weights anyway.
         """
         shape, costs = self.shape, self.costs
         flops = 2 * ((shape.active - shape.head) * tokens + shape.attended * pairs)
-        return flops / (self._flops * costs.prefill_flops) + self._sums_s(tokens)
+        read = (shape.touched(beside + tokens) - shape.touched(beside)) * self.weight / self.devices.tensor_parallel
+        read_s = read / (self.devices.hardware.bandwidth * costs.decode_bandwidth)
+        return max(flops / (self._flops * costs.prefill_flops), read_s) + self._sums_s(tokens)
 
     def _step(self, running: int) -> StepCost:
         shape, costs = self.shape, self.costs

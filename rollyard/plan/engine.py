@@ -47,8 +47,12 @@ class EngineCosts(Protocol):
         """A step in which so many sequences decode; 1 where none does."""
         ...
 
-    def prefill_s(self, tokens: int, pairs: int) -> float:
-        """Seconds of computing `tokens` tokens that attend to `pairs` tokens in all, each to itself too."""
+    def prefill_s(self, tokens: int, pairs: int, beside: int = 1) -> float:
+        """Seconds of computing `tokens` tokens that attend to `pairs` tokens in all, each to itself too.
+
+        Args:
+            beside: sequences that the step was asked for.
+        """
         ...
 
 
@@ -245,8 +249,9 @@ class EngineModel:
         if self._tell_every:
             self._steps = min(self._steps, self._tell_at - self._batching.done)
         self._rested = False
-        self._cost = self._costs.step(max(decodes, 1))
-        self._chunk, self._chunk_s = tokens, self._costs.prefill_s(tokens, pairs) if tokens else 0.0
+        beside = max(decodes, 1)
+        self._cost = self._costs.step(beside)
+        self._chunk, self._chunk_s = tokens, self._costs.prefill_s(tokens, pairs, beside) if tokens else 0.0
         if self._steps > 1:
             self._until = self._began + self._cost.total(context, decodes, self._steps)
         else:

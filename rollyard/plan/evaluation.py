@@ -71,7 +71,7 @@ class Evaluations:
     def _answered(self, request: RequestId) -> None:
         del self._asked[request]
         if not self._asked:
-            self._clock.soon(self._ask, TURNS)
+            self._clock.turns(self._ask, TURNS)
 
     def _ask(self) -> None:
         told = self._told
@@ -109,7 +109,7 @@ class Evaluations:
     def _judged(self, reward: Reward) -> None:
         self._rewards.append(reward)
         if len(self._rewards) == len(self._answers):
-            self._clock.soon(self._done, TURNS)
+            self._clock.turns(self._done, TURNS)
 
     def _done(self) -> None:
         told, evaluator = self._told, self._evaluator

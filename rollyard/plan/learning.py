@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rollyard.model.flops import ADAM_NUMBERS
 from rollyard.plan.devices import Devices
 from rollyard.plan.scenario import CostsConfig
 from rollyard.plan.shape import Shape
@@ -25,7 +24,8 @@ class TrainingCosts:
     Args:
         item: bytes of a parameter.
         trained: parameters that are trained: all, or those of an adapter.
-        number: bytes of one of these, and of its gradient and moments.
+        number: bytes of one of these, and of its gradient.
+        kept: bytes of one of these that stay from step to step: itself, moments, a finer copy.
         minibatches: optimizer steps on a batch.
         budget: tokens of a micro-batch.
     """
@@ -36,6 +36,7 @@ class TrainingCosts:
     item: int
     trained: int
     number: int
+    kept: float
     minibatches: int
     budget: int
 
@@ -43,15 +44,16 @@ class TrainingCosts:
         """Tokens and pairs of a batch.
 
         Args:
-            groups: tokens of each prompt, and of its completions. A completion's last token is input to nothing.
+            groups: tokens of each prompt, and of its completions. A completion's last token is input to nothing, and of an
+                empty one nothing is learnt, nor of a prompt without others.
         """
         tokens = pairs = 0
         for prompt, completions in groups:
-            times = 1 if self.costs.shared_prompts else len(completions)
+            rows = [completion - 1 for completion in completions if completion]
+            times = min(len(rows), 1) if self.costs.shared_prompts else len(rows)
             tokens += times * prompt
             pairs += times * (prompt * (prompt + 1) // 2)
-            for completion in completions:
-                own = completion - 1
+            for own in rows:
                 tokens += own
                 pairs += own * prompt + own * (own + 1) // 2
         return tokens, pairs
@@ -88,10 +90,11 @@ class TrainingCosts:
     def microbatches(self, tokens: int) -> int:
         """Of an optimizer step on so many tokens, one after the other in each pipeline; at least one.
 
+        Devices of a rank that has no pipeline work on its micro-batch together, and hold a part of it each, as `memory` says.
         A pipeline of n stages takes as long as n - 1 more (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1), each in one
         n-th of the layers.
         """
-        pipelines = self.devices.train // (self.costs.stages * self.costs.stage_devices)
+        pipelines = min(self.devices.ranks, self.devices.train // (self.costs.stages * self.costs.stage_devices))
         return max(1, math.ceil(tokens / (pipelines * self.budget)))
 
     def exchange_s(self, tokens: int) -> float:
@@ -110,5 +113,8 @@ class TrainingCosts:
         return (gathered / devices.rate(sharing) + summed / devices.rate(devices.train)) / self.costs.collective
 
     def optimizer_s(self) -> float:
-        """AdamW reads weight, gradient and two moments, and writes all but the gradient: seven numbers a parameter."""
-        return ADAM_NUMBERS * self.number * self.trained / self.devices.copies / self.devices.hardware.bandwidth
+        """AdamW reads weight, gradient, two moments and a finer copy where there is one, and writes all but the gradient.
+
+        Where all have one format and there is no copy these are seven numbers a parameter.
+        """
+        return (2 * self.kept + self.number) * self.trained / self.devices.copies / self.devices.hardware.bandwidth

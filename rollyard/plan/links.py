@@ -111,13 +111,13 @@ class Sync:
 
         def copied() -> None:
             self._trainer.add(Activity.SYNC, begin, self._trainer.now(), "publish")
-            self._clock.soon(publish, OFFERED)
+            self._clock.turns(publish, OFFERED)
 
         def publish() -> None:
             self._compares = self._compares or self._published not in (None, version)
             self._published = version
             self._post(ev.Published(version, offered))
-            sent = partial(self._clock.soon, deliver, OFFERED)
+            sent = partial(self._clock.turns, deliver, OFFERED)
             self._clock.soon(partial(self._clock.after, self._links.deliver_s, sent))
 
         def deliver() -> None:

@@ -22,12 +22,14 @@ class Sample:
         lengths: tokens of the completions `[groups, K]`, cut as the run cuts them.
         size: B, groups of a batch.
         times: that a prompt is trained on in a batch: once, or with each of its completions.
+        left: which completions are surely trained on `[groups, K]`, 1 or 0; None: all.
     """
 
     prompts: Numbers
     lengths: Numbers
     size: int
     times: int = 1
+    left: Numbers | None = None
 
     @cached_property
     def decoded(self) -> Numbers:
@@ -43,12 +45,26 @@ class Sample:
     @cached_property
     def trained(self) -> Numbers:
         """Tokens of each group that are trained on: prompts, and completions but for their last tokens `[groups]`."""
-        return np.asarray(self.times * self.prompts) + self.decoded
+        return np.asarray(self._prompt_times * self.prompts + np.sum(self._learnt, axis=1))
 
     @cached_property
     def pairs(self) -> Numbers:
         """Pairs of a token with itself or an earlier one that it attends to, of the same `[groups]`."""
-        return np.asarray(self.times * self.prompts * (self.prompts + 1) / 2) + self.context
+        steps = self._learnt
+        own = np.sum(self.prompts[:, None] * steps + steps * (steps + 1) / 2, axis=1)
+        return np.asarray(self._prompt_times * self.prompts * (self.prompts + 1) / 2 + own)
+
+    @property
+    def _prompt_times(self) -> Numbers:
+        """That each prompt is trained on `[groups]`."""
+        rows = np.full(len(self.prompts), self.lengths.shape[1], float) if self.left is None else np.sum(self.left, axis=1)
+        return np.asarray(np.minimum(rows, self.times))
+
+    @property
+    def _learnt(self) -> Numbers:
+        """Tokens of completions that are input to training `[groups, K]`."""
+        steps = np.maximum(self.lengths - 1, 0)
+        return np.asarray(steps if self.left is None else steps * self.left)
 
     @cached_property
     def longest(self) -> Numbers:
@@ -111,6 +127,7 @@ def sample_of(
     group_size: int,
     size: int,
     times: int = 1,
+    left: Callable[[int, int], bool] | None = None,
 ) -> Sample:
     """The first groups.
 
@@ -118,6 +135,9 @@ def sample_of(
         completion: tokens that a member (prompt, number) writes.
         prompt: tokens of a prompt.
         size, times: see `Sample`.
+        left: whether a member is trained on; None: all are.
     """
-    lengths: Sequence[Sequence[int]] = [[completion(group, member) for member in range(group_size)] for group in range(groups)]
-    return Sample(np.array([prompt(group) for group in range(groups)], float), np.array(lengths, float), size, times)
+    members = range(group_size)
+    lengths: Sequence[Sequence[int]] = [[completion(group, member) for member in members] for group in range(groups)]
+    kept = None if left is None else np.array([[left(group, member) for member in members] for group in range(groups)], float)
+    return Sample(np.array([prompt(group) for group in range(groups)], float), np.array(lengths, float), size, times, kept)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapreplace
 from typing import Any, Protocol
@@ -236,13 +236,15 @@ class World:
         else:
             for each in self.coming.turns(event):
                 self._happen((each,))
-        if isinstance(event, ev.BatchTrained):
-            self._book(event.version)
+            if isinstance(event, ev.BatchTrained):
+                self._book(event.version)
         if self._machine.message_s:
             ended = sum(type(each) is ev.SegmentArrived and each.segment.finish is not None for each in events)
             self._cores.driver.work(ended * self._machine.message_s, self._turn)
-        else:
+        elif self._news or self._clock.due:
             self._clock.soon(self._turn)
+        else:
+            self._waiting = True  # as it would be found in the next turn
 
     def _happen(self, events: Sequence[ev.Event]) -> None:
         """What happened at once, as one step."""
@@ -350,8 +352,16 @@ class World:
 
     # ------------------------------------------------------------------------------------------ training
 
+    def _unmasked(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        """What is trained on of a batch (`advantage.compare`)."""
+        if self._config.advantage.overlong != "mask":
+            return groups
+        rows = (tuple(done for done in group.rollouts if not done.completion.finish.truncated) for group in groups)
+        return tuple(replace(group, rollouts=left) for group, left in zip(groups, rows, strict=True))
+
     def _train(self, told: ev.Train) -> None:
-        begin, seconds = self._clock.nanoseconds, self._takes.train_s(told.groups)
+        batch = self._unmasked(told.groups)
+        begin, seconds = self._clock.nanoseconds, self._takes.train_s(batch)
         self._timeline.open(Phase.TRAIN)
 
         def ready() -> None:
@@ -363,7 +373,7 @@ class World:
             self._timeline.close(Phase.TRAIN)
             for spans in self._training(told.half):
                 spans.add(Activity.TRAIN, begin, self._clock.nanoseconds, "step")
-            tokens = sum(len(done.completion.token_ids) for group in told.groups for done in group.rollouts)
+            tokens = sum(len(done.completion.token_ids) for group in batch for done in group.rollouts)
             version = WeightVersion(told.step + 1)
             self._trained = told.groups, TrainStats(version.step, 0.0, 0.0, 0.0, tokens, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
             self._learned = told.half

@@ -2,7 +2,8 @@
 
 `step(event, now)` returns instructions for the world and signals for the other machines. Every prompt admitted
 leaves exactly once, trained or dropped with a reason; no token is older than the staleness limit allows; no engine
-generates on weights it did not acknowledge; while a request waits and an engine may take it, it is dispatched.
+generates on weights it did not acknowledge; while a request waits and an engine may take it, it is dispatched, or left to
+engines that are about to come back (`awaited`).
 
 What happens to members stands here; who gets which engine in `dispatch`, batches in `batches`, drops in `departures`,
 episodes in `playing`.
@@ -26,6 +27,8 @@ from rollyard.events import (
     EngineLeft,
     EngineLoaded,
     EngineReleased,
+    EnginesAwaited,
+    EnginesMissed,
     EngineUp,
     Event,
     FetchPrompts,
@@ -103,6 +106,8 @@ class RolloutCore:
             EngineProbed: self._on_probed,
             EngineHeld: lambda signal: self._on_hold(signal.engine, held=True),
             EngineReleased: lambda signal: self._on_hold(signal.engine, held=False),
+            EnginesAwaited: self._on_awaited,
+            EnginesMissed: self._on_missed,
             SegmentArrived: self._on_segment,
             RequestFailed: self._on_request_failed,
             Asked: self._playing.asked,
@@ -273,6 +278,20 @@ class RolloutCore:
     def _on_hold(self, engine: EngineId, *, held: bool) -> Iterable[Output]:
         if engine in self._router:
             self._dispatch.hold(engine, held)
+            if not held:
+                self._router.awaited.discard(engine)
+        return ()
+
+    def _on_awaited(self, signal: EnginesAwaited) -> Iterable[Output]:
+        if not self._policy.exact:  # else they come with weights that may be too new for what waits
+            for engine in signal.engines:
+                if engine in self._router:
+                    self._router.expect(engine)
+        return ()
+
+    def _on_missed(self, signal: EnginesMissed) -> Iterable[Output]:
+        for engine in signal.engines:
+            self._router.awaited.discard(engine)
         return ()
 
     def _on_gate(self, *, open_: bool) -> Iterable[Output]:
@@ -325,6 +344,7 @@ class RolloutCore:
             self._dispatch.again(member)
             return ()
         if finish is not FinishReason.ABORT:
+            self._router.awaited.ended()
             self._health.right(event.engine)
         return (self._completed(group, member, finish, event.text),)
 

@@ -61,7 +61,8 @@ class Dispatch:
             engine = member.target if self.router.may_take(member.target, oldest, newest) else None
             if engine is None:
                 home = member.home if member.turns else group.home  # which has read how a later turn begins
-                engine = self.router.choose(oldest, newest, len(group.prompt_ids(member)), home, member.avoid)
+                prompt_tokens, waiting = len(group.prompt_ids(member)), self.waiting.tokens
+                engine = self.router.choose(oldest, newest, prompt_tokens, home, member.avoid, waiting)
             if engine is None:
                 return False
             self.waiting.take(member)
@@ -93,6 +94,7 @@ class Dispatch:
         group.home = member.home = engine
         self._attempts[request.id] = (engine, tokens)
         self._held.setdefault(engine, {})[request.id] = None
+        self.router.awaited.went()
         self.router.change(engine, requests=1, tokens=tokens)
         self._live.touched.add(member.group)
         return Generate(engine, request)

@@ -2,7 +2,8 @@
 
 A group stays on the engine that already holds one of its members while that costs nothing: the prompt it need not
 compute again is at least as long as the difference in load. What an engine holds that is several times slower than the others,
-and the request that it is to get, weigh as many times as much. Each operation is O(log engines).
+and the request that it is to get, weigh as many times as much. While others are about to come back, engines take no more than
+their share (`awaited`). Each operation is O(log engines).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from rollyard.events import EngineId
+from rollyard.rollout.awaited import Awaited
 
 Place = tuple[int, int, EngineId]  # weight, requests, and whose they are
 OUTDATED = 16  # entries of heaps for each engine, at most
@@ -45,6 +47,7 @@ class Router:
         self._heaps: dict[int, list[Place]] = {}  # by version
         self._typical = 0  # tokens of a request
         self._slow: dict[EngineId, int] = {}
+        self.awaited = Awaited()
         self.changed: set[EngineId] = set()  # for whoever looks at engines by another order, and clears it
         self._filed = 0  # entries, outdated ones too, since the heaps were made anew
 
@@ -65,6 +68,7 @@ class Router:
     def remove(self, engine: EngineId) -> None:
         if engine in self._engines:
             self._unfile(self._engines.pop(engine))
+            self.awaited.discard(engine)
             self._slow.pop(engine, None)
 
     def load(self, engine: EngineId) -> EngineLoad:
@@ -85,10 +89,17 @@ class Router:
         load.held = held
         self._file(load)
 
+    def expect(self, engine: EngineId) -> None:
+        """It takes requests soon, with new weights, or those that it takes already with other ones."""
+        load = self._engines[engine]
+        if not load.leaving:
+            self.awaited.file(engine, self._weight(load), load.slowness, load.running < load.slots)
+
     def leave(self, engine: EngineId) -> None:
         """It gets no request any more."""
         load = self._engines[engine]
         self._unfile(load)
+        self.awaited.discard(engine)
         load.leaving = True
 
     def change(self, engine: EngineId, *, requests: int = 0, tokens: int = 0) -> None:
@@ -96,6 +107,8 @@ class Router:
         load = self._engines[engine]
         load.running += requests
         load.tokens += tokens
+        if engine in self.awaited:
+            self.expect(engine)
         if load.open:
             self._file(load)
         elif requests > 0:
@@ -111,6 +124,8 @@ class Router:
                 load.slowness = found
                 self._file(load)
                 self.changed.add(load.id)
+            if load.id in self.awaited:
+                self.expect(load.id)
         self._slow = {load.id: load.slowness for load in self._engines.values() if load.slowness > 1}
 
     @property
@@ -128,22 +143,26 @@ class Router:
         return any(version >= oldest and (newest is None or version <= newest) for version in self._open)
 
     def choose(
-        self, oldest: int, newest: int | None, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None
+        self, oldest: int, newest: int | None, prompt_tokens: int, home: EngineId | None, avoid: EngineId | None, waiting: int
     ) -> EngineId | None:
-        """The engine for a request, or None while every allowed one is full.
+        """The engine for a request, or None while every allowed one is full, or has its share while others are awaited.
 
         Args:
             oldest, newest: versions that may work for the request; None: however new.
             prompt_tokens: what staying at `home` saves, in tokens.
             home: where other members of the group are.
             avoid: where the request failed before; taken only when there is no other.
+            waiting: tokens of all that waits.
         """
-        best, last_resort = None, None
+        best, last_resort, least = None, None, -1
         for load in self._least_loaded(oldest, newest, avoid):
+            least = load.weight if least < 0 else min(least, load.weight)
             if load.id == avoid:
                 last_resort = load.id
             elif best is None or (load.weight, load.running) < (best.weight, best.running):
                 best = load
+        if least >= 0 and self.awaited and not self.awaited.leave(least, waiting):
+            return None
         if best is None:
             return last_resort
         near = self._engines.get(home) if home is not None and home != avoid else None
@@ -208,10 +227,13 @@ class Router:
                 del self._open[load.version]
 
     def _push(self, load: EngineLoad, version: int) -> None:
-        slow, typical = load.slowness, self._typical
-        load.weight = load.tokens if slow == 1 else (load.tokens + typical) * slow - typical
+        load.weight = self._weight(load)
         heap = self._heaps.get(version)
         if heap is None:
             heap = self._heaps[version] = []
         heappush(heap, (load.weight, load.running, load.id))
         self._filed += 1
+
+    def _weight(self, load: EngineLoad) -> int:
+        slow, typical = load.slowness, self._typical
+        return load.tokens if slow == 1 else (load.tokens + typical) * slow - typical

@@ -69,6 +69,7 @@ class Member:
     avoid: EngineId | None = None  # where it failed last
     target: EngineId | None = None  # where it is being moved to
     moves: int = 0
+    queued: int = 0  # tokens that an engine was to read, when it began to wait last
     completion: Completion | None = None
     reward: Reward | None = None
 

@@ -28,6 +28,8 @@ class Waiting:
     def __init__(self, live: LiveGroups, urgency: Urgency | None) -> None:
         self._live = live
         self._members: dict[int, list[int]] = {}  # by group, the last first
+        self._read: dict[int, int] = {}  # tokens of a group's waiting members
+        self.tokens = 0  # of all
         self._groups: SortedList[int] = SortedList()
         self._urgent = None if urgency is None else Urgent(live, urgency, self._members, self._groups)
 
@@ -42,6 +44,9 @@ class Waiting:
         else:
             members.append(member.index)
             members.sort(reverse=True)
+        member.queued = self._live.groups[member.group].read(member)
+        self._read[member.group] = self._read.get(member.group, 0) + member.queued
+        self.tokens += member.queued
         if self._urgent is not None:
             self._urgent.unsure(member.group)
 
@@ -95,6 +100,8 @@ class Waiting:
         """It waits no more."""
         members = self._members[member.group]
         members.remove(member.index)
+        self._read[member.group] -= member.queued
+        self.tokens -= member.queued
         if not members:
             self._gone(member.group)
         elif self._urgent is not None:
@@ -103,6 +110,7 @@ class Waiting:
     def _gone(self, group_id: int) -> None:
         """None of its members waits."""
         del self._members[group_id]
+        self.tokens -= self._read.pop(group_id)
         self._groups.remove(group_id)
         if self._urgent is not None:
             self._urgent.gone(group_id)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from rollyard.events import Event, Instruction, Keep
 from rollyard.lives import GroupsRecovered, Reuse
 from rollyard.types import Begun, Completion, Partial
 
 Written = Completion | Partial
+
+SEEN: Final = (GroupsRecovered, Keep, Reuse)  # what `Lives.saw` counts
 
 
 @dataclass(frozen=True, slots=True)

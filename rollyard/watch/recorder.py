@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, ParamSpec
 
 from rollyard.chaos.survival import Survived
 from rollyard.config import ForecastConfig
@@ -29,6 +29,8 @@ from rollyard.watch.terminal import View
 from rollyard.watch.timeline import PhaseSeconds, Timeline
 
 NO_FORECAST: Final = ForecastConfig()
+
+P = ParamSpec("P")
 
 
 class Recorder:
@@ -120,8 +122,9 @@ class Recorder:
 
     def record(self, entries: Sequence[Event | Instruction]) -> None:
         """Keep what the conductor saw and said in one step. Raises JournalError, once."""
+        record = self._builder.record
         for entry in entries:
-            self._builder.record(entry)
+            record(entry)
             if type(entry) is Scored:
                 self._judged += 1
             elif type(entry) is Score and self._work is not None:
@@ -130,16 +133,16 @@ class Recorder:
                 self._judged = 0
             elif type(entry) is Finish:
                 self.finish = entry
-        self._write(lambda: self._journal.record_step(entries))
+        self._write(self._journal.record_step, entries)
 
     def flush(self) -> None:
         """Let the journal write what is due. Raises JournalError, once."""
         self._write(self._journal.tick)
 
-    def _write(self, write: Callable[[], None]) -> None:
+    def _write(self, write: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """That the journal cannot be written is told once. What it could not write is tried again with whatever comes later."""
         try:
-            write()
+            write(*args, **kwargs)
         except JournalError:
             if not self._broken:
                 self._broken = True

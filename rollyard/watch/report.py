@@ -19,7 +19,7 @@ from rollyard.stats import Pace
 from rollyard.types import Canary, DropReason, EngineStats, Handed, Sent, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.forecast import Forecast
-from rollyard.watch.lives import Lives
+from rollyard.watch.lives import SEEN, Lives
 from rollyard.watch.metrics import LengthCounts, RewardStats, has_verdict, part_names
 from rollyard.watch.roofline import Operation
 from rollyard.watch.step import Step
@@ -27,6 +27,7 @@ from rollyard.watch.timeline import BESIDE, PhaseSeconds
 
 SOFTWARE: Final = ("rollyard", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 ONE_LIFE: Final = Lives()
+COUNTED: Final = frozenset((SegmentArrived, Score, Drop, Published, EngineDown, Restart, *SEEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +293,8 @@ class ReportBuilder:
 
     def record(self, entry: Event | Instruction) -> None:
         """Count what the conductor saw or said; most kinds are ignored. Evaluations have negative groups."""
+        if type(entry) not in COUNTED:
+            return
         if type(entry) is SegmentArrived:
             if entry.segment.request.group >= 0:
                 self.generation_tokens += len(entry.segment.token_ids)

@@ -155,14 +155,15 @@ class Timeline:
 
     def _advance(self) -> int:
         """Give the time since the last change to the phase it belongs to."""
-        now = self._clock()
+        now, driven = self._clock(), self._driver()
+        if now == self._since and driven == self._driven:
+            return now  # several phases change at one moment of a simulation
         phase = self.current
         if phase is not None:
             self._spent[phase] += now - self._since
         generating, scoring = self._depth[Phase.GENERATE] > 0, self._depth[Phase.SCORE] > 0
         for name, going in zip(BESIDE, (generating, scoring, generating and scoring), strict=False):
             self._beside[name] += (now - self._since) * going
-        driven = self._driver()
         self._beside["driver_s"] += driven - self._driven
         self._beside["driver_generating_s"] += (driven - self._driven) * generating
         self._since, self._driven = now, driven

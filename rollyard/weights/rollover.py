@@ -23,7 +23,9 @@ from rollyard.events import (
     EnginePrepared,
     EngineReleased,
     EngineResumed,
+    EnginesAwaited,
     EngineSlept,
+    EnginesMissed,
     EngineUp,
     EngineWoke,
     Event,
@@ -144,7 +146,12 @@ class RolloverMachine:
         self._sending = True
         if not self._steps:  # those that it is for are gone
             yield RolloverDone(signal.version)
-        for engine in [engine for engine, step in self._steps.items() if step is Step.ASIDE and engine in self._offered]:
+        led = [engine for engine, step in self._steps.items() if step is Step.ASIDE and engine in self._offered]
+        drains = self._rollover is Rollover.DRAIN
+        soon = tuple(engine for engine in led if not drains or self._asleep[engine] or engine in self._still)
+        if soon:
+            yield EnginesAwaited(soon)
+        for engine in led:
             if self._asleep[engine] and engine not in self._still:
                 self._steps[engine] = Step.WAKING
                 yield EngineHeld(engine)
@@ -167,6 +174,8 @@ class RolloverMachine:
     def _on_paused(self, event: EnginePaused) -> Iterable[Output]:
         if self._steps.get(event.engine) is Step.PAUSING:
             self._still.add(event.engine)
+            if self._rollover is Rollover.DRAIN:  # nobody knew how long what it held would take
+                yield EnginesAwaited((event.engine,))
             yield self._load(event.engine)
 
     def _on_woke(self, event: EngineWoke) -> Iterable[Output]:
@@ -236,6 +245,7 @@ class RolloverMachine:
             self._sending = False
         elif self._steps.get(event.engine) in UNSETTLED:
             self._steps[event.engine] = Step.ASIDE
+            yield EnginesMissed((event.engine,))
         self._causes.append(event.cause)
         yield from self._offer_again()
 

@@ -114,7 +114,7 @@ class SlowEngine:
         seconds = self.costs.step(max(len(plan.decodes), 1)).at(context)
         if plan.chunks:
             pairs = sum(start + i + 1 for chunk in plan.chunks for start in (chunk.start,) for i in range(len(chunk.ids)))
-            seconds += self.costs.prefill_s(plan.chunk_tokens, pairs)
+            seconds += self.costs.prefill_s(plan.chunk_tokens, pairs, max(len(plan.decodes), 1))
         self.until = now + seconds
 
     def go_to(self, now: float) -> None:

@@ -78,6 +78,15 @@ def test_a_sample_by_hand() -> None:
     assert found.mean == 29 / 8
 
 
+def test_what_is_masked_is_not_trained_on() -> None:
+    """Of prompts of 10 and 11 tokens: a completion of 3 of the first, none of the second."""
+    found = replace(sample(), left=np.array([[0, 1], [0, 0], [1, 1], [1, 1]], float))
+    assert found.decoded.tolist() == sample().decoded.tolist()
+    assert found.trained.tolist() == [10 + 2, 0, 12 + 3, 13 + 14]
+    assert found.pairs.tolist() == [55 + 11 + 12, 0, 78 + 42, 91 + 238]
+    assert replace(found, times=2).trained.tolist() == [10 + 2, 0, 24 + 3, 26 + 14]
+
+
 def test_how_many_still_write() -> None:
     """Of all that are being written at some moment, as many are left after x tokens as the area beyond x says."""
     rng = np.random.default_rng(0)

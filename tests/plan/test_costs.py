@@ -70,6 +70,14 @@ def test_prefill_by_hand() -> None:
     assert engine.prefill_s(1000, 500_500) == pytest.approx((2 * body * 1000 + 4 * 4096 * 32 * 500_500) / (0.5 * 989e12))
 
 
+def test_prefill_reads_experts_that_nothing_else_goes_to() -> None:
+    """16 tokens beside one: of 128 experts, each token goes to 8, 128 (1 - (15/16)^17) are read, 8 anyway; at 0.7 of 3.35 TB/s."""
+    engine = costs(model__path="qwen3-30b-a3b", place__train=16, train__shard=True).engine
+    more = 128 * (1 - (15 / 16) ** 17) - 8
+    assert engine.prefill_s(16, 136) == pytest.approx(2 * 48 * more * 3 * 2048 * 768 / (0.7 * 3.35e12))
+    assert engine.prefill_s(16, 136, beside=2000) == pytest.approx(engine.prefill_s(16, 136, beside=4000))  # all are read anyway
+
+
 def test_training_by_hand() -> None:
     """8 N a token and four times attention's 4 operations a pair; two logprob passes add 4 N and half of that."""
     tokens, pairs = 1_000_000, 500_000_000
@@ -111,11 +119,36 @@ def test_parameters_that_are_gathered_once() -> None:
     assert anew == pytest.approx(once * 5 / 2)
 
 
+def test_devices_of_one_rank_work_on_one_micro_batch() -> None:
+    """1.02 million tokens, 8,192 at a time: 125 micro-batches of one rank of 8 devices, 63 of two; all parameters twice."""
+    whole, values = 2 * 8_030_261_248, {"engine__tensor_parallel_size": 8}
+    half = costs(place__placement="swap", **values).training
+    assert half.microbatches(1_020_000) == 125
+    assert half.exchange_s(1_020_000) == pytest.approx(7 / 8 * (2 * 125 + 1) * whole / (0.8 * 450e9))  # 9.80 s
+    both = costs(place__placement="colocated", place__train=2, **values).training
+    assert both.microbatches(1_020_000) == 63
+    piped = costs(place__placement="colocated", place__train=2, costs__stages=4, costs__stage_devices=4, **values).training
+    assert piped.microbatches(1_020_000) == 125
+
+
 def test_the_work_of_a_batch_by_hand() -> None:
     """A prompt of 3 and completions of 2 and 5, whose last tokens are no input: 3 + 1 + 4 tokens; prompts apart 3 + 1 + 3 + 4."""
     together, apart = (costs(place__train=8, train__shard=True, costs__shared_prompts=each).training for each in (True, False))
     assert together.work([(3, [2, 5])]) == (8, 6 + (3 + 1) + (12 + 10))
     assert apart.work([(3, [2, 5])]) == (11, 2 * 6 + (3 + 1) + (12 + 10))
+
+
+def test_an_empty_completion_is_no_work() -> None:
+    together, apart = (costs(place__train=8, train__shard=True, costs__shared_prompts=each).training for each in (True, False))
+    assert together.work([(3, [0, 2]), (9, [0]), (9, [])]) == apart.work([(3, [2])]) == (4, 6 + 3 + 1)
+    assert apart.work([(3, [0, 2]), (9, [0]), (9, [])]) == (4, 6 + 3 + 1)
+
+
+def test_the_optimizer_moves_what_it_keeps() -> None:
+    """7 numbers of 2 bytes; with moments and a copy in 32 bits it keeps 16 bytes, read and written, and reads a gradient of 2."""
+    usual, finer = (costs(place__train=32, train__shard=True, costs__state_bytes=each).training for each in (0, 16))
+    assert usual.optimizer_s() == pytest.approx(7 * 2 * 8_030_261_248 / 32 / 3.35e12)
+    assert finer.optimizer_s() == pytest.approx((2 * 16 + 2) * 8_030_261_248 / 32 / 3.35e12)
 
 
 def test_the_work_of_a_batch_is_what_a_real_batch_has() -> None:

@@ -33,8 +33,8 @@ class Costs:
         memory = Line(0.002, self.memory)
         return StepCost(self.floor_s, (memory, Line(0.0007 * running + 0.001, self.arithmetic), Line(0.0, 4e-5)))
 
-    def prefill_s(self, tokens: int, pairs: int) -> float:
-        return self.prefill * tokens + 1e-7 * pairs
+    def prefill_s(self, tokens: int, pairs: int, beside: int = 1) -> float:
+        return self.prefill * tokens + 1e-7 * pairs + 1e-3 / beside
 
 
 @dataclass
@@ -203,7 +203,7 @@ class Even:
     def step(self, running: int) -> StepCost:
         return StepCost(1.0, (Line(0.0, 0.0),))
 
-    def prefill_s(self, tokens: int, pairs: int) -> float:
+    def prefill_s(self, tokens: int, pairs: int, beside: int = 1) -> float:
         return tokens / 10
 
 

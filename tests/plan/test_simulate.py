@@ -32,6 +32,7 @@ CASES = (
     Case("swap", probe_s=0.031),
     Case("async", "abort", canary=True, probe_s=0.21, slots=1, groups=4, size=4, staleness=0, changes=((1, 1), (3, -1))),
     Case("swap", judge_s=0.1, held_out=5),
+    Case("separate", cap=14, options=(("advantage.overlong", "mask"),)),
     Case("async", "abort", held_out=9, losses=((0.4, 1), (2.1, 0)), options=(("eval.every", 2),)),
 )
 

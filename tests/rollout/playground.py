@@ -79,6 +79,9 @@ class Playground(World):
             if (group, member) in self.gave_up:
                 assert reason == "failed"
 
+    def prompt_tokens(self, member: Key) -> int:
+        return len(self.wanted_turns[member][0].prompt_ids)
+
     def written(self, member: Key) -> list[int]:
         return super().written(member)[self.wanted_turns[member][1] :] if member in self.wanted_turns else []
 

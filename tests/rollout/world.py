@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rollyard import events as ev
 from rollyard.lives import Wrote
@@ -17,6 +17,7 @@ from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts
 from rollyard.types import Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Segment, WeightVersion
+from tests.rollout.engines import WorldEngine
 
 VOCABULARY = 50
 
@@ -24,15 +25,6 @@ VOCABULARY = 50
 def heard(engine: str, segment: Segment, text: str = "") -> ev.SegmentArrived:
     """As the shell tells it, which has looked at the tokens."""
     return ev.SegmentArrived(engine, segment, text, wrong_tokens(segment, VOCABULARY))
-
-
-@dataclass
-class WorldEngine:
-    slots: int
-    version: int | None = None
-    held: bool = False
-    up: bool = True
-    running: dict[RequestId, Request] = field(default_factory=dict)
 
 
 @dataclass
@@ -56,6 +48,7 @@ class World:
         self.life = 0
         self.version = self.next_batch = 0
         self.source = [Prompt(i, i, tuple(range(1, 2 + i % 3)), f"p{i}") for i in range(prompts)]
+        self.prompts = {prompt.id: prompt.token_ids for prompt in self.source}
         self.cursor = self.asked = 0
         self.exhausted = self.finished = self.wanted = False
         self.engines = {f"e{i}": WorldEngine(slots) for i in range(engines)}
@@ -74,6 +67,8 @@ class World:
         self.kept: dict[int, Group] = {}  # finished groups
         self.abort_wanted: set[RequestId] = set()
         self.moving: set[RequestId] = set()
+        self.offered: set[str] = set()
+        self.relieved = False  # a request has ended by itself just now, and none has gone out since
         self.moves: Counter[tuple[int, int]] = Counter()
         self.endings = 0  # of requests: how fast engines are is known from these
         self.generated = self.trained_tokens = 0
@@ -84,8 +79,10 @@ class World:
 
     def send(self, message: ev.Event | ev.Signal) -> None:
         self.now += 1.0
+        self.relieved = False
         if isinstance(message, ev.SegmentArrived):
             self.generated += len(message.segment.token_ids)
+            self.relieved = message.segment.finish in (FinishReason.STOP, FinishReason.LENGTH)
         said = self.core.step(message, self.now)
         self.noted(message, said)
         for output in said:
@@ -167,6 +164,8 @@ class World:
         room = min(self.most(request), self.policy.window - len(request.prompt_ids))
         assert request.sampling.max_tokens == room - len(request.written_ids) > 0
         engine.running[request.id] = request
+        engine.tokens[request.id] = len(request.prompt_ids) + len(request.written_ids)
+        self.relieved = False
 
     def written(self, member: tuple[int, int]) -> list[int]:
         """What it has of the answer under way."""
@@ -275,11 +274,26 @@ class World:
                     yield key
 
     def check_work_conserving(self) -> None:
-        for key in self.waiting():
+        waiting = list(self.waiting())
+        for key in waiting:
+            oldest = self.due(key[0]) - self.policy.max_staleness
             for engine in self.engines.values():
-                free = engine.up and not engine.held and engine.version is not None and len(engine.running) < engine.slots
-                oldest = self.due(key[0]) - self.policy.max_staleness
-                assert not (free and engine.version is not None and engine.version >= oldest), f"{key} waits beside a free slot"
+                if engine.free and engine.version is not None and engine.version >= oldest:
+                    assert self.offered and not self.relieved, f"{key} waits beside a free slot"
+                    assert self.core.slow or self.left_to_others(engine) >= self.to_read(waiting), f"{key} waits for nobody"
+
+    def left_to_others(self, engine: WorldEngine) -> int:
+        """Tokens that engines which are awaited can take until each has as many as this one."""
+        others = [other for name in self.offered if (other := self.engines[name]).up]
+        return sum(max(0, engine.load - other.load) for other in others if len(other.running) < other.slots)
+
+    def to_read(self, waiting: list[tuple[int, int]]) -> int:
+        """Tokens of all that waits."""
+        return sum(self.prompt_tokens(key) + len(self.written(key)) for key in waiting)
+
+    def prompt_tokens(self, member: tuple[int, int]) -> int:
+        """Of what comes before its answer."""
+        return len(self.prompts[member[0]])
 
     # ------------------------------------------------------------------------------------------ happenings
 
@@ -393,9 +407,10 @@ class World:
         version = self.named(engine.version)
         tokens = min(tokens, self.left(request)) if request.id not in self.abort_wanted else tokens
         ids = tuple(self.random.randrange(VOCABULARY) for _ in range(tokens))
+        engine.tokens[request.id] += tokens
         if finish is not None:
             self.endings += 1
-            del engine.running[request.id]
+            del engine.running[request.id], engine.tokens[request.id]
             self.moving.discard(request.id)
         if request.id in self.abort_wanted:
             if finish is not None:
@@ -410,7 +425,9 @@ class World:
         self.abort_wanted -= set(engine.running)
         self.moving -= set(engine.running)
         engine.running = {}
+        engine.tokens.clear()
         engine.up, engine.version = False, None
+        self.offered.discard(name)
         self.send(ev.EngineDown(name, "killed"))
         engine.up, engine.held = True, False
         self.send(ev.EngineUp(name, engine.slots, None))
@@ -429,11 +446,16 @@ class World:
 
     def sync_one(self) -> None:
         """Bring one lagging engine to the trainer's version, in the way the rollover says."""
-        lagging = [n for n, e in self.engines.items() if e.up and e.version != self.version]
+        lagging = [n for n, e in self.engines.items() if e.up and e.version != self.version and not e.stuck]
         if not lagging:
             return
         name = self.random.choice(lagging)
         engine = self.engines[name]
+        dice = self.random.random()
+        if dice < 0.2:
+            self.offer_weights(lagging)
+        elif dice < 0.25:
+            self.miss(name)
         if not engine.held:
             engine.held = True
             self.send(ev.EngineHeld(name))
@@ -445,4 +467,22 @@ class World:
         engine.version = self.version
         self.send(ev.EngineLoaded(name, self.named(self.version)))
         engine.held = False
+        self.offered.discard(name)
         self.send(ev.EngineReleased(name))
+
+    def offer_weights(self, names: list[str]) -> None:
+        """They are offered new weights."""
+        self.offered |= set(names)
+        self.send(ev.EnginesAwaited(tuple(names)))
+
+    def miss(self, name: str) -> None:
+        """The offer did not reach it."""
+        self.offered.discard(name)
+        self.send(ev.EnginesMissed((name,)))
+
+    def stick(self, name: str) -> None:
+        """It is offered new weights, and does not say anything ever again."""
+        engine = self.engines[name]
+        engine.stuck = engine.held = True
+        self.offer_weights([name])
+        self.send(ev.EngineHeld(name))

@@ -28,6 +28,7 @@ class World:
         self.version: dict[str, WeightVersion] = {}
         self.prepared: dict[str, WeightVersion] = {}
         self.held: set[str] = set()
+        self.awaited: set[str] = set()
         self.paused: set[str] = set()
         self.forgotten: set[str] = set()
         self.done: list[WeightVersion] = []
@@ -82,7 +83,13 @@ class World:
                 case ev.EngineHeld(engine):
                     self.held.add(engine)
                 case ev.EngineReleased(engine):
+                    assert engine in self.awaited, "whoever gets weights was awaited"
                     self.held.discard(engine)
+                    self.awaited.discard(engine)
+                case ev.EnginesAwaited(engines):
+                    self.awaited.update(engines)
+                case ev.EnginesMissed(engines):
+                    self.awaited.difference_update(engines)
                 case ev.RolloverDone(version):
                     self.done.append(version)
                 case ev.RolloverFailed(cause):
@@ -149,7 +156,27 @@ def test_every_engine_ends_open_with_the_newest_version_or_lost(
 
 
 def told(machine: RolloverMachine, *events: ev.Event | ev.Signal) -> list[ev.Instruction | ev.Signal]:
-    return [output for event in events for output in machine.step(event, 0.0)]
+    """Who is awaited left out."""
+    said = [output for event in events for output in machine.step(event, 0.0)]
+    return [output for output in said if not isinstance(output, ev.EnginesAwaited | ev.EnginesMissed)]
+
+
+@pytest.mark.parametrize("rollover", ev.Rollover)
+def test_an_engine_is_awaited_from_when_it_will_soon_be_back(rollover: ev.Rollover) -> None:
+    """With drain only once it has finished what it held, which may take long; whom an offer misses is not awaited any more."""
+    machine = RolloverMachine(rollover, retries=1)
+    told(machine, ev.EngineUp("a", 1, None), ev.EngineUp("b", 1, None))
+
+    def awaited(event: ev.Event | ev.Signal) -> list[ev.Instruction | ev.Signal]:
+        return [said for said in machine.step(event, 0.0) if isinstance(said, ev.EnginesAwaited | ev.EnginesMissed)]
+
+    at_once, drains = ev.EnginesAwaited(("a", "b")), rollover is ev.Rollover.DRAIN
+    assert awaited(ev.RolloverWanted(V1)) == ([] if drains else [at_once])
+    assert awaited(ev.EnginePrepared("a", V1)) == []
+    assert awaited(ev.EnginePaused("a")) == ([ev.EnginesAwaited(("a",))] if drains else [])
+    assert awaited(ev.SyncFailed(V1, "broken", "b")) == [ev.EnginesMissed(("b",))]
+    assert awaited(ev.Delivered(V1)) == awaited(ev.EngineLoaded("a", V1)) == []
+    assert awaited(ev.RolloverWanted(V1, ("b",))) == ([] if drains else [ev.EnginesAwaited(("b",))])
 
 
 def two(retries: int = 1) -> RolloverMachine:
