@@ -90,11 +90,13 @@ class TrainingCosts:
     def microbatches(self, tokens: int) -> int:
         """Of an optimizer step on so many tokens, one after the other in each pipeline; at least one.
 
-        Devices of a rank that has no pipeline work on its micro-batch together, and hold a part of it each, as `memory` says.
+        Where nothing is said of stages, devices of a rank work on its micro-batch together, and hold a part of it each, as
+        `memory` has it.
         A pipeline of n stages takes as long as n - 1 more (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1), each in one
         n-th of the layers.
         """
-        pipelines = min(self.devices.ranks, self.devices.train // (self.costs.stages * self.costs.stage_devices))
+        together = self.costs.stages * self.costs.stage_devices
+        pipelines = self.devices.train // together if together > 1 else self.devices.ranks
         return max(1, math.ceil(tokens / (pipelines * self.budget)))
 
     def exchange_s(self, tokens: int) -> float:
