@@ -18,7 +18,7 @@ class Devices:
     engines: int
     tensor_parallel: int  # devices of one engine
     train: int  # devices that train together
-    ranks: int  # parts that a batch is split in: each has whole sequences
+    ranks: int  # parts that a batch is split in, each of whole sequences: pipelines, where training has stages
     copies: int  # devices that share one copy of parameters and their state
     apart: bool  # engines have devices of their own
     spread: bool = False  # hosts lie on a node each
@@ -56,10 +56,12 @@ def devices_of(scenario: Scenario, hardware: Hardware) -> Devices:
     if train % copies:
         problem = f"{train} devices that train are no whole number of copies on {copies} devices each"
         raise ConfigError(problem, where="costs.state_devices", remedy=f"use a divisor of {train}, or 0")
-    together = scenario.costs.stages * scenario.costs.stage_devices
+    stages = scenario.costs.stages
+    together = stages * (scenario.costs.stage_devices or (1 if stages > 1 else train // ranks))
     if train % together:
         problem = f"{train} devices that train are no whole number of pipelines on {together} devices each"
         raise ConfigError(problem, where="costs.stages", remedy=f"use stages and stage_devices whose product divides {train}")
+    ranks = train // together
     return Devices(hardware, engines, size, train, ranks, copies, apart, place.nodes == "spread")
 
 

@@ -125,7 +125,9 @@ def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, l
         ConfigError: it does not fit.
     """
     copies = devices.copies
-    tokens = max(scenario.batch.token_budget, longest) * devices.ranks / devices.train
+    # Each stage has its part of the layers, and as many micro-batches under way as there are stages (Narayanan et al. 2021).
+    shared = devices.ranks * scenario.costs.stages / devices.train
+    tokens = max(scenario.batch.token_budget, longest) * shared
     kept = 1 + LAYER / shape.layers if scenario.costs.recompute else LAYER
     found = Memory(
         "training",

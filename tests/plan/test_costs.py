@@ -133,6 +133,10 @@ def test_devices_of_one_rank_work_on_one_micro_batch() -> None:
     assert both.microbatches(1_020_000) == 63
     piped = costs(place__placement="colocated", place__train=2, costs__stages=4, costs__stage_devices=4, **values).training
     assert piped.microbatches(1_020_000) == 125
+    alone = costs(place__placement="colocated", place__train=2, costs__stage_devices=1, **values)
+    assert alone.training.microbatches(1_020_000) == 8  # each device has sequences of its own, whatever engines are
+    shared = costs(place__placement="colocated", place__train=2, **values)
+    assert alone.memory[1].activations == pytest.approx(8 * shared.memory[1].activations)
     staged = costs(place__placement="colocated", place__train=2, costs__stages=4, **values).training
     assert staged.microbatches(1_020_000) == 32  # four pipelines: who says so trains otherwise than engines are laid out
 
