@@ -140,6 +140,8 @@ def test_devices_of_one_rank_work_on_one_micro_batch() -> None:
     assert both.microbatches(1_020_000) == 63
     piped = costs(place__placement="colocated", place__train=2, costs__stages=4, costs__stage_devices=4, **values).training
     assert piped.microbatches(1_020_000) == 125
+    staged = costs(place__placement="colocated", place__train=2, costs__stages=4, **values).training
+    assert staged.microbatches(1_020_000) == 32  # four pipelines: who says so trains otherwise than engines are laid out
 
 
 def test_the_work_of_a_batch_by_hand() -> None:
