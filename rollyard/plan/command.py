@@ -15,7 +15,7 @@ from rollyard.durable import write_file
 from rollyard.errors import ConfigError
 from rollyard.layers import RUNS, Resolved, presets, resolve_tree
 from rollyard.plan.check import DRAWN, check_scenario, obstacle
-from rollyard.plan.hardware import CPU
+from rollyard.plan.hardware import CPU, hardware_of
 from rollyard.plan.scenario import Scenario, WorkloadConfig
 from rollyard.plan.split import SIZES, WHERE, gpus_of, split
 from rollyard.plan.trace import read_trace
@@ -28,6 +28,8 @@ SCENARIOS: Final = f"{RUNS}/scenarios"  # presets of scenarios, in the package
 FOLDERS: Final = (SCENARIOS, RUNS)  # a run's preset is a scenario too
 PROMPTS: Final = "workload.prompt_tokens"
 ROOM: Final = "the window"  # origin of what it leaves
+TRANSPORT: Final = "weights.transport"
+NODES: Final = "several nodes"  # origin of what reaches all of them
 GIVEN: Final = "command line"  # origin of options there
 SHORT: Final[Mapping[str, str]] = {  # short names of common options
     "--model": "model.path",
@@ -86,14 +88,15 @@ def scenario_of(given: argparse.Namespace) -> Resolved[Scenario]:
     if overrides.get("workload.trace"):  # in the place of what a preset or file says of lengths
         usual = {f"workload.{name}": WorkloadConfig.model_fields[name].default for name in DRAWN}
         overrides = usual | overrides
-    if given.gpus:
-        overrides |= _devices(given, overrides)
+    sized = _devices(given, overrides) if given.gpus else {}
+    overrides |= sized
     resolved = _resolved(given, overrides, check_scenario)
     if room := _short_prompts(resolved):
         resolved = _resolved(given, overrides | {PROMPTS: room}, check_scenario)
         resolved = replace(resolved, origins={**resolved.origins, PROMPTS: ROOM})
     of_run = {name: f"run {given.calibrate}" for name in fitted if overrides[name] is fitted[name]}
-    return replace(resolved, origins={**resolved.origins, **of_run})
+    of_devices = {TRANSPORT: NODES} if TRANSPORT in sized else {}
+    return replace(resolved, origins={**resolved.origins, **of_run, **of_devices})
 
 
 def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,9 +142,21 @@ def _devices(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[st
         if overrides.get("cluster.hardware", kind) != kind:
             problem = f"two kinds of device are named, {kind} and {overrides['cluster.hardware']}"
             raise ConfigError(problem, where=WHERE, remedy="leave out one of them")
-    unchecked = _resolved(given, overrides, lambda scenario: None)  # its sizes may not go together yet
+    unchecked = _resolved(given, {**overrides, **found}, lambda scenario: None)  # its sizes may not go together yet
     keep = unchecked.origins["place.generate"] != "default"
+    if _too_far(devices, unchecked.config):
+        found[TRANSPORT] = "broadcast"
     return found | split(devices, unchecked.config, [name for name in SIZES if name in overrides], keep=keep)
+
+
+def _too_far(devices: int, scenario: Scenario) -> bool:
+    """For the memory of a node, by which weights would go as nothing else is said."""
+    from rollyard.plan.costs import travels_by
+
+    cluster = scenario.cluster
+    if cluster.hardware == CPU or scenario.weights.transport != "auto":
+        return False
+    return devices > (cluster.node or hardware_of(cluster.hardware).node) and travels_by(scenario) == "shared_memory"
 
 
 def _resolved(given: argparse.Namespace, overrides: Mapping[str, Any], checked: Callable[[Scenario], None]) -> Resolved[Scenario]:
@@ -187,14 +202,23 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     """What a reader of the figures should know besides, a line each.
 
     Raises:
-        ConfigError: the trace cannot be read.
+        ConfigError: the trace cannot be read, or the model does not fit on the devices.
     """
+    from rollyard.plan.costs import costs_of, fewer_pages
+
     scenario, notes = resolved.config, list[str]()
     if why := obstacle(scenario):
         notes.append(f"this version of Rollyard could not run it as it is: {why}")
     if resolved.origins[PROMPTS] == ROOM:
         told = f"prompts of {scenario.workload.prompt_tokens:,} tokens, which is what the window leaves"
         notes.append(f"{told}: give --workload.prompt_tokens for others")
+    if resolved.origins["model.dtype"] == "default" and scenario.cluster.hardware != CPU:
+        notes.append(f"parameters are {scenario.model.dtype}, as nothing else is said: give --model.dtype bfloat16 for 16 bits")
+    if resolved.origins[TRANSPORT] == NODES:
+        notes.append("on several nodes what travels goes by broadcast: give --weights.transport for another")
+    if pages := fewer_pages(costs_of(scenario), scenario):
+        told = f"an engine has {pages:,} pages, as many as memory has room for, which is not every slot at its longest"
+        notes.append(f"{told}: a run needs --engine.pages {pages}")
     if scenario.workload.trace:
         notes += _notes_of_trace(read_trace(scenario.workload.trace), scenario)
     if scenario.cluster.hardware == CPU and not (scenario.cluster.bandwidth and scenario.cluster.flops):

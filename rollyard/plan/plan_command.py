@@ -14,7 +14,7 @@ from rollyard.layers import presets, resolve_tree
 from rollyard.plan.advice import as_json, named, seconds, table
 from rollyard.plan.advise import Choice, Plan, Planner
 from rollyard.plan.command import FOLDERS, AddOptions
-from rollyard.plan.costs import shape_for
+from rollyard.plan.costs import costs_of, fewer_pages, shape_for
 from rollyard.plan.hardware import CPU
 from rollyard.plan.measured import device_of
 from rollyard.plan.ran import ran
@@ -112,6 +112,8 @@ def write(found: Plan, space: Space, path: Path) -> str:
         return f"{path} is not written: none of these can be run by this version of Rollyard"
     number, choice = ready[0]
     scenario = space.scenario(choice.point)
+    if pages := fewer_pages(costs_of(scenario), scenario):
+        scenario = with_options(scenario, {"engine.pages": pages})
     config = config_of(scenario).model_copy(update={"forecast": choice.ran.forecast})
     missing = "" if config.prompts.path or config.prompts.task else " --prompts FILE.jsonl --reward FILE.py:function"
     run = f"rollyard run {path}{missing}"

@@ -18,7 +18,7 @@ class ClusterConfig(Section):
     node: Natural = Field(0, description="devices of a node (0: as the table says)")
     memory: NonNegative = Field(0.0, description="bytes that a device holds (0: as the table says; also of what follows)")
     bandwidth: NonNegative = Field(0.0, description="bytes/s of its memory")
-    flops: NonNegative = Field(0.0, description="dense operations/s")
+    flops: NonNegative = Field(0.0, description="dense operations/s, in model.dtype")
     link: NonNegative = Field(0.0, description="bytes/s to the others of its node, in one direction")
     nic: NonNegative = Field(0.0, description="bytes/s to other nodes, in one direction")
     host: NonNegative = Field(0.0, description="bytes/s to the memory of its machine, in one direction")
@@ -96,6 +96,9 @@ class CostsConfig(Section):
     parts: bool = Field(
         False,
         description="broadcast sends each device of an engine its part alone (false: one of each machine all, as ours does)",
+    )
+    cards: Count = Field(
+        1, description="network cards of a machine that broadcast uses where all is sent to it (1, as ours; a ring of NCCL: all)"
     )
     disk: Positive = Field(2e9, description="bytes/s of the common disk, of one reader or writer")
     barrier_s: NonNegative = Field(0.1, description="seconds of a weight sync besides")

@@ -157,7 +157,7 @@ def test_nodes_fail_and_engines_come_back() -> None:
     calm = simulate(scenario("async")).report
     often = calm.wall_s / 3600 / 4
     failures = {"failures__node_hours": often, "failures__restart_s": 1.0, "place__restarts": 100, "cluster__node": 1}
-    failures["rollout__retries"] = 100
+    failures |= {"rollout__retries": 100, "weights__transport": "broadcast"}
     torn = simulate(scenario("async", **failures)).report
     assert not torn.finished.failed and len(torn.lost) > 3
     assert torn.wall_s > calm.wall_s and torn.members.trained == calm.members.trained
