@@ -107,7 +107,7 @@ def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str
         return {}
     from rollyard.plan.calibrate import calibrate
 
-    found = calibrate(given.calibrate, overrides.get("cluster.hardware", CPU))
+    found = calibrate(given.calibrate, overrides.get("cluster.hardware", ""))
     if given.constants is not None:
         try:
             write_file(given.constants, found.to_toml().encode())
