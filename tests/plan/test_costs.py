@@ -140,7 +140,7 @@ def test_devices_of_one_rank_work_on_one_micro_batch() -> None:
     assert both.microbatches(1_020_000) == 63
     piped = costs(place__placement="colocated", place__train=2, costs__stages=4, costs__stage_devices=4, **values).training
     assert piped.microbatches(1_020_000) == 125
-    staged = costs(place__placement="colocated", place__train=2, costs__stages=4, **values).training
+    staged = costs(place__placement="colocated", place__train=2, costs__stages=4, costs__stage_devices=1, **values).training
     assert staged.microbatches(1_020_000) == 32  # four pipelines: who says so trains otherwise than engines are laid out
 
 
