@@ -19,6 +19,7 @@ from rollyard.plan.hardware import CPU, hardware_of
 from rollyard.plan.scenario import Scenario, WorkloadConfig
 from rollyard.plan.split import SIZES, WHERE, gpus_of, split
 from rollyard.plan.trace import read_trace
+from rollyard.plan.unheeded import note_of, unheeded
 from rollyard.plan.workload import Recorded
 from rollyard.watch.screen import Screen
 
@@ -106,7 +107,7 @@ def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str
         return {}
     from rollyard.plan.calibrate import calibrate
 
-    found = calibrate(given.calibrate, overrides.get("cluster.hardware", CPU))
+    found = calibrate(given.calibrate, overrides.get("cluster.hardware", ""))
     if given.constants is not None:
         try:
             write_file(given.constants, found.to_toml().encode())
@@ -222,8 +223,8 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
         notes += _notes_of_trace(read_trace(scenario.workload.trace), scenario)
     if scenario.cluster.hardware == CPU and not (scenario.cluster.bandwidth and scenario.cluster.flops):
         notes.append("this machine was measured: figures differ a little each time, whatever the seed")
-    if scenario.prompts.held_out or scenario.eval.every:
-        notes.append("evaluations are left out")
+    if line := note_of(unheeded(scenario, resolved.origins)):
+        notes.append(line)
     return notes
 
 

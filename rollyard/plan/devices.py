@@ -56,8 +56,8 @@ def devices_of(scenario: Scenario, hardware: Hardware) -> Devices:
     if train % copies:
         problem = f"{train} devices that train are no whole number of copies on {copies} devices each"
         raise ConfigError(problem, where="costs.state_devices", remedy=f"use a divisor of {train}, or 0")
-    stages = scenario.costs.stages
-    together = stages * (scenario.costs.stage_devices or (1 if stages > 1 else train // ranks))
+    stages, each = scenario.costs.stages, scenario.costs.stage_devices
+    together = stages * each if each else max(stages, train // ranks)
     if train % together:
         problem = f"{train} devices that train are no whole number of pipelines on {together} devices each"
         raise ConfigError(problem, where="costs.stages", remedy=f"use stages and stage_devices whose product divides {train}")

@@ -105,9 +105,7 @@ class CostsConfig(Section):
     )
     stages: Count = Field(1, description="pipeline stages that training spreads its layers over")
     stage_devices: Natural = Field(
-        0,
-        description="devices that share the sequences of a stage: tensor and context parallelism (0: one, but without "
-        "stages those of an engine where engines train)",
+        0, description="devices that share the sequences of a stage: tensor and context parallelism (0: those of a rank)"
     )
     offload: bool = Field(False, description="that state lies in the machine's memory while an engine generates (colocated)")
     changed: Share = Field(0.02, description="share of the numbers that a version changed, with weights.delta")
