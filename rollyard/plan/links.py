@@ -224,7 +224,7 @@ class Sync:
             self._timeline.close(Phase.SYNC)
             self._post(ev.Proved(told.version))
 
-        Proof(self._clock, self._engines, self._links, self._trainer, sorted(self._living), proved).begin()
+        Proof(self._clock, self._engines, self._links, self._trainer, self._living, proved).begin()
 
     def _part(
         self, engine: ev.EngineId, what: str, seconds: float, then: ev.Event | Callable[[Seat], None], *, waits: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -19,20 +19,22 @@ ROLLS: Final = 2  # tensors are moved once, and back
 
 
 class Proof:
-    """Engines first finish what they have, each by itself. Then all are asked, one after the other, before and after each time
-    that moved weights are brought to them.
+    """Engines first finish what they have, each by itself. Then they are asked, one after the other, before and after each time
+    that moved weights are brought to all that there are by then.
 
     Args:
         trainer: of the device that copies weights.
-        engines: who is asked.
+        living: who there is.
         then: what comes after it.
     """
 
     def __init__(
-        self, clock: Clock, engines: Engines, links: Links, trainer: SpanLog, asked: Sequence[EngineId], then: Call
+        self, clock: Clock, engines: Engines, links: Links, trainer: SpanLog, living: Collection[EngineId], then: Call
     ) -> None:
         self._clock, self._engines, self._links, self._trainer = clock, engines, links, trainer
-        self._asked, self._then = [engine for engine in asked if not engines[engine].lost], then
+        self._living, self._then = living, then
+        self._asked = [engine for engine in sorted(living) if not engines[engine].lost]
+        self._offered: list[EngineId] = []
         self._rolls = self._under_way = 0
 
     def begin(self) -> None:
@@ -57,12 +59,14 @@ class Proof:
 
     def _roll(self) -> None:
         self._rolls += 1
+        self._offered = sorted(self._living)
         self._timed(self._trainer, "publish", self._links.copy_s, self._copied)
 
     def _copied(self) -> None:
-        self._under_way = 1 + len(self._asked)
+        offered = [engine for engine in self._offered if self._here(engine)]
+        self._under_way = 1 + len(offered)
         self._clock.after(self._links.deliver_s, self._arrived)
-        for engine in self._asked:
+        for engine in offered:
             self._timed(self._engines[engine].spans, "prepare", self._links.prepare_s(engine), partial(self._load, engine))
 
     def _load(self, engine: EngineId) -> None:

@@ -31,6 +31,7 @@ CASES = (
     Case("colocated", canary=True, probe_s=0.031, sleep_s=0.17, wake_s=0.21, held_out=3),
     Case("swap", probe_s=0.031),
     Case("async", "abort", canary=True, probe_s=0.21, slots=1, groups=4, size=4, staleness=0, changes=((1, 1), (3, -1))),
+    Case("async", "keep", canary=True, engines=4, slots=1, groups=1, seed=204750, steps=5, changes=((3, 1), (4, 1)), retries=3),
     Case("swap", judge_s=0.1, held_out=5),
     Case("separate", cap=14, options=(("advantage.overlong", "mask"),)),
     Case("async", "abort", held_out=9, losses=((0.4, 1), (2.1, 0)), options=(("eval.every", 2),)),
