@@ -13,9 +13,10 @@ from typing import Any, Final
 from rollyard.config import Config
 from rollyard.durable import write_file
 from rollyard.errors import ConfigError
-from rollyard.layers import RUNS, Resolved, presets, resolve_tree
+from rollyard.layers import Resolved, presets
 from rollyard.plan.check import DRAWN, check_scenario, obstacle
 from rollyard.plan.hardware import CPU
+from rollyard.plan.kinds import FOLDERS, left_behind, resolve_scenario
 from rollyard.plan.scenario import Scenario, WorkloadConfig
 from rollyard.plan.split import SIZES, WHERE, gpus_of, split
 from rollyard.plan.trace import read_trace
@@ -23,8 +24,6 @@ from rollyard.plan.workload import Recorded
 from rollyard.watch.screen import Screen
 
 TEXT: Final = "a run on a virtual clock: how long its steps would take, and what each device would do meanwhile"
-SCENARIOS: Final = f"{RUNS}/scenarios"  # presets of scenarios, in the package
-FOLDERS: Final = (SCENARIOS, RUNS)  # a run's preset is a scenario too
 PROMPTS: Final = "workload.prompt_tokens"
 ROOM: Final = "the window"  # origin of what it leaves
 GIVEN: Final = "command line"  # origin of options there
@@ -144,7 +143,7 @@ def _devices(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[st
 
 
 def _resolved(given: argparse.Namespace, overrides: Mapping[str, Any], checked: Callable[[Scenario], None]) -> Resolved[Scenario]:
-    return resolve_tree(Scenario, checked, preset=given.preset, file=given.file, overrides=overrides, folders=FOLDERS)
+    return resolve_scenario(checked, preset=given.preset, file=given.file, overrides=overrides)
 
 
 def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
@@ -191,6 +190,9 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     scenario, notes = resolved.config, list[str]()
     if why := obstacle(scenario):
         notes.append(f"this version of Rollyard could not run it as it is: {why}")
+    if left := left_behind(resolved):
+        kind = scenario.cluster.hardware
+        notes.append(f"devices are {kind}: {', '.join(left)} of what was said before are another kind's, and left out")
     if resolved.origins[PROMPTS] == ROOM:
         told = f"prompts of {scenario.workload.prompt_tokens:,} tokens, which is what the window leaves"
         notes.append(f"{told}: give --workload.prompt_tokens for others")
