@@ -15,7 +15,8 @@ from rollyard.durable import write_file
 from rollyard.errors import ConfigError
 from rollyard.layers import Resolved, presets
 from rollyard.plan.check import DRAWN, check_scenario, obstacle
-from rollyard.plan.hardware import CPU
+from rollyard.plan.devices import nodes
+from rollyard.plan.hardware import CPU, hardware_of
 from rollyard.plan.kinds import FOLDERS, left_behind, resolve_scenario
 from rollyard.plan.scenario import Scenario, WorkloadConfig
 from rollyard.plan.split import SIZES, WHERE, gpus_of, split
@@ -193,6 +194,8 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     if left := left_behind(resolved):
         kind = scenario.cluster.hardware
         notes.append(f"devices are {kind}: {', '.join(left)} of what was said before are another kind's, and left out")
+    if scenario.place.placement == "swap" and scenario.engine.tensor_parallel_size > 1:
+        notes.append(_note_of_halves(scenario))
     if resolved.origins[PROMPTS] == ROOM:
         told = f"prompts of {scenario.workload.prompt_tokens:,} tokens, which is what the window leaves"
         notes.append(f"{told}: give --workload.prompt_tokens for others")
@@ -203,6 +206,14 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     if scenario.prompts.held_out or scenario.eval.every:
         notes.append("evaluations are left out")
     return notes
+
+
+def _note_of_halves(scenario: Scenario) -> str:
+    """Halves are no smaller engines: more devices make one that has more to add up."""
+    cluster, size = scenario.cluster, scenario.engine.tensor_parallel_size
+    node = cluster.node or (0 if cluster.hardware == CPU else hardware_of(cluster.hardware).node)
+    told = f"each half is one engine of {size} devices"
+    return f"{told}, on {nodes(size, node)} nodes" if 0 < node < size else told
 
 
 def _notes_of_trace(trace: Recorded, scenario: Scenario) -> list[str]:

@@ -9,7 +9,7 @@ from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.model.flops import adapter_numbers
 from rollyard.plan.decoding import EngineCosts
-from rollyard.plan.devices import Devices, devices_of
+from rollyard.plan.devices import Devices, check_heads, devices_of
 from rollyard.plan.hardware import Hardware
 from rollyard.plan.learning import TrainingCosts
 from rollyard.plan.measured import device_of
@@ -95,6 +95,7 @@ def costs_of(scenario: Scenario) -> Costs:
 def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
     """The same for a model and a kind of device that are known already. Raises ConfigError."""
     _check_sliding(scenario, shape)
+    check_heads(scenario, shape)
     costs, devices = scenario.costs, devices_of(scenario, hardware)
     sizes = sizes_of(scenario, shape)
     budget = max(scenario.batch.token_budget, longest_of(scenario, shape))

@@ -60,7 +60,7 @@ def _halves(devices: int, scenario: Scenario, given: Collection[str]) -> dict[st
         raise ConfigError(f"{devices} devices have no two halves", where=WHERE, remedy=f"use {devices + 1}")
     if "engine.tensor_parallel_size" in given and 2 * each != devices:
         problem = f"two halves of {each} devices each are not {devices}"
-        raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=f"leave it out, or use {devices // 2}")
+        raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=f"use {2 * each} devices, or another placement")
     return {"engine.tensor_parallel_size": devices // 2}
 
 
