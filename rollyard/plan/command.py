@@ -13,13 +13,13 @@ from typing import Any, Final
 from rollyard.config import Config
 from rollyard.durable import write_file
 from rollyard.errors import ConfigError
-from rollyard.layers import Resolved, presets
+from rollyard.layers import Resolved, presets, value
 from rollyard.plan.check import DRAWN, check_scenario, obstacle
 from rollyard.plan.devices import nodes
 from rollyard.plan.hardware import CPU, hardware_of
 from rollyard.plan.kinds import FOLDERS, left_behind, resolve_scenario
 from rollyard.plan.scenario import Scenario, WorkloadConfig
-from rollyard.plan.split import SIZES, WHERE, gpus_of, split
+from rollyard.plan.split import HALF, SIZES, WHERE, gpus_of, share_of, split
 from rollyard.plan.trace import read_trace
 from rollyard.plan.workload import Recorded
 from rollyard.watch.screen import Screen
@@ -27,6 +27,7 @@ from rollyard.watch.screen import Screen
 TEXT: Final = "a run on a virtual clock: how long its steps would take, and what each device would do meanwhile"
 PROMPTS: Final = "workload.prompt_tokens"
 ROOM: Final = "the window"  # origin of what it leaves
+SHARED: Final = "--gpus, shared out"  # of sizes that follow from all devices
 GIVEN: Final = "command line"  # origin of options there
 SHORT: Final[Mapping[str, str]] = {  # short names of common options
     "--model": "model.path",
@@ -85,14 +86,17 @@ def scenario_of(given: argparse.Namespace) -> Resolved[Scenario]:
     if overrides.get("workload.trace"):  # in the place of what a preset or file says of lengths
         usual = {f"workload.{name}": WorkloadConfig.model_fields[name].default for name in DRAWN}
         overrides = usual | overrides
+    sizes = list[str]()
     if given.gpus:
-        overrides |= _devices(given, overrides)
+        shared = _devices(given, overrides)
+        sizes = [name for name in SIZES if name in shared and name not in overrides]
+        overrides |= shared
     resolved = _resolved(given, overrides, check_scenario)
     if room := _short_prompts(resolved):
         resolved = _resolved(given, overrides | {PROMPTS: room}, check_scenario)
         resolved = replace(resolved, origins={**resolved.origins, PROMPTS: ROOM})
     of_run = {name: f"run {given.calibrate}" for name in fitted if overrides[name] is fitted[name]}
-    return replace(resolved, origins={**resolved.origins, **of_run})
+    return replace(resolved, origins={**resolved.origins, **of_run, **dict.fromkeys(sizes, SHARED)})
 
 
 def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,8 +143,12 @@ def _devices(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[st
             problem = f"two kinds of device are named, {kind} and {overrides['cluster.hardware']}"
             raise ConfigError(problem, where=WHERE, remedy="leave out one of them")
     unchecked = _resolved(given, overrides, lambda scenario: None)  # its sizes may not go together yet
-    keep = unchecked.origins["place.generate"] != "default"
-    return found | split(devices, unchecked.config, [name for name in SIZES if name in overrides], keep=keep)
+    said = [name for name in SIZES if name in overrides]
+    others = {name: value for name, value in overrides.items() if name not in SIZES}
+    by_itself = _resolved(given, others, lambda scenario: None)
+    share = HALF if by_itself.origins["place.generate"] == "default" else share_of(by_itself.config)
+    sizes = split(devices, unchecked.config, said, share=share)
+    return found | {name: size for name, size in sizes.items() if size != value(unchecked.config, name)}
 
 
 def _resolved(given: argparse.Namespace, overrides: Mapping[str, Any], checked: Callable[[Scenario], None]) -> Resolved[Scenario]:
@@ -194,6 +202,8 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     if left := left_behind(resolved):
         kind = scenario.cluster.hardware
         notes.append(f"devices are {kind}: {', '.join(left)} of what was said before are another kind's, and left out")
+    if scenario.place.apart and SHARED in (resolved.origins[name] for name in SIZES):
+        notes.append(_note_of_sizes(scenario))
     if scenario.place.placement == "swap" and scenario.engine.tensor_parallel_size > 1:
         notes.append(_note_of_halves(scenario))
     if resolved.origins[PROMPTS] == ROOM:
@@ -206,6 +216,14 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     if scenario.prompts.held_out or scenario.eval.every:
         notes.append("evaluations are left out")
     return notes
+
+
+def _note_of_sizes(scenario: Scenario) -> str:
+    """Who got which of all devices."""
+    place, size = scenario.place, scenario.engine.tensor_parallel_size
+    engines = f"{place.generate:,} engine{'s' * (place.generate > 1)}" + f" of {size} devices" * (size > 1)
+    told = f"{engines}, and {place.train:,} device{'s' * (place.train > 1)} to train"
+    return f"devices are shared out: {told}; --place.generate or --place.train says otherwise"
 
 
 def _note_of_halves(scenario: Scenario) -> str:

@@ -59,6 +59,13 @@ def test_so_many_devices_are_shared_out(
     assert tuple(found[name][0] for name in ("place.generate", "place.train", "cluster.hardware")) == sizes
 
 
+def test_sizes_of_a_preset_that_do_not_fit_keep_its_proportion_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("simulate", "--preset", "cluster", "--steps", 2, "--prompts-per-step", 8, "--mean-tokens", 200)
+    notes = summary(capsys, *few, "--gpus", "64xH100", "--engine.tensor_parallel_size", 4)["notes"]
+    assert "devices are shared out: 8 engines of 4 devices, and 32 devices to train; --place.generate or" in notes[0]
+    assert not summary(capsys, *few, "--gpus", "64xH100")["notes"]  # as it has them itself
+
+
 def test_what_is_printed_is_the_same_again_to_the_byte_for_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "rollyard", *SMALL, "--seed", "7", "--json"]
     texts = [subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout for _ in range(2)]
@@ -93,7 +100,7 @@ def test_the_config_of_a_run_is_a_scenario(capsys: pytest.CaptureFixture[str], t
 
 
 def test_what_this_version_cannot_run_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, *SMALL, "--engine.tensor_parallel_size", "2")
+    told = said(capsys, *SMALL, "--engine.tensor_parallel_size", "3")
     assert "this version of Rollyard could not run it as it is: engine.tensor_parallel_size" in told
 
 
