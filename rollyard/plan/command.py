@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from rollyard.plan.split import HALF, SIZES, WHERE, gpus_of, share_of, split
 from rollyard.plan.trace import read_trace
 from rollyard.plan.workload import Recorded
 from rollyard.watch.screen import Screen
+from rollyard.watch.step import Step
 
 TEXT: Final = "a run on a virtual clock: how long its steps would take, and what each device would do meanwhile"
 PROMPTS: Final = "workload.prompt_tokens"
@@ -170,7 +172,8 @@ def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
     if folder is not None:
         check_free(folder, scenario.run.overwrite)
     notes = notes_of(resolved)
-    outcome = simulate(scenario)
+    with _progress(scenario.run.steps) as stepped:
+        outcome = simulate(scenario, stepped=stepped)
     if folder is not None:
         write_folder(outcome, scenario, folder)
     summary = summarize(outcome.report, outcome.metrics, scenario)
@@ -182,6 +185,17 @@ def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
     for line in [*notes, *([f"simulated run: {folder}"] if folder is not None else [])]:
         screen.print(line, soft_wrap=True, markup=False, highlight=False)
     return int(summary.failed)
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Callable[[Step], None] | None]:
+    """A line on standard error for as long as the block takes, where that is a terminal; told each step."""
+    screen = Screen(stderr=True)
+    if not screen.is_terminal:
+        yield None
+        return
+    with screen.status("simulating, Ctrl-C stops it") as line:
+        yield lambda step: line.update(f"simulating: {step.version.step:,} of {steps:,} steps are trained, Ctrl-C stops it")
 
 
 def _folder(resolved: Resolved[Scenario]) -> Path | None:

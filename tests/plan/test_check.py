@@ -35,7 +35,7 @@ def resolved(values: Mapping[str, object], preset: str = "", file: Path | None =
         ({"workload.mean_tokens": "many"}, "workload.mean_tokens (command line)", "valid number"),
         ({"workload.sigma": 5}, "workload.sigma (command line)", "less than or equal to 4"),
         ({"workload.between": 1.5}, "workload.between (command line)", "less than or equal to 1"),
-        ({"workload.growth": -1}, "workload.growth (command line)", "greater than -1"),
+        ({"workload.growth": -1}, "workload.growth (command line)", "greater than or equal to -0.9"),
         ({"workload.prompt_tokens": 0}, "workload.prompt_tokens (command line)", "greater than or equal to 1"),
         (TRACE | {"workload.sigma": 0.5}, "workload.sigma", "lengths are those of a.jsonl"),
         (TRACE | {"workload.mean_tokens": 5}, "workload.mean_tokens", "leave it out"),
