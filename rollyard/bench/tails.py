@@ -265,14 +265,20 @@ class Takes:
     crowd: Crowd
     copy_s: float = 0.0
     deliver_s: float = 0.0
-    probe_s: float = 0.0
-    sleep_s: float = 0.0
-    wake_s: float = 0.0
     handoff_s: float = 0.0
     checkpoint_s: float = 0.0
     sent_bytes: int = 0
 
     def prepare_s(self, engine: ev.EngineId) -> float:
+        return 0.0
+
+    def probe_s(self, engine: ev.EngineId) -> float:
+        return 0.0
+
+    def sleep_s(self, engine: ev.EngineId) -> float:
+        return 0.0
+
+    def wake_s(self, engine: ev.EngineId) -> float:
         return 0.0
 
     def load_s(self, engine: ev.EngineId) -> float:

@@ -11,7 +11,7 @@ tokens      what stands for tokens: how many they are
 check       what these must satisfy; joins    engines that come and go; split    so many devices, and who gets which
 command     `rollyard simulate`
 engine      continuous batching, from completion to completion
-clock       virtual time; engines, links, coming    what becomes of requests, weights, engines that come and go
+clock       virtual time; engines, links, proving, coming    what becomes of requests, weights, engines that come and go
 world       carries out what the conductor says, and tells it what came of that
 simulate    one simulated run, and its report
 space       what may be chosen; sample, bounds    what a choice takes at least, and should take

@@ -114,7 +114,8 @@ class Batching:
     def commit(self, steps: int) -> None:
         """So many steps were carried out, all that were planned or fewer."""
         self.done += steps
-        self.cache.write_to(self.done)
+        if self.cache.at != self.done:
+            self.cache.write_to(self.done)
         if self.drawing:
             for job in self.drawing:
                 job.uncomputed = 0
@@ -228,6 +229,7 @@ class Batching:
             return 0, 0
         most = min(self.prefill_tokens if decodes else self.step_tokens, self.step_tokens - decodes)
         tokens = pairs = index = 0
+        complete = False  # a prompt is, and nobody who waits for it has started
         while index < len(self._pending) and tokens < most:
             job = self._pending[index][2]
             prompt = job.prompt
@@ -238,12 +240,14 @@ class Batching:
                     size, begin = self._recompute(job, most - tokens, decodes + tokens > 0)
             elif prompt.step != self.done and not prompt.ready:
                 size, begin = self._prefill(prompt, most - tokens)
+                complete |= prompt.ready
             tokens += size
             pairs += size * begin + size * (size + 1) // 2
             index += 1
-        for _, _, job in self._pending:
-            if not job.started and job.prompt is not None and job.prompt.ready:
-                self._start(job)
+        if complete:
+            for _, _, job in self._pending:
+                if not job.started and job.prompt is not None and job.prompt.ready:
+                    self._start(job)
         return tokens, pairs
 
     def _prefill(self, prompt: Shared, most: int) -> tuple[int, int]:

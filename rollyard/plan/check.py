@@ -55,12 +55,7 @@ def _check_size(scenario: Scenario) -> None:
     sizes = (
         ("rollout.group_size", "completions of a prompt", rollout.group_size, MEMBERS),
         ("run.steps", "completions, of all steps and those under way,", batch * (run.steps + rollout.max_staleness), COMPLETIONS),
-        (
-            "failures.joins" if coming else "place.generate" if place.apart else "place.train",
-            "engines",
-            engines + coming,
-            ENGINES,
-        ),
+        (many, "engines", engines + coming, ENGINES),
         ("engine.tensor_parallel_size", "devices of an engine", scenario.engine.tensor_parallel_size, DEVICES),
         ("place.train", "devices that train", place.train, DEVICES),
         ("prompts.held_out", "held-out prompts", scenario.prompts.held_out, DEVICES),

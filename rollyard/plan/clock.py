@@ -64,10 +64,10 @@ class Clock:
             ConfigError: what is to come is later than LATEST.
             AssertionError: everybody waits for somebody else.
         """
-        ready, timers = self._ready, self._timers
+        ready, timers, first = self._ready, self._timers, self._ready.popleft
         while not self.stopped:
             if ready:
-                ready.popleft()()
+                first()()
                 continue
             still()
             if ready:
@@ -75,6 +75,8 @@ class Clock:
             assert len(timers) > self.beside, f"nothing is under way after {self.now:.6g} s, and it is not over"
             if timers[0][0] > LATEST:
                 raise ConfigError(f"the run would go on for more than {LATEST:,.0f} s", where="run.steps", remedy=SHORTER)
-            self.now = max(self.now, timers[0][0])
-            while timers and timers[0][0] <= self.now + TOGETHER:
+            if timers[0][0] > self.now:
+                self.now = timers[0][0]
+            limit = self.now + TOGETHER
+            while timers and timers[0][0] <= limit:
                 ready.append(heappop(timers)[2])

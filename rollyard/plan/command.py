@@ -30,6 +30,8 @@ TEXT: Final = "a run on a virtual clock: how long its steps would take, and what
 PROMPTS: Final = "workload.prompt_tokens"
 ROOM: Final = "the window"  # origin of what it leaves
 SHARED: Final = "--gpus, shared out"  # of sizes that follow from all devices
+TRANSPORT: Final = "weights.transport"
+NODES: Final = "several nodes"  # origin of what reaches all of them
 GIVEN: Final = "command line"  # origin of options there
 SHORT: Final[Mapping[str, str]] = {  # short names of common options
     "--model": "model.path",
@@ -88,17 +90,16 @@ def scenario_of(given: argparse.Namespace) -> Resolved[Scenario]:
     if overrides.get("workload.trace"):  # in the place of what a preset or file says of lengths
         usual = {f"workload.{name}": WorkloadConfig.model_fields[name].default for name in DRAWN}
         overrides = usual | overrides
-    sizes = list[str]()
-    if given.gpus:
-        shared = _devices(given, overrides)
-        sizes = [name for name in SIZES if name in shared and name not in overrides]
-        overrides |= shared
+    sized = _devices(given, overrides) if given.gpus else {}
+    shared = [name for name in SIZES if name in sized and name not in overrides]
+    overrides |= sized
     resolved = _resolved(given, overrides, check_scenario)
     if room := _short_prompts(resolved):
         resolved = _resolved(given, overrides | {PROMPTS: room}, check_scenario)
         resolved = replace(resolved, origins={**resolved.origins, PROMPTS: ROOM})
     of_run = {name: f"run {given.calibrate}" for name in fitted if overrides[name] is fitted[name]}
-    return replace(resolved, origins={**resolved.origins, **of_run, **dict.fromkeys(sizes, SHARED)})
+    of_devices = dict.fromkeys(shared, SHARED) | ({TRANSPORT: NODES} if TRANSPORT in sized else {})
+    return replace(resolved, origins={**resolved.origins, **of_run, **of_devices})
 
 
 def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,13 +145,26 @@ def _devices(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[st
         if overrides.get("cluster.hardware", kind) != kind:
             problem = f"two kinds of device are named, {kind} and {overrides['cluster.hardware']}"
             raise ConfigError(problem, where=WHERE, remedy="leave out one of them")
+    overrides = {**overrides, **found}
     unchecked = _resolved(given, overrides, lambda scenario: None)  # its sizes may not go together yet
+    if _too_far(devices, unchecked.config):
+        found[TRANSPORT] = "broadcast"
     said = [name for name in SIZES if name in overrides]
     others = {name: value for name, value in overrides.items() if name not in SIZES}
     by_itself = _resolved(given, others, lambda scenario: None)
     share = HALF if by_itself.origins["place.generate"] == "default" else share_of(by_itself.config)
     sizes = split(devices, unchecked.config, said, share=share)
     return found | {name: size for name, size in sizes.items() if size != value(unchecked.config, name)}
+
+
+def _too_far(devices: int, scenario: Scenario) -> bool:
+    """For the memory of a node, by which weights would go as nothing else is said."""
+    from rollyard.plan.costs import travels_by
+
+    cluster = scenario.cluster
+    if cluster.hardware == CPU or scenario.weights.transport != "auto":
+        return False
+    return devices > (cluster.node or hardware_of(cluster.hardware).node) and travels_by(scenario) == "shared_memory"
 
 
 def _resolved(given: argparse.Namespace, overrides: Mapping[str, Any], checked: Callable[[Scenario], None]) -> Resolved[Scenario]:
@@ -208,21 +222,24 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     """What a reader of the figures should know besides, a line each.
 
     Raises:
-        ConfigError: the trace cannot be read.
+        ConfigError: the trace cannot be read, or the model does not fit on the devices.
     """
+    from rollyard.plan.costs import costs_of, fewer_pages
+
     scenario, notes = resolved.config, list[str]()
     if why := obstacle(scenario):
         notes.append(f"this version of Rollyard could not run it as it is: {why}")
-    if left := left_behind(resolved):
-        kind = scenario.cluster.hardware
-        notes.append(f"devices are {kind}: {', '.join(left)} of what was said before are another kind's, and left out")
-    if scenario.place.apart and SHARED in (resolved.origins[name] for name in SIZES):
-        notes.append(_note_of_sizes(scenario))
-    if scenario.place.placement == "swap" and scenario.engine.tensor_parallel_size > 1:
-        notes.append(_note_of_halves(scenario))
+    notes += _notes_of_devices(resolved)
     if resolved.origins[PROMPTS] == ROOM:
         told = f"prompts of {scenario.workload.prompt_tokens:,} tokens, which is what the window leaves"
         notes.append(f"{told}: give --workload.prompt_tokens for others")
+    if resolved.origins["model.dtype"] == "default" and scenario.cluster.hardware != CPU:
+        notes.append(f"parameters are {scenario.model.dtype}, as nothing else is said: give --model.dtype bfloat16 for 16 bits")
+    if resolved.origins[TRANSPORT] == NODES:
+        notes.append("on several nodes what travels goes by broadcast: give --weights.transport for another")
+    if pages := fewer_pages(costs_of(scenario), scenario):
+        told = f"an engine has {pages:,} pages, as many as memory has room for, which is not every slot at its longest"
+        notes.append(f"{told}: a run needs --engine.pages {pages}")
     if scenario.workload.trace:
         notes += _notes_of_trace(read_trace(scenario.workload.trace), scenario)
     if scenario.cluster.hardware == CPU and not (scenario.cluster.bandwidth and scenario.cluster.flops):
@@ -230,6 +247,17 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     if scenario.prompts.held_out or scenario.eval.every:
         notes.append("evaluations are left out")
     return notes
+
+
+def _notes_of_devices(resolved: Resolved[Scenario]) -> Iterator[str]:
+    scenario = resolved.config
+    if left := left_behind(resolved):
+        kind = scenario.cluster.hardware
+        yield f"devices are {kind}: {', '.join(left)} of what was said before are another kind's, and left out"
+    if scenario.place.apart and SHARED in (resolved.origins[name] for name in SIZES):
+        yield _note_of_sizes(scenario)
+    if scenario.place.placement == "swap" and scenario.engine.tensor_parallel_size > 1:
+        yield _note_of_halves(scenario)
 
 
 def _note_of_sizes(scenario: Scenario) -> str:

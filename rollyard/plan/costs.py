@@ -10,16 +10,17 @@ from rollyard.model.architecture import Architecture
 from rollyard.model.flops import adapter_numbers
 from rollyard.plan.decoding import EngineCosts
 from rollyard.plan.devices import Devices, check_heads, devices_of
-from rollyard.plan.hardware import Hardware
+from rollyard.plan.hardware import CPU, Hardware
 from rollyard.plan.learning import TrainingCosts
 from rollyard.plan.measured import device_of
-from rollyard.plan.memory import Memory, Sizes, generating, longest_of, room, training
+from rollyard.plan.memory import Memory, Sizes, generating, room, training, wanted_of
 from rollyard.plan.models import shape_of
 from rollyard.plan.moving import Moving, Weights, handoff_s, moving, stored_s
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.shape import WHERE, Shape
+from rollyard.plan.trace import prompts_of
 from rollyard.warmup import architecture
-from rollyard.worker import NUMBER_BYTES, trains_here, transport_of
+from rollyard.worker import NUMBER_BYTES, handoff_of, trains_here, transport_of
 
 MOMENTS = 2  # of a parameter, beside its gradient
 ADAPTER = NUMBER_BYTES["float32"]
@@ -73,6 +74,12 @@ class Costs:
         return self.moving.load_s
 
 
+def fewer_pages(costs: Costs, scenario: Scenario) -> int:
+    """Pages that memory has room for, where an embedded engine would make more by itself, and fail; 0: it would not."""
+    held, engine = costs.engine.kv_tokens, scenario.engine
+    return 0 if engine.pages or held >= wanted_of(scenario, costs.shape) else held // engine.page_tokens
+
+
 def shape_for(scenario: Scenario) -> Shape:
     """Of the scenario's model; without one, of its task's base policy. Raises ConfigError."""
     if scenario.model.path:
@@ -94,14 +101,16 @@ def costs_of(scenario: Scenario) -> Costs:
 
 def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
     """The same for a model and a kind of device that are known already. Raises ConfigError."""
-    _check_sliding(scenario, shape)
+    longest = longest_of(scenario, shape)
+    _check_sliding(shape, longest)
     check_heads(scenario, shape)
     costs, devices = scenario.costs, devices_of(scenario, hardware)
+    _check_nodes(scenario, devices)
     sizes = sizes_of(scenario, shape)
-    budget = max(scenario.batch.token_budget, longest_of(scenario, shape))
+    budget = max(scenario.batch.token_budget, longest)
     shared = scenario.place.placement == "colocated" and trains_here(scenario)  # engine and driver are one process
     decoding = costs if shared else costs.model_copy(update={"step_s": costs.step_s + costs.process_s})
-    engine = EngineCosts(shape, devices, decoding, sizes.engine, sizes.cache, room(scenario, shape, devices, sizes))
+    engine = EngineCosts(shape, devices, decoding, sizes.engine, sizes.cache, room(scenario, shape, devices, sizes, longest))
     own = sizes.number if sizes.trained == shape.parameters else 0  # an adapter is among its state
     each = own + sizes.state - sizes.number  # all but the gradient
     kept = sizes.trained * each
@@ -115,7 +124,7 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
         engine=engine,
         training=learning,
         moving=moving(transport_of(scenario), travelling(scenario, shape, sizes), devices, costs),
-        memory=(generating(scenario, shape, devices, sizes), training(scenario, shape, devices, sizes)),
+        memory=(generating(scenario, shape, devices, sizes, longest), training(scenario, shape, devices, sizes, longest)),
         handoff_s=handoff_s(kept, devices, costs),
         sleep_s=costs.sleep_s + swapped,
         wake_s=costs.sleep_s + swapped,
@@ -164,8 +173,28 @@ def offloaded_s(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes
     return kept / (devices.hardware.host * scenario.costs.link)
 
 
-def _check_sliding(scenario: Scenario, shape: Shape) -> None:
-    longest = longest_of(scenario, shape)
+def travels_by(scenario: Scenario) -> str:
+    """How weights go from device to device, or the training state where halves swap."""
+    return handoff_of(scenario) if scenario.place.placement == "swap" else transport_of(scenario)
+
+
+def _check_nodes(scenario: Scenario, devices: Devices) -> None:
+    """Processes on this machine (cpu) share its memory, however many they are."""
+    if devices.nodes > 1 and scenario.cluster.hardware != CPU and travels_by(scenario) == "shared_memory":
+        problem = (
+            f"the run lies on {devices.nodes} nodes of {devices.hardware.node} {devices.hardware.name}, and what goes through"
+        )
+        problem += " the memory of one does not reach the others"
+        raise ConfigError(problem, where="weights.transport", remedy="use broadcast, or fewer devices")
+
+
+def longest_of(scenario: Scenario, shape: Shape) -> int:
+    """Tokens of the longest sequence, as far as is known: a prompt and a whole completion. Raises ConfigError."""
+    window, most = scenario.engine.window or shape.window, prompts_of(scenario)[1] + scenario.rollout.max_tokens
+    return min(most, window) if window else most
+
+
+def _check_sliding(shape: Shape, longest: int) -> None:
     if shape.sliding and longest > shape.sliding:
         problem = f"{shape.name} looks back {shape.sliding:,} tokens in some layers, and sequences have up to {longest:,}"
         raise ConfigError(

@@ -78,7 +78,7 @@ class EngineCosts:
 
     @property
     def _flops(self) -> float:
-        return self.devices.tensor_parallel * self.devices.hardware.flops
+        return self.devices.tensor_parallel * self.devices.hardware.flops_in(self.item)
 
     def _sums_s(self, tokens: int) -> float:
         """A sum over n devices moves `2 (n - 1) / n` of its bytes past each of them."""

@@ -23,6 +23,14 @@ class Devices:
     ranks: int  # parts that a batch is split in: each has whole sequences
     copies: int  # devices that share one copy of parameters and their state
     apart: bool  # engines have devices of their own
+    spread: bool = False  # hosts lie on a node each
+
+    @property
+    def nodes(self) -> int:
+        """That the run lies on; more than one with `spread`, however few its devices are."""
+        engines = self.engines * self.tensor_parallel
+        found = nodes(engines + self.train if self.apart else engines, self.hardware.node)
+        return max(found, 2) if self.spread else found
 
     def rate(self, together: int) -> float:
         """Bytes/s that each of `together` devices gets from the others, as NCCL's rings reach them at best.
@@ -54,7 +62,7 @@ def devices_of(scenario: Scenario, hardware: Hardware) -> Devices:
     if train % together:
         problem = f"{train} devices that train are no whole number of pipelines on {together} devices each"
         raise ConfigError(problem, where="costs.stages", remedy=f"use stages and stage_devices whose product divides {train}")
-    return Devices(hardware, engines, size, train, ranks, copies, apart)
+    return Devices(hardware, engines, size, train, ranks, copies, apart, place.nodes == "spread")
 
 
 def nodes(devices: int, node: int) -> int:

@@ -274,19 +274,22 @@ class EngineModel:
             self._rest()
 
     def _count(self, steps: int, until: float) -> None:
-        elapsed, began = until - self._began, self._began
-        decodes, draws = self._cache.members, len(self._batching.drawing)
+        batching, began, span = self._batching, self._began, self._span
+        elapsed = until - began
+        decodes, draws = self._cache.members, len(batching.drawing)
         self._generated += decodes * steps + draws
         self._step_s += elapsed
         self._busy_slot_s += (decodes + draws) * elapsed
-        self._prefill_s += self._chunk_s
-        self._chunks += self._chunk_s > 0
-        if self._batching.rollouts:
-            context = steps * self._batching.context() + decodes * steps * (steps - 1) // 2
+        if self._chunk_s > 0:
+            self._prefill_s += self._chunk_s
+            self._chunks += 1
+        activity = Activity.EVAL
+        if batching.rollouts:
+            activity = Activity.GENERATE
+            context = steps * batching.context() + decodes * steps * (steps - 1) // 2
             self._paces.add(decodes, self._chunk, context, elapsed, steps=steps)
-        activity = Activity.GENERATE if self._batching.rollouts else Activity.EVAL
-        if self._span is not None and self._span[0] is activity and self._span[2] == began:
-            began = self._span[1]
+        if span is not None and span[0] is activity and span[2] == began:
+            began = span[1]
         else:
             self._rest()
         self._span = (activity, began, until)

@@ -81,7 +81,7 @@ class TrainingCosts:
         share = math.ceil(tokens / self.minibatches)
         filled = self.microbatches(share)
         slots = filled + self.costs.stages - 1
-        speed = self.devices.train * self.devices.hardware.flops * self.costs.train_flops
+        speed = self.devices.train * self.devices.hardware.flops_in(self.item) * self.costs.train_flops
         computed_s = self.flops(tokens, pairs) / speed * slots / filled + self.costs.token_s * tokens
         exchanged_s = self.minibatches * self.exchange_s(share)
         besides_s = self.costs.minibatch_s + slots / self.costs.stages * self.costs.microbatch_s

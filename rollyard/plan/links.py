@@ -11,6 +11,7 @@ from rollyard.config import WeightsConfig
 from rollyard.fitness import EngineProbed, Probe
 from rollyard.plan.clock import Clock
 from rollyard.plan.engines import Engines, Seat
+from rollyard.plan.proving import Proof
 from rollyard.types import Activity, Sent, Verdict, WeightVersion
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.spans import SpanLog
@@ -45,14 +46,11 @@ class Links(Protocol):
         """An engine switches to what is near; it stands still."""
         ...
 
-    @property
-    def probe_s(self) -> float: ...
+    def probe_s(self, engine: ev.EngineId) -> float: ...
 
-    @property
-    def sleep_s(self) -> float: ...
+    def sleep_s(self, engine: ev.EngineId) -> float: ...
 
-    @property
-    def wake_s(self) -> float: ...
+    def wake_s(self, engine: ev.EngineId) -> float: ...
 
     def refuses(self, engine: ev.EngineId, version: WeightVersion) -> str:
         """Why an engine does not take a version this time; empty when it does."""
@@ -83,7 +81,8 @@ class Sync:
         self._config, self._post, self._timeline, self._recorder = config, post, timeline, recorder
         self._living: set[ev.EngineId] = {seat.name for seat in engines}
         self._copied: WeightVersion | None = None  # last
-        self._first: WeightVersion | None = None  # there is nothing to tell it from
+        self._published: WeightVersion | None = None  # likewise, and offered
+        self._compares = False  # there was a version before, which the last one can be told from
         self.actions: dict[type[ev.Instruction], Callable[[Any], None]] = {
             ev.Publish: self._publish,
             ev.Prepare: self._prepare,
@@ -105,7 +104,6 @@ class Sync:
 
     def _publish(self, told: ev.Publish) -> None:
         version, begin = told.version, self._trainer.now()
-        self._first = self._first or version
         offered = tuple(sorted(self._living.intersection(told.engines) if told.engines else self._living))
         copy_s = 0.0 if told.engines and version == self._copied else self._links.copy_s  # the same bytes are still there
         self._copied = version
@@ -116,6 +114,8 @@ class Sync:
             self._clock.turns(publish, OFFERED)
 
         def publish() -> None:
+            self._compares = self._compares or self._published not in (None, version)
+            self._published = version
             self._post(ev.Published(version, offered))
             sent = partial(self._clock.turns, deliver, OFFERED)
             self._clock.soon(partial(self._clock.after, self._links.deliver_s, sent))
@@ -135,7 +135,7 @@ class Sync:
     def _pause(self, told: ev.Pause) -> None:
         seat, cut = self._engines[told.engine], told.rollover is ev.Rollover.ABORT
         self._timeline.open(Phase.SYNC)
-        begin = seat.spans.now()
+        begin = 0
 
         def paused() -> None:
             self._timeline.close(Phase.SYNC)
@@ -145,6 +145,8 @@ class Sync:
                 self._post(ev.EnginePaused(told.engine))
 
         def pause() -> None:
+            nonlocal begin
+            begin = seat.spans.now()  # that it waits for a probe first is no part of it
             if told.rollover is ev.Rollover.DRAIN and not seat.lost:
                 self._engines.once_empty(told.engine, paused)
             else:
@@ -179,22 +181,26 @@ class Sync:
             self._engines.resume(engine)
             now = seat.spans.now()
             seat.spans.add(Activity.SYNC, now, now, "resume")
-        self._part(engine, "probe", self._links.probe_s if self._config.probe else 0.0, resumed)
+        self._part(engine, "probe", self._looking_s(engine), resumed)
+
+    def _looking_s(self, engine: ev.EngineId) -> float:
+        """The first version is not looked at, which has none before it."""
+        return self._links.probe_s(engine) if self._config.probe and self._compares else 0.0
 
     def _probe(self, told: Probe) -> None:
         """Beside its work: it is not slowed down by one request of a token."""
-        seat = self._engines[told.engine]
-        seat.probed = self._clock.now + self._links.probe_s
+        seat, seconds = self._engines[told.engine], self._looking_s(told.engine)
+        seat.probed = self._clock.now + seconds
 
         def probed() -> None:
             if not seat.lost:
                 self._looked(seat)
 
-        self._clock.after(self._links.probe_s, probed)
+        self._clock.after(seconds, probed)
 
     def _looked(self, seat: Seat) -> None:
-        """What a sound engine would show; the first version has none before it to be told from."""
-        verdict = Verdict.UNDECIDABLE if seat.model.version == self._first else Verdict.VERIFIED
+        """What a sound engine would show."""
+        verdict = Verdict.VERIFIED if self._compares else Verdict.UNDECIDABLE
         self._recorder.probed(verdict)
         self._post(EngineProbed(seat.name, verdict))
 
@@ -205,23 +211,20 @@ class Sync:
             self._engines.pause(told.engine, cut=True)
             seat.model.sleep()
             seat.spans.add(Activity.SYNC, seat.spans.now(), seat.spans.now(), "pause")
-        self._part(told.engine, "sleep", self._links.sleep_s, ev.EngineSlept(told.engine))
+        self._part(told.engine, "sleep", self._links.sleep_s(told.engine), ev.EngineSlept(told.engine))
 
     def _wake(self, told: ev.Wake) -> None:
-        seconds = self._links.wake_s if told.part is ev.WakePart.WEIGHTS else 0.0
+        seconds = self._links.wake_s(told.engine) if told.part is ev.WakePart.WEIGHTS else 0.0
         self._part(told.engine, "wake", seconds, ev.EngineWoke(told.engine, told.part))
 
     def _prove(self, told: ev.Prove) -> None:
-        """All are moved once, and back, as far as that takes time: nothing is written meanwhile."""
-        links, slowest = self._links, max((self._links.load_s(engine) for engine in sorted(self._living)), default=0.0)
-        near = max((links.prepare_s(engine) for engine in sorted(self._living)), default=0.0)
         self._timeline.open(Phase.SYNC)
 
         def proved() -> None:
             self._timeline.close(Phase.SYNC)
             self._post(ev.Proved(told.version))
 
-        self._clock.after(2 * (links.copy_s + max(near, links.deliver_s) + slowest) + 3 * links.probe_s, proved)
+        Proof(self._clock, self._engines, self._links, self._trainer, sorted(self._living), proved).begin()
 
     def _part(
         self, engine: ev.EngineId, what: str, seconds: float, then: ev.Event | Callable[[Seat], None], *, waits: bool = False

@@ -26,6 +26,7 @@ def device_of(cluster: ClusterConfig, dtype: str) -> Hardware:
         memory=cluster.memory or found.memory,
         bandwidth=cluster.bandwidth or found.bandwidth,
         flops=cluster.flops or found.flops,
+        float32=0.0 if cluster.flops else found.float32,  # given in the format of the run
         link=cluster.link or found.link,
         nic=cluster.nic or found.nic,
         host=cluster.host or found.host,
@@ -40,7 +41,7 @@ def _this_machine(bandwidth: float, flops: float, dtype: str) -> Hardware:
         bandwidth, flops = bandwidth or measured[0], flops or measured[1]
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     copied = bandwidth / 2
-    return Hardware(CPU, memory, bandwidth, flops, copied, copied, copied, os.cpu_count() or 1, "measured")
+    return Hardware(CPU, memory, bandwidth, flops, 0.0, copied, copied, copied, os.cpu_count() or 1, "measured")
 
 
 @lru_cache(maxsize=2)

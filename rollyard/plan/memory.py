@@ -8,6 +8,7 @@ never stored; with recomputation a layer's input is kept and one layer at a time
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isclose
 from typing import Final
 
 from rollyard.errors import ConfigError
@@ -66,15 +67,11 @@ class Memory:
         return f"{told}, of {self.capacity / 1e9:.1f} GB"
 
 
-def longest_of(scenario: Scenario, shape: Shape) -> int:
-    """Tokens of the longest sequence, as far as the options say: a mean prompt and a whole completion."""
-    window = scenario.engine.window or shape.window
-    most = scenario.workload.prompt_tokens + scenario.rollout.max_tokens
-    return min(most, window) if window else most
-
-
-def generating(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> Memory:
+def generating(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, longest: int) -> Memory:
     """A device of an engine. What does not hold weights, state and activations is for keys and values.
+
+    Args:
+        longest: tokens of the longest sequence.
 
     Raises:
         ConfigError: the weights do not fit, or not one sequence beside them.
@@ -88,31 +85,47 @@ def generating(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes)
             weights += shape.parameters * sizes.train / devices.copies
     activations = engine.step_tokens * ALIVE * shape.hidden * sizes.cache / size + engine.slots * shape.vocabulary * LOGIT / size
     empty = Memory("generation", capacity, weights, state, activations)
-    token, longest = cached_bytes(shape, size, sizes.cache), longest_of(scenario, shape)
+    token = cached_bytes(shape, size, sizes.cache)
     asked = engine.pages * engine.page_tokens or longest
     if asked * token > empty.free:
         holds = max(0, int(empty.free / token))
         problem = f"an engine of {size} {devices.hardware.name} does not hold {asked:,} tokens ({asked * token / 1e9:.1f} GB)"
         problem += f": of each device {empty}; left is room for {holds:,} tokens"
         raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=_remedy(devices, scenario))
-    kv = asked * token if engine.pages else empty.free
+    wanted = engine.pages * engine.page_tokens or wanted_of(scenario, shape) or empty.free / token
+    kv = min(wanted * token, empty.free)
     return Memory("generation", capacity, weights, state, activations, kv)
 
 
-def room(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> int:
-    """Tokens of keys and values that an engine has room for, in whole pages. Raises ConfigError."""
-    found = generating(scenario, shape, devices, sizes).kv / cached_bytes(shape, devices.tensor_parallel, sizes.cache)
-    return int(found) // scenario.engine.page_tokens * scenario.engine.page_tokens
+def wanted_of(scenario: Scenario, shape: Shape) -> int:
+    """Tokens that an embedded engine makes room for by itself: a page more than each slot needs at its longest. 0: others take
+    what memory leaves, and so does one whose window nobody knows.
+    """
+    engine = scenario.engine
+    window = engine.window or shape.window
+    if engine.kind != "embedded" or not window:
+        return 0
+    return engine.slots * (-(-window // engine.page_tokens) + 1) * engine.page_tokens
 
 
-def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> Memory:
+def room(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, longest: int) -> int:
+    """Tokens of keys and values that an engine has room for, in whole pages; see `generating`. Raises ConfigError."""
+    found = generating(scenario, shape, devices, sizes, longest).kv / cached_bytes(shape, devices.tensor_parallel, sizes.cache)
+    whole, page = round(found), scenario.engine.page_tokens
+    return (whole if isclose(found, whole, rel_tol=1e-12) else int(found)) // page * page
+
+
+def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, longest: int) -> Memory:
     """A device that trains.
+
+    Args:
+        longest: tokens of the longest sequence.
 
     Raises:
         ConfigError: it does not fit.
     """
     copies = devices.copies
-    tokens = max(scenario.batch.token_budget, longest_of(scenario, shape)) * devices.ranks / devices.train
+    tokens = max(scenario.batch.token_budget, longest) * devices.ranks / devices.train
     kept = 1 + LAYER / shape.layers if scenario.costs.recompute else LAYER
     found = Memory(
         "training",

@@ -100,8 +100,16 @@ def moving(transport: str, weights: Weights, devices: Devices, costs: CostsConfi
         return Moving(out, 0.0, load_s + weights.sent / (min(tensor_parallel, hardware.node) * rate), weights.sent)
     # A chain passes each part on from engine to engine, so that a source sends its part once (NCCL's broadcast).
     received = weights.sent / (tensor_parallel if costs.parts else 1)
-    transfer = bound_s(received, weights.sent / sources, hardware.nic * costs.link)
+    transfer = bound_s(received, weights.sent / sources, _rate(devices, costs) * costs.link)
     return Moving(copied, transfer, load_s, weights.sent)
+
+
+def _rate(devices: Devices, costs: CostsConfig) -> float:
+    """Bytes/s that a broadcast brings to whom it reaches: by links inside a node, else by network cards."""
+    hardware = devices.hardware
+    if devices.nodes == 1:
+        return hardware.link
+    return hardware.nic if costs.parts else min(hardware.link, hardware.nic * min(costs.cards, hardware.node))
 
 
 def _in_place(weights: Weights, packed: float, devices: Devices, costs: CostsConfig) -> Moving:

@@ -13,6 +13,7 @@ from rollyard.plan.costs import costs_of
 from rollyard.plan.decoding import EngineCosts
 from rollyard.plan.hardware import CPU
 from rollyard.plan.scenario import Scenario
+from rollyard.plan.trace import prompts_of
 from rollyard.watch.accounts import ENGINE, TRAINER
 from rollyard.watch.forecast import PHASES, StepMeans
 from rollyard.watch.report import Report
@@ -199,7 +200,7 @@ def _generation(report: Report, scenario: Scenario) -> str:
     """What of it."""
     rollout, slots, engines = scenario.rollout, scenario.engine.slots, _engines(report)
     engine = _engine(scenario)
-    length = scenario.workload.prompt_tokens + (report.lengths.mean or 0.0) / 2  # that a running sequence attends to
+    length = prompts_of(scenario)[0] + (report.lengths.mean or 0.0) / 2  # that a running sequence attends to
     under_way = rollout.groups_per_step * rollout.group_size * (1 + rollout.max_staleness)
     could = min(slots, ceil(under_way / engines), *([] if engine is None else [max(1, int(engine.kv_tokens / length))]))
     engine_pools = [pool for pool in report.usage.pools if pool.role == ENGINE]

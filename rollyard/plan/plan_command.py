@@ -14,7 +14,7 @@ from rollyard.layers import presets
 from rollyard.plan.advice import as_json, named, seconds, table
 from rollyard.plan.advise import Choice, Plan, Planner
 from rollyard.plan.command import AddOptions
-from rollyard.plan.costs import shape_for
+from rollyard.plan.costs import costs_of, fewer_pages, shape_for
 from rollyard.plan.hardware import CPU
 from rollyard.plan.kinds import FOLDERS, resolve_scenario
 from rollyard.plan.measured import device_of
@@ -113,6 +113,8 @@ def write(found: Plan, space: Space, path: Path) -> str:
         return f"{path} is not written: none of these can be run by this version of Rollyard"
     number, choice = ready[0]
     scenario = space.scenario(choice.point)
+    if pages := fewer_pages(costs_of(scenario), scenario):
+        scenario = with_options(scenario, {"engine.pages": pages})
     config = config_of(scenario).model_copy(update={"forecast": choice.ran.forecast})
     missing = "" if config.prompts.path or config.prompts.task else " --prompts FILE.jsonl --reward FILE.py:function"
     run = f"rollyard run {path}{missing}"

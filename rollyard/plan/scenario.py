@@ -47,7 +47,7 @@ class ClusterConfig(Section):
     node: AnyDevices = Field(0, description="devices of a node (0: as the table says)")
     memory: Bytes = Field(0.0, description="bytes that a device holds (0: as the table says; also of what follows)")
     bandwidth: Rate = Field(0.0, description="bytes/s of its memory")
-    flops: Flops = Field(0.0, description="dense operations/s")
+    flops: Flops = Field(0.0, description="dense operations/s, in model.dtype")
     link: Rate = Field(0.0, description="bytes/s to the others of its node, in one direction")
     nic: Rate = Field(0.0, description="bytes/s to other nodes, in one direction")
     host: Rate = Field(0.0, description="bytes/s to the memory of its machine, in one direction")
@@ -123,6 +123,9 @@ class CostsConfig(Section):
     parts: bool = Field(
         False,
         description="broadcast sends each device of an engine its part alone (false: one of each machine all, as ours does)",
+    )
+    cards: Devices = Field(
+        1, description="network cards of a machine that broadcast uses where all is sent to it (1, as ours; a ring of NCCL: all)"
     )
     disk: Disk = Field(2e9, description="bytes/s of the common disk, of one reader or writer")
     barrier_s: Seconds = Field(0.1, description="seconds of a weight sync besides")

@@ -118,7 +118,7 @@ class Space:
     def _usual(self, point: Point) -> dict[str, Any]:
         """What goes with a choice, unless the user says otherwise: engines, how weights travel, where it runs."""
         found: dict[str, Any] = {"engine.kind": "vllm" if point.apart and self.base.cluster.hardware != CPU else "embedded"}
-        if point.apart and point.devices > self.node:
+        if point.placement != "colocated" and point.devices > self.node:
             found["weights.transport"] = "broadcast"
         if point.slots > self.base.engine.step_tokens:
             found["engine.step_tokens"] = point.slots

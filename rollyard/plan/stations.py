@@ -29,7 +29,6 @@ class Priced:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self.copy_s, self.deliver_s, self._load_s = costs.copy_s, costs.transfer_s, costs.load_s
-        self.probe_s, self.sleep_s, self.wake_s = costs.probe_s, costs.sleep_s, costs.wake_s
         self.handoff_s, self.checkpoint_s = costs.handoff_s, costs.checkpoint_s
         self.sent_bytes = int(costs.moving.bytes)
 
@@ -38,6 +37,15 @@ class Priced:
 
     def load_s(self, engine: EngineId) -> float:
         return self._load_s
+
+    def probe_s(self, engine: EngineId) -> float:
+        return self._costs.probe_s
+
+    def sleep_s(self, engine: EngineId) -> float:
+        return self._costs.sleep_s
+
+    def wake_s(self, engine: EngineId) -> float:
+        return self._costs.wake_s
 
     def start_s(self, engine: EngineId) -> float:
         return self._costs.restart_s

@@ -57,6 +57,19 @@ def read_trace(path: str | Path) -> Recorded:
     return _read(path, there.st_mtime_ns, there.st_size)
 
 
+def prompts_of(scenario: Scenario) -> tuple[float, int]:
+    """Mean tokens of a prompt, and those of the longest that is sure to come: drawn ones have no end, so it is the mean.
+
+    Raises:
+        ConfigError: the trace cannot be read.
+    """
+    workload = scenario.workload
+    if not workload.trace:
+        return float(workload.prompt_tokens), workload.prompt_tokens
+    prompts = read_trace(workload.trace).prompts
+    return sum(prompts) / len(prompts), max(prompts)
+
+
 def lengths_of(scenario: Scenario) -> Lengths:
     """What the scenario says, of its trace or drawn.
 

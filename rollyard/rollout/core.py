@@ -127,9 +127,11 @@ class RolloutCore:
 
     def step(self, message: Message, now: float) -> list[Output]:
         """Take one event or signal; return what follows from it."""
-        if type(message) not in self._handlers:
+        handler = self._handlers.get(type(message))
+        if handler is None:
             return []
-        out = self.note(message, now)
+        self._dispatch.now = now
+        out = list(handler(message))
         if self._open and self._batches.wanted:
             self._batches.take(out, last=self._exhausted and not self._asked)
         if self._live.wanted <= 0:
@@ -301,7 +303,7 @@ class RolloutCore:
     # ------------------------------------------------------------------------------------------- segments
 
     def _on_segment(self, event: SegmentArrived) -> Iterable[Output]:
-        segment = event.segment
+        segment, wrote = event.segment, len(event.segment.token_ids)
         if self._dispatch.holder(segment.request) != event.engine:
             return self._late(event)
         member = self._live.running(segment.request)
@@ -312,17 +314,17 @@ class RolloutCore:
         group = self._live.groups[member.group]
         oldest_allowed = self._live.due(member.group) - self._policy.max_staleness
         problem = problem_of(segment, group.left(member), oldest_allowed, event.problem)
-        if problem or (segment.token_ids and (problem := self._health.took_none(event.engine, segment.version))):
+        if problem or (wrote and (problem := self._health.took_none(event.engine, segment.version))):
             self._ledger.came(segment, wanted=False)
             return self._give_up(segment, event.engine, problem)
         self._account(segment)
         self._ledger.came(segment, wanted=True)
         member.write(segment)
         self._dispatch.learnt(group)
-        if segment.token_ids:
+        if wrote:
             self._live.wrote(group, segment.version.step)
         out = [] if segment.finish is None else list(self._ended(event, group, member, segment.finish))
-        if segment.token_ids and member.asking is None and member.phase in UNFINISHED:
+        if wrote and member.asking is None and member.phase in UNFINISHED:
             out.append(Wrote(segment))
         return out
 

@@ -58,7 +58,9 @@ class Dispatch:
     def _serve(self, first: int, end: int | float, oldest: int, newest: int | None, out: list[Output]) -> bool:
         """Hand out what is due when this group is, until no engine is left for it; False then."""
         for group, member in self.waiting.in_turn(first, end):
-            engine = member.target if self.router.may_take(member.target, oldest, newest) else None
+            engine = member.target
+            if engine is not None and not self.router.may_take(engine, oldest, newest):
+                engine = None
             if engine is None:
                 home = member.home if member.turns else group.home  # which has read how a later turn begins
                 prompt_tokens, waiting = len(group.prompt_ids(member)), self.waiting.tokens
@@ -116,7 +118,8 @@ class Dispatch:
 
     def _clock(self, engine: EngineId) -> float:
         """Seconds, but those that it stood still for new weights."""
-        return self.now - self._stood.get(engine, (0.0, None))[0]
+        found = self._stood.get(engine)
+        return self.now if found is None else self.now - found[0]
 
     def measure(self, engine: EngineId, group: GroupState, member: Member) -> None:
         """It wrote the member's attempt."""

@@ -66,10 +66,11 @@ class LiveGroups:
 
     def room(self) -> int:
         """Groups that may be admitted now."""
-        now = self.version, self.next_batch
-        if self._bound[:2] != now:
-            self._bound = *now, self._most()
-        return self._bound[2] - len(self.groups)
+        version, batch, most = self._bound
+        if version != self.version or batch != self.next_batch:
+            most = self._most()
+            self._bound = self.version, self.next_batch, most
+        return most - len(self.groups)
 
     def _most(self) -> int:
         """Groups that may be live at once."""

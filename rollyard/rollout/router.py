@@ -110,7 +110,7 @@ class Router:
         if engine in self.awaited:
             self.expect(engine)
         if load.open:
-            self._file(load)
+            self._file_open(load)
         elif requests > 0:
             self._unfile(load)
         else:
@@ -203,9 +203,15 @@ class Router:
 
     def _file(self, load: EngineLoad) -> None:
         """What is known of it is new."""
+        if load.open:
+            self._file_open(load)
+        else:
+            self.changed.add(load.id)
+
+    def _file_open(self, load: EngineLoad) -> None:
+        """The same of one that takes requests."""
         self.changed.add(load.id)
-        if not load.open or load.version is None:
-            return
+        assert load.version is not None
         found = self._open.get(load.version)
         if found is None:
             found = self._open[load.version] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +17,8 @@ from rollyard.bench.doubles import DoubleHandoff, DoublePublisher, DoubleTrainer
 from rollyard.bench.placements import SHAPE
 from rollyard.config import Config
 from rollyard.engine.fake import FakeEngine, OnLoad, Script
-from rollyard.events import EngineId, Event, Instruction
+from rollyard.errors import EngineLost
+from rollyard.events import EngineId, Event, Instruction, WakePart
 from rollyard.journal.record import Unkept
 from rollyard.journal.recover import Past
 from rollyard.layers import resolve
@@ -26,9 +27,24 @@ from rollyard.plan.world import TRAINERS
 from rollyard.plan.world import Stations as Modelled
 from rollyard.protocols.devices import Spans
 from rollyard.protocols.training import Trainer
-from rollyard.protocols.weights import Evidence, Handoff, Publisher
+from rollyard.protocols.weights import Answers, Handoff, Publisher
 from rollyard.stations import Stations
-from rollyard.types import Activity, Completion, Group, Handed, Manifest, Prompt, Reward, WeightVersion
+from rollyard.types import (
+    Activity,
+    Baseline,
+    Completion,
+    Finding,
+    Group,
+    Handed,
+    Judged,
+    Manifest,
+    Probed,
+    Prompt,
+    Reward,
+    Sent,
+    Verdict,
+    WeightVersion,
+)
 from rollyard.watch.report import Report
 from rollyard.watch.spans import SpanLog
 from tests.plan.twin import TwinEngine
@@ -62,6 +78,11 @@ class Case:
     changes: tuple[tuple[int, int], ...] = ()  # after which step, and how many come or leave
     restarts: int = 1
     held_out: int = 0
+    canary: bool = False
+    probe_s: float = 0.0  # 0: nothing is probed
+    sleep_s: float = 0.0
+    wake_s: float = 0.0
+    sent_bytes: int = 0  # where weights are sent
     options: tuple[tuple[str, object], ...] = ()
 
     def config(self, scratch: Path) -> Config:
@@ -82,8 +103,8 @@ class Case:
             "rollout.max_staleness": {"async": self.staleness, "swap": 1}.get(self.placement, 0),
             "weights.rollover": self.rollover if apart else "drain",
             "weights.retries": self.retries,
-            "weights.canary": False,
-            "weights.probe": False,
+            "weights.canary": self.canary,
+            "weights.probe": self.probe_s > 0,
             "run.steps": self.steps,
             "run.seed": self.seed,
             "run.out": str(scratch / "run"),
@@ -117,13 +138,21 @@ class Case:
 
 @dataclass
 class Refusals:
-    """Loads that fail: which, follows from the engine, the version, and how often it was tried."""
+    """Loads that fail: which, follows from the engine, its life, the version, and how often that life has tried it.
+
+    One that is lost at a load has tried it in the loop and not in the simulator, where that is asked at the end: this is the end
+    of its life, so nothing hangs on it.
+    """
 
     case: Case
-    tried: dict[tuple[EngineId, int], int] = field(default_factory=dict)
+    lives: dict[EngineId, int] = field(default_factory=dict)
+    tried: dict[tuple[EngineId, int, int], int] = field(default_factory=dict)
+
+    def begins(self, engine: EngineId) -> None:
+        self.lives[engine] = self.lives.get(engine, 0) + 1
 
     def refuses(self, engine: EngineId, version: WeightVersion) -> bool:
-        key = engine, version.step
+        key = engine, version.step, self.lives.get(engine, 0)
         self.tried[key] = self.tried.get(key, 0) + 1
         return Random(f"{self.case.seed}/{key}/{self.tried[key]}").random() * 100 < self.case.refusals
 
@@ -135,8 +164,7 @@ class Times:
         self._case, self._refusals = case, Refusals(case)
         self.copy_s = case.copy_s if case.placement in ("separate", "async") else 0.0
         self.deliver_s, self.handoff_s, self.checkpoint_s = 0.071, 0.23, 0.13
-        self.probe_s = self.sleep_s = self.wake_s = 0.0
-        self.sent_bytes = 0
+        self.sent_bytes = case.sent_bytes if case.placement in ("separate", "async") else 0
 
     def prepare_s(self, engine: EngineId) -> float:
         return 0.06 * self._case.jitter("prepare", engine)
@@ -144,7 +172,18 @@ class Times:
     def load_s(self, engine: EngineId) -> float:
         return 0.04 * self._case.jitter("load", engine)
 
+    def probe_s(self, engine: EngineId) -> float:
+        return self._case.probe_s * self._case.jitter("probe", engine)
+
+    def sleep_s(self, engine: EngineId) -> float:
+        return self._case.sleep_s * self._case.jitter("sleep", engine)
+
+    def wake_s(self, engine: EngineId) -> float:
+        return self._case.wake_s * self._case.jitter("wake", engine)
+
     def start_s(self, engine: EngineId) -> float:
+        """Told once for each start."""
+        self._refusals.begins(engine)
         return 0.7 * self._case.jitter("start", engine)
 
     def train_s(self, groups: Sequence[Group]) -> float:
@@ -228,7 +267,7 @@ class Engine(FakeEngine):
             return Script((1,) * case.length(*request.id[:2]))
 
         super().__init__(name, slots=case.slots, script=script, token_s=token_s, load_s=load_s, window=WINDOW, clock=now)
-        self._times = times
+        self._times, self.resumed = times, -1.0
 
     async def prepare(self, manifest: Manifest) -> None:
         with self.spans.doing(Activity.SYNC, "prepare"):
@@ -238,6 +277,22 @@ class Engine(FakeEngine):
     async def load(self, version: WeightVersion) -> None:
         self.on_load = OnLoad.REFUSE if self._times.refuses(self.id, version) else OnLoad.TAKE
         await super().load(version)
+
+    async def resume(self) -> None:
+        self.resumed = now()
+        await super().resume()
+
+    async def sleep(self) -> None:
+        with self.spans.doing(Activity.SYNC, "sleep"):
+            if seconds := self._times.sleep_s(self.id):
+                await asyncio.sleep(seconds)
+            await super().sleep()
+
+    async def wake(self, part: WakePart) -> None:
+        with self.spans.doing(Activity.SYNC, "wake"):
+            if part is WakePart.WEIGHTS and (seconds := self._times.wake_s(self.id)):
+                await asyncio.sleep(seconds)
+            await super().wake(part)
 
 
 class Learns(DoubleTrainer):
@@ -259,10 +314,60 @@ class Learns(DoubleTrainer):
         await super().save(folder)
 
 
+class Proves:
+    """What a sound engine would show, of which nothing is asked (protocols.Evidence)."""
+
+    def __init__(self, times: Times, engines: Mapping[EngineId, Engine]) -> None:
+        self._times, self._engines = times, engines
+
+    async def prompts(self) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    async def published(self, version: WeightVersion, engines: Sequence[EngineId]) -> None:
+        """All are sound."""
+
+    async def check(self, engine: EngineId, answers: Answers) -> Probed:
+        one, begin = self._engines[engine], self._engines[engine].spans.now()
+        stands = one.resumed == now()
+        await asyncio.sleep(self._times.probe_s(engine))
+        if one._cause:
+            raise EngineLost(one._cause)
+        if stands:
+            one.spans.add(Activity.SYNC, begin, one.spans.now(), "probe")
+        return Probed(Verdict.VERIFIED, 0.0, 1.0)
+
+    async def begin(self, answers: Mapping[EngineId, Answers]) -> Baseline:
+        await self._ask(answers)
+        return Baseline(("one",), dict.fromkeys(answers, 0.0))
+
+    async def move(self, attempt: int, names: Sequence[str]) -> None:
+        """It takes no time."""
+
+    async def judge(self, answers: Mapping[EngineId, Answers]) -> Judged:
+        await self._ask(answers)
+        return Judged(dict.fromkeys(answers, Finding(0.0, 1.0)), ())
+
+    async def restore(self) -> None:
+        """It takes no time."""
+
+    async def returned(self, answers: Mapping[EngineId, Answers]) -> Mapping[EngineId, Finding]:
+        await self._ask(answers)
+        return dict.fromkeys(answers, Finding(0.0, 1.0))
+
+    async def _ask(self, engines: Iterable[EngineId]) -> None:
+        """One after the other."""
+        if seconds := sum(map(self._times.probe_s, engines)):
+            await asyncio.sleep(seconds)
+
+
 class Publishes(DoublePublisher):
     def __init__(self, times: Times, device: Spans) -> None:
         super().__init__(times.copy_s, times.deliver_s)
-        self._device = device
+        self._device, self._sent = device, times.sent_bytes
+
+    async def deliver(self) -> Sent | None:
+        await super().deliver()
+        return Sent(self._sent) if self._sent else None
 
     async def publish(self, version: WeightVersion, engines: Sequence[EngineId]) -> Manifest:
         with self._device.doing(Activity.SYNC, "publish"):
@@ -308,6 +413,7 @@ class Judge:
 def stations(case: Case, times: Times) -> Stations:
     names = [f"engine-{number}" for number in range(case.several)]
     engines = {name: Engine(name, case, times) for name in names}
+    known = dict(engines)
     apart = case.placement in ("separate", "async")
     halves: list[EngineId | None] = [*names] if case.placement == "swap" else [None]
     own = SpanLog(lambda: round(now() * 1e9))
@@ -324,7 +430,8 @@ def stations(case: Case, times: Times) -> Stations:
 
     async def launch(name: EngineId, url: str) -> Engine:
         await asyncio.sleep(times.start_s(name))
-        return Engine(name, case, times)
+        known[name] = Engine(name, case, times)
+        return known[name]
 
     return Stations(
         source=Source(case.prompts),
@@ -337,7 +444,7 @@ def stations(case: Case, times: Times) -> Stations:
         trainers=trainers,
         ranks=1,
         publishers=publishers,
-        evidence=cast(Evidence, object()),
+        evidence=Proves(times, known),
         handoffs=handoffs if case.placement == "swap" else {},
         starts=tuple(engine.start for engine in engines.values()),
         launch=cast(Any, launch) if apart else None,
@@ -408,6 +515,9 @@ def compare(one: Side, other: Side) -> None:
     left, right = asdict(one.report), asdict(other.report)
     if one.report.lost:  # a fake engine that dies notes what it was at all the same
         del left["usage"], right["usage"]
+    if one.report.weights.canary is not None:  # it pauses and resumes at the same moment, which nobody's clock does
+        for device in (device for side in (left, right) for device in side.get("usage", {}).get("devices", ())):
+            del device["stall_ns"]
     found = list(differ("report", left, right))
     assert not found, "\n".join(found)
 
@@ -416,7 +526,10 @@ UNLIKE = (
     "report.objective",
     "report.phases.driver_s",
     "report.phases.driver_generating_s",
-    "report.weights",
+    "report.weights.bytes_copied",
+    "report.weights.canary",
+    "report.weights.handed",
+    "report.weights.size",
     "report.simulated",
     "report.forecast",
 )  # what only a real run has

@@ -103,6 +103,7 @@ def test_a_ready_config(plan: Plan, tmp_path: Path) -> None:
     )
     assert config.forecast == ready.ran.forecast
     assert config.rollout.groups_per_step == 16
+    assert (config.engine.pages > 0) == (config.engine.kind == "embedded")  # every slot at 131,072 tokens is too much
     assert "workload" not in tomllib.loads(path.read_text())
 
 

@@ -66,6 +66,22 @@ def test_sizes_of_a_preset_that_do_not_fit_keep_its_proportion_of_devices(capsys
     assert not summary(capsys, *few, "--gpus", "64xH100")["notes"]  # as it has them itself
 
 
+def test_on_several_nodes_weights_go_by_broadcast_and_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing else reaches them; what a file or option says stands, and is refused."""
+    asked = ("simulate", "--model", "qwen2.5-7b", "--model.dtype", "bfloat16", "--steps", 1, "--placement", "separate")
+    (note,) = (each for each in summary(capsys, *asked, "--gpus", "16xH100", "--train.shard", "true")["notes"] if "nodes" in each)
+    assert note == "on several nodes what travels goes by broadcast: give --weights.transport for another"
+    assert not any("nodes" in each for each in summary(capsys, *asked, "--gpus", "8xH100", "--train.shard", "true")["notes"])
+    told = said(capsys, *asked, "--gpus", "16xH100", "--weights.transport", "shared_memory", code=2)
+    assert "the run lies on 2 nodes of 8 H100" in " ".join(told.split())
+
+
+def test_a_number_format_that_nobody_named_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("simulate", "--model", "qwen2.5-1.5b", "--steps", 1, "--gpus", "4xH100")
+    assert any("parameters are float32" in each for each in summary(capsys, *asked)["notes"])
+    assert not any("float" in each for each in summary(capsys, *asked, "--model.dtype", "float32")["notes"])
+
+
 def test_what_is_printed_is_the_same_again_to_the_byte_for_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-m", "rollyard", *SMALL, "--seed", "7", "--json"]
     texts = [subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout for _ in range(2)]
@@ -110,7 +126,8 @@ def test_what_a_trace_does_not_say_is_told(capsys: pytest.CaptureFixture[str], t
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     bare = ("simulate", tmp_path / "bare.toml", "--trace", tmp_path / "a.jsonl", "--gpus", 2, "--placement", "separate")
     (tmp_path / "bare.toml").write_text('[model]\npath = "qwen2.5-7b"\ndtype = "bfloat16"\n[run]\nsteps = 2')
-    notes = summary(capsys, *bare)["notes"]
+    pages, *notes = summary(capsys, *bare)["notes"]
+    assert pages.startswith("an engine has ") and "a run needs --engine.pages" in pages
     assert notes == [
         "the trace has 5 prompts for at least 64: they come again, in another order",
         "5 of the trace's 5 completions were cut, at 30 tokens at most: with a limit of 64 they would have gone on",

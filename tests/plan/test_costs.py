@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +12,18 @@ from hypothesis import strategies as st
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.model.flops import attention_flops, gemms
-from rollyard.plan.costs import Costs, costs_of, priced
+from rollyard.plan.costs import Costs, costs_of, fewer_pages, priced
 from rollyard.plan.hardware import HARDWARE, hardware_of
 from rollyard.plan.memory import Memory
 from rollyard.plan.models import MODELS
 from rollyard.plan.shape import Shape
+from rollyard.plan.trace import prompts_of
 from rollyard.types import Sample, Sampling, TrainBatch
 from tests.plan.scenarios import scenario
 
-EIGHT = {"model__path": "llama-8b", "model__dtype": "bfloat16", "place__placement": "separate"}  # billion
+EIGHT = {
+    "model__path": "llama-8b", "model__dtype": "bfloat16", "place__placement": "separate", "weights__transport": "broadcast",
+}  # fmt: skip # billion
 SMALL = EIGHT | {"model__path": "qwen2.5-1.5b"}
 
 
@@ -71,7 +75,7 @@ def test_prefill_by_hand() -> None:
 
 
 def test_prefill_reads_experts_that_nothing_else_goes_to() -> None:
-    """16 tokens beside one: of 128 experts, each token goes to 8, 128 (1 - (15/16)^17) are read, 8 anyway; at 0.7 of 3.35 TB/s."""
+    """16 tokens beside one: of 128 experts, 8 for each, 128 (1 - (15/16)^17) are read, 8 anyway; at 0.7 of 3.35 TB/s."""
     engine = costs(model__path="qwen3-30b-a3b", place__train=16, train__shard=True).engine
     more = 128 * (1 - (15 / 16) ** 17) - 8
     assert engine.prefill_s(16, 136) == pytest.approx(2 * 48 * more * 3 * 2048 * 768 / (0.7 * 3.35e12))
@@ -207,6 +211,33 @@ def test_room_for_keys_and_values_by_hand() -> None:
     assert costs(place__train=4, train__shard=True, engine__pages=1000).engine.kv_tokens == 16_000
 
 
+def test_prompts_of_a_trace_count_where_there_is_one(tmp_path: Path) -> None:
+    """Of 6,000 and 10,000 tokens: with 64 of a completion a sequence has 10,064: more than a micro-batch."""
+    trace = tmp_path / "a.jsonl"
+    trace.write_text('{"group": 0, "prompt_tokens": 6000, "tokens": 9}\n{"group": 1, "prompt_tokens": 10000, "tokens": 9}\n')
+    run = scenario(**EIGHT, place__train=4, train__shard=True, workload__trace=str(trace))
+    found = costs_of(run)
+    assert prompts_of(run) == (8000, 10_000) and found.training.budget == 10_064
+    assert found.memory[1].activations == pytest.approx(10_064 * 4096 * 2 * (32 + 17))
+    with pytest.raises(ConfigError, match="does not hold 10,064 tokens"):
+        costs(place__train=4, train__shard=True, workload__trace=str(trace), engine__gpu_memory_utilization=0.2175)
+
+
+def test_an_embedded_engine_makes_room_for_every_slot_at_its_longest() -> None:
+    """4 slots of 1,000 tokens in pages of 16: 63 and one more each. vLLM takes what its share of memory leaves; so does one
+    that memory has no room for, and then a run needs its pages named."""
+    values = {"place__train": 4, "train__shard": True, "engine__slots": 4}
+    found = costs(engine__window=1000, **values)
+    assert found.engine.kv_tokens == 4 * (63 + 1) * 16
+    assert found.memory[0].kv == 4 * 64 * 16 * 131_072 and found.memory[0].free > 1e9
+    whole = costs(engine__window=1000, engine__kind="vllm", **values)
+    assert whole.memory[0].free == 0 and whole.engine.kv_tokens > 400_000
+    embedded = scenario(**(EIGHT | values))  # 4 of 131,072 tokens
+    assert fewer_pages(costs_of(embedded), embedded) == costs_of(embedded).engine.kv_tokens // 16 > 25_000
+    assert fewer_pages(found, scenario(**(EIGHT | values), engine__window=1000)) == 0
+    assert fewer_pages(whole, scenario(**(EIGHT | values), engine__kind="vllm")) == 0
+
+
 def test_memory_of_a_device_that_trains_by_hand() -> None:
     found = costs(place__train=8, train__shard=True, costs__state_bytes=16, batch__token_budget=8192).memory[1]
     assert (found.weights, found.state) == (8_030_261_248 * 2 / 8, 8_030_261_248 * 16 / 8)
@@ -256,6 +287,22 @@ def test_an_adapter_trains_and_travels_alone() -> None:
     assert adapter.training.flops(1000, 0) < whole.training.flops(1000, 0)
     with pytest.raises(ConfigError, match="how large an adapter of qwen3-30b-a3b is"):
         costs(model__path="qwen3-30b-a3b", place__train=8, train__shard=True, weights__what="lora")
+
+
+def test_float32_has_its_own_rate() -> None:
+    """67 TFLOP/s of an H100; an engine in 16 bits beside it has 989; and what is given by number is given in the run's format."""
+    values = {"model__path": "qwen2.5-1.5b", "place__train": 4, "train__shard": True, "model__dtype": "float32"}
+    whole, mixed = costs(**values), costs(engine__dtype="bfloat16", **values)
+    operations = 2 * 1_543_714_304 * 512
+    assert whole.engine.step(512).lines[1].fixed == pytest.approx(operations / (0.5 * 67e12))
+    assert mixed.engine.step(512).lines[1].fixed == pytest.approx(operations / (0.5 * 989e12))
+    assert (
+        whole.train_s(10**7, 0)
+        == mixed.train_s(10**7, 0)
+        > 10 * costs(**(values | {"model__dtype": "bfloat16"})).train_s(10**7, 0)
+    )
+    given = costs(cluster__flops=1e14, **values)
+    assert given.engine.step(512).lines[1].fixed == pytest.approx(operations / (0.5 * 1e14))
 
 
 def test_devices_given_by_number() -> None:

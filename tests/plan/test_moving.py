@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollyard.errors import ConfigError
 from rollyard.plan.costs import Costs, costs_of
 from rollyard.plan.moving import Weights, bound_s
 from tests.plan.scenarios import scenario
@@ -19,7 +20,7 @@ OWN = 3.35e12  # bytes/s of an H100's memory
 
 
 def costs(**values: object) -> Costs:
-    return costs_of(scenario(**(VALUES | values)))
+    return costs_of(scenario(**({"weights__transport": "broadcast"} | VALUES | values)))
 
 
 def test_broadcast_is_bound_by_the_cards_of_those_who_receive() -> None:
@@ -37,13 +38,43 @@ def test_broadcast_brings_all_to_one_device_of_each_machine_so_far() -> None:
 def test_broadcast_is_bound_by_the_cards_of_those_who_send() -> None:
     """Two devices have all of the 16 GB that four receive."""
     values = {"model__path": "llama-8b", "weights__transport": "broadcast", "place__train": 2, "engine__tensor_parallel_size": 4,
-              "costs__parts": True}  # fmt: skip
+              "costs__parts": True, "place__nodes": "spread"}  # fmt: skip
     assert costs(**values).moving.transfer_s == pytest.approx(2 * 8_030_261_248 / 2 / (0.8 * 50e9))
 
 
-def test_shared_memory_goes_out_of_eight_devices_and_into_eight() -> None:
-    found = costs(weights__transport="shared_memory").moving
-    assert (found.copy_s, found.transfer_s) == (pytest.approx(BYTES / 8 / (0.8 * 63e9)), 0)
+def test_broadcast_inside_a_node_goes_over_links() -> None:
+    """4 and 4 of a node: all of 16 GB by links of 450 GB/s, whoever asks for parts; hosts that lie apart by a card of 50."""
+    values = {"model__path": "llama-8b", "place__train": 4, "engine__tensor_parallel_size": 4}
+    whole = 2 * 8_030_261_248
+    assert costs(**values).moving.transfer_s == pytest.approx(whole / (0.8 * 450e9))
+    assert costs(costs__parts=True, **values).moving.transfer_s == pytest.approx(whole / 4 / (0.8 * 450e9))
+    apart = costs(place__nodes="spread", place__runtime="ray", **values).moving
+    assert apart.transfer_s == pytest.approx(whole / (0.8 * 50e9))
+
+
+def test_broadcast_by_all_cards_of_a_machine() -> None:
+    """8 of 50 GB/s, and no faster than a link."""
+    assert costs(costs__cards=8).moving.transfer_s == pytest.approx(BYTES / (0.8 * 400e9))
+    assert costs(costs__cards=99).moving.transfer_s == costs(costs__cards=8).moving.transfer_s
+    assert costs(costs__cards=8, cluster__link=1e11).moving.transfer_s == pytest.approx(BYTES / (0.8 * 1e11))
+
+
+@pytest.mark.parametrize("transport", ["auto", "shared_memory"])
+def test_the_memory_of_one_node_reaches_no_other(transport: str) -> None:
+    with pytest.raises(ConfigError, match="lies on 5 nodes of 8 H100, and what goes through the memory of one") as error:
+        costs(weights__transport=transport)
+    assert (error.value.where, error.value.remedy) == ("weights.transport", "use broadcast, or fewer devices")
+    halves = {"place__placement": "swap", "place__train": 1, "train__shard": False, "model__path": "llama-8b"}
+    assert costs(weights__transport=transport, engine__tensor_parallel_size=4, **halves).handoff_s > 0
+    with pytest.raises(ConfigError, match="lies on 2 nodes"):
+        costs(weights__transport=transport, **halves)
+    spread = costs(weights__transport="auto", place__nodes="spread", place__runtime="ray", place__ray_address="auto")
+    assert spread.moving == costs(weights__transport="broadcast").moving
+
+
+def test_shared_memory_goes_out_of_all_that_train_and_into_all_of_an_engine() -> None:
+    found = costs(weights__transport="shared_memory", cluster__node=40).moving
+    assert (found.copy_s, found.transfer_s) == (pytest.approx(BYTES / 32 / (0.8 * 63e9)), 0)
     assert found.load_s == pytest.approx(BYTES / 8 / (0.8 * 63e9) + 2 * BYTES / 8 / OWN)
 
 
@@ -101,7 +132,7 @@ def test_no_sync_beats_its_cards(received: float, sent: float, rate: float) -> N
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(["checkpoint", "shared_memory", "broadcast"]), st.floats(0.01, 1), st.floats(0.01, 1))
 def test_more_changes_and_slower_links_never_take_less(transport: str, changed: float, link: float) -> None:
-    values = {"weights__transport": transport, "weights__delta": True}
+    values = {"weights__transport": transport, "weights__delta": True, "cluster__node": 40}
     found = costs(**values, costs__changed=changed, costs__link=link).moving
     assert found.total_s <= costs(**values, costs__changed=min(1, changed * 1.1), costs__link=link).moving.total_s * (1 + 1e-9)
     assert found.total_s >= costs(**values, costs__changed=changed, costs__link=min(1, link * 1.1)).moving.total_s * (1 - 1e-9)

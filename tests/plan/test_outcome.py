@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,10 +181,17 @@ def test_generation_that_waits_for_its_longest() -> None:
         (512, 1, "arithmetic"),  # 2 x 8e9 x 512 operations at half of 989 TFLOP/s take 15.5 ms
     ],
 )
-def test_what_decoding_is_bound_by(slots: int, prompt: int, expected: str) -> None:
+@pytest.mark.parametrize("traced", [False, True])
+def test_what_decoding_is_bound_by(slots: int, prompt: int, expected: str, traced: bool, tmp_path: Path) -> None:
+    workload: dict[str, object] = {"prompt_tokens": prompt}
+    if traced:
+        workload = {"trace": str(tmp_path / "a.jsonl")}
+        (tmp_path / "a.jsonl").write_text(json.dumps({"group": 0, "prompt_tokens": prompt, "tokens": 9}))
     place, rollout = {"generate": 1, "train": 8}, {"groups_per_step": slots, "group_size": 1}
     engine, model = {"tensor_parallel_size": 1, "slots": slots}, {"path": "llama-8b", "dtype": "bfloat16"}
-    found = scenario(place=place, rollout=rollout, engine=engine, model=model, workload={"prompt_tokens": prompt})
+    found = scenario(
+        place=place, rollout=rollout, engine=engine, model=model, workload=workload, weights={"transport": "broadcast"}
+    )
     assert bound(replace(REPORT, slots_busy=1.0), found) == f"generation ({expected})"
 
 

@@ -17,19 +17,27 @@ from rollyard.plan.simulate import simulate
 from tests.plan import sides
 from tests.plan.sides import Case, same
 
+AT_A_LOAD = ((0.84, 0), (1.37, 1), (1.9, 2), (2.43, 0), (2.96, 1))
 CASES = (
     Case("colocated", judge_s=0.1),
     Case("separate", refusals=25, retries=3),
     Case("async", "drain", losses=((0.8, 1),), changes=((1, 2), (2, -1)), seed=3),
     Case("async", "abort", judge_s=0.3, options=(("rollout.oversample", 2),), groups=2),
     Case("async", "keep", refusals=25, retries=3, prompts=20),
+    Case("async", "abort", refusals=40, retries=3, restarts=2, steps=5, losses=AT_A_LOAD, seed=4),
+    Case("async", "keep", canary=True, probe_s=0.031, sent_bytes=7, steps=6, options=(("weights.probe_every", 2),)),
+    Case("async", "drain", probe_s=0.27, sent_bytes=7, losses=((0.8, 1), (1.9, 2)), steps=6, changes=((2, 1),)),
+    Case("separate", canary=True, probe_s=0.11, refusals=0, engines=2),
+    Case("colocated", canary=True, probe_s=0.031, sleep_s=0.17, wake_s=0.21, held_out=3),
+    Case("swap", probe_s=0.031),
+    Case("async", "abort", canary=True, probe_s=0.21, slots=1, groups=4, size=4, staleness=0, changes=((1, 1), (3, -1))),
     Case("swap", judge_s=0.1, held_out=5),
     Case("separate", cap=14, options=(("advantage.overlong", "mask"),)),
     Case("async", "abort", held_out=9, losses=((0.4, 1), (2.1, 0)), options=(("eval.every", 2),)),
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}-{case.held_out}-{case.cap}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}-{CASES.index(case)}")
 def test_the_simulator_does_what_the_loop_does(case: Case, tmp_path: Path) -> None:
     same(case, tmp_path)
 
@@ -50,7 +58,10 @@ def cases(draw: st.DrawFn) -> Case:
         options["rollout.on_stale"] = "wait" if spare else draw(st.sampled_from(("wait", "drop")))
     if apart and engines > 1:
         options["rollout.moves"] = draw(st.integers(0, 2))
-    moments = st.tuples(st.floats(0.01, 8), st.integers(0, 3))
+    if apart:
+        options["weights.probe_every"] = draw(st.integers(0, 2))
+    refusals = draw(st.sampled_from((0, 0, 20)))
+    losses = () if not apart else tuple(draw(st.lists(st.tuples(st.floats(0.01, 8), st.integers(0, 3)), max_size=3)))
     changes = st.tuples(st.integers(1, 4), st.sampled_from((1, -1, 2)))
     return Case(
         placement,
@@ -66,11 +77,16 @@ def cases(draw: st.DrawFn) -> Case:
         judge_s=draw(st.sampled_from((0.0, 0.02, 0.4))),
         workers=draw(st.integers(1, 4)),
         retries=draw(st.integers(0, 3)),
-        refusals=draw(st.sampled_from((0, 0, 20))),
-        losses=tuple(draw(st.lists(moments, max_size=3))) if apart else (),
+        refusals=refusals,
+        losses=losses,
         changes=tuple(draw(st.lists(changes, max_size=2, unique_by=lambda change: change[0]))) if apart else (),
         restarts=draw(st.integers(0, 2)),
         held_out=draw(st.sampled_from((0, 0, 5))),
+        canary=not refusals and not losses and draw(st.booleans()),
+        probe_s=draw(st.sampled_from((0.0, 0.0, 0.013, 0.21))),
+        sleep_s=draw(st.sampled_from((0.0, 0.17))),
+        wake_s=draw(st.sampled_from((0.0, 0.19))),
+        sent_bytes=draw(st.sampled_from((0, 1000))),
         options=tuple(options.items()),
     )
 
@@ -141,7 +157,7 @@ def test_nodes_fail_and_engines_come_back() -> None:
     calm = simulate(scenario("async")).report
     often = calm.wall_s / 3600 / 4
     failures = {"failures__node_hours": often, "failures__restart_s": 1.0, "place__restarts": 100, "cluster__node": 1}
-    failures["rollout__retries"] = 100
+    failures |= {"rollout__retries": 100, "weights__transport": "broadcast"}
     torn = simulate(scenario("async", **failures)).report
     assert not torn.finished.failed and len(torn.lost) > 3
     assert torn.wall_s > calm.wall_s and torn.members.trained == calm.members.trained
