@@ -79,7 +79,7 @@ def check_heads(scenario: Scenario, shape: Shape) -> None:
     size = scenario.engine.tensor_parallel_size
     if _shared(shape, size):
         return
-    sizes = [each for each in range(1, shape.heads + 1) if _shared(shape, each)]
+    sizes = engine_sizes(shape)
     problem = f"the {shape.heads} attention heads of {shape.name}, {shape.kv_heads} of keys and values, do not divide among "
     if scenario.place.placement == "swap":
         problem += f"{size:,} devices, and each half is one engine"
@@ -88,6 +88,11 @@ def check_heads(scenario: Scenario, shape: Shape) -> None:
         problem += f"{size:,} devices of an engine"
         remedy = f"use {either(sizes)}"
     raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=remedy)
+
+
+def engine_sizes(shape: Shape) -> list[int]:
+    """Devices that an engine may have."""
+    return [size for size in range(1, shape.heads + 1) if _shared(shape, size)]
 
 
 def _shared(shape: Shape, size: int) -> bool:

@@ -144,6 +144,7 @@ def test_what_a_trace_does_not_say_is_told(capsys: pytest.CaptureFixture[str], t
         (("--preset", "small", "--gpus", "4xH1000"), "there is no device 'H1000'"),
         (("--preset", "small", "--model", "gpt-5"), "there is no model 'gpt-5'"),
         (("--preset", "small", "--mean-tokens", "1e9"), "not to be had"),
+        (("--preset", "small", "--trace", "nowhere"), "nowhere cannot be read: No such file"),
         (("--preset", "small", "--trace", "none.jsonl"), "none.jsonl cannot be read: No such file"),
         (("--preset", "small", "--trace", "none.jsonl", "--mean-tokens", "9"), "workload.mean_tokens"),
         (("--preset", "small", "--calm"), "there is no option '--calm'"),

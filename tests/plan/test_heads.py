@@ -37,7 +37,7 @@ def test_sizes_by_hand(model: str, sizes: set[int]) -> None:
 CLUSTER = ["simulate", "--preset", "cluster", "--steps", "2", "--prompts-per-step", "8"]
 
 
-@pytest.mark.parametrize("size", [3, 5, 16, 999_999_999_999])
+@pytest.mark.parametrize("size", [3, 5, 16, 1_000_000])
 def test_other_sizes_are_refused(size: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CLUSTER, "--engine.tensor_parallel_size", str(size)]) == 2
     assert "use 1, 2, 4 or 28" in capsys.readouterr().err
