@@ -18,7 +18,7 @@ from rollyard.layers import Resolved, presets, value
 from rollyard.plan.check import DRAWN, check_scenario, obstacle
 from rollyard.plan.devices import nodes
 from rollyard.plan.hardware import CPU, hardware_of
-from rollyard.plan.kinds import FOLDERS, left_behind, resolve_scenario
+from rollyard.plan.kinds import FOLDERS, KIND, left_behind, resolve_scenario
 from rollyard.plan.scenario import Scenario, WorkloadConfig
 from rollyard.plan.split import HALF, SIZES, WHERE, gpus_of, share_of, split
 from rollyard.plan.trace import read_trace
@@ -110,7 +110,8 @@ def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str
         return {}
     from rollyard.plan.calibrate import calibrate
 
-    found = calibrate(given.calibrate, overrides.get("cluster.hardware", CPU))
+    kind = gpus_of(given.gpus)[1] if given.gpus else ""
+    found = calibrate(given.calibrate, overrides.get(KIND, kind))
     if given.constants is not None:
         try:
             write_file(given.constants, found.to_toml().encode())
