@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -178,19 +178,22 @@ def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
     Raises:
         ConfigError: the model or the trace cannot be read, it does not fit on the devices, or the folder cannot be written.
     """
-    from rollyard.plan.leave import check_free, write_folder
+    from rollyard.plan.leave import check_free, held, write_folder
     from rollyard.plan.outcome import summarize
     from rollyard.plan.show import table
     from rollyard.plan.simulate import simulate
 
     scenario, folder = resolved.config, _folder(resolved)
-    if folder is not None:
-        check_free(folder, scenario.run.overwrite)
-    notes = notes_of(resolved)
-    with _progress(scenario.run.steps) as stepped:
-        outcome = simulate(scenario, stepped=stepped)
-    if folder is not None:
-        write_folder(outcome, scenario, folder)
+    with held(folder) if folder is not None else nullcontext():
+        if folder is not None:
+            check_free(folder, scenario.run.overwrite)
+        notes = notes_of(resolved)
+        with _progress(scenario.run.steps) as stepped:
+            outcome = simulate(scenario, stepped=stepped)
+        if folder is not None:
+            write_folder(outcome, scenario, folder)
+    if scenario.failures.node_hours:
+        notes.append(f"{outcome.failures}; nodes that train do not fail: that ends a run, which is then resumed")
     summary = summarize(outcome.report, outcome.metrics, scenario)
     if as_json:
         sys.stdout.write(json.dumps(asdict(summary) | {"notes": notes}) + "\n")
