@@ -42,7 +42,7 @@ test: $(VENV)/.installed-dev ## set up, then run the tests that need nothing spe
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 $(LANES:%=test-%): test-%: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q $(if $(filter slow vllm,$*),-n $(WORKERS) --dist loadfile) -m $*
+	$(BIN)/python -m pytest -q $(if $(filter slow,$*),-n $(WORKERS) --dist loadfile) -m $*
 
 test-vllm: vllm $(MODEL)/config.json
 

@@ -8,7 +8,8 @@ learning    training; moving    weight sync; memory    what fits
 costs       all of these, of a scenario
 workload    how long prompts and completions are
 tokens      what stands for tokens: how many they are
-check       what these must satisfy; joins    engines that come and go; split    so many devices, and who gets which
+unheeded    which of these change nothing
+check       what they must satisfy; joins    engines that come and go; split    so many devices, and who gets which
 command     `rollyard simulate`
 engine      continuous batching, from completion to completion
 clock       virtual time; engines, links, proving, coming    what becomes of requests, weights, engines that come and go

@@ -28,6 +28,7 @@ from rollyard.plan.scenario import CostsConfig, Scenario
 from rollyard.stats import Pace
 
 UNIT: Final = 1e9  # FLOP/s that a CPU's rates are first told in
+ERROR: Final = 1.05  # times: the peak, as far as a fit can tell
 NEVER_BOUND: Final = 100.0  # bytes/s a FLOP/s: memory that nothing waits for
 USUAL: Final = 1e9  # bytes/s from process to process, where a run does not tell
 IN_TURNS: Final = ("colocated", "separate")  # placements in which nobody trains while somebody generates
@@ -166,12 +167,13 @@ class _Fitting:
         yield Fitted("cluster.hardware", self._hardware, "given")
         decode, prefill, train = self._decode(), self._prefill(self._decode()), self._train()
         rates = {"decode_flops": decode.slope, "prefill_flops": prefill, "train_flops": train.slope}
+        self._check(rates)
         best = min(slope for slope in rates.values() if slope) if self._cpu else 1.0
         if self._cpu:
             yield Fitted("cluster.flops", UNIT / best, "the best rate of decoding, prefill and training")
             yield Fitted("cluster.bandwidth", UNIT / best * NEVER_BOUND, "its caches are taken to be fast enough")
-            yield Fitted("cluster.cores", float(os.cpu_count() or 1), "of this machine")
-        shares = {name: min(best / slope, 1.0) if slope else 1.0 for name, slope in rates.items()}
+            yield Fitted("cluster.cores", float(os.cpu_count() or 1), "of this machine, which the run is taken to have had")
+        shares = {name: min(best / slope, 1.0) if slope else 1.0 for name, slope in rates.items()}  # see ERROR
         steps = sum(pace.steps for pace in self._run.report.usage.paces)
         yield Fitted("costs.step_s", decode.fixed, f"{steps} engine steps, by sequences running", decode.residual)
         yield self._process()
@@ -183,6 +185,16 @@ class _Fitting:
         yield Fitted("costs.minibatch_s", train.fixed / self._run.config.train.minibatches, "the same", train.residual)
         yield from self._of_driver()
         yield from self._of_sync()
+
+    def _check(self, rates: Mapping[str, float]) -> None:
+        """Raises ConfigError where nothing follows from what was computed, or it is faster than its devices."""
+        if not any(rates.values()):
+            problem = "nothing in the run took longer the more there was to compute"
+            raise ConfigError(problem, where=WHERE, remedy="give a run with a larger model, or with lengths that differ more")
+        fastest = min((name for name in rates if rates[name]), key=lambda name: rates[name])
+        if not self._cpu and rates[fastest] * ERROR < 1:
+            problem = f"the run did {1 / rates[fastest]:.3g} times what {self._hardware} can at its peak ({fastest})"
+            raise ConfigError(problem, where="cluster.hardware", remedy="name what it ran on")
 
     # ------------------------------------------------------------------------------------------- computing
 

@@ -86,6 +86,8 @@ def _check_workload(scenario: Scenario) -> None:
     workload, cap = scenario.workload, scenario.rollout.max_tokens
     if workload.trace:
         _check_unheeded(workload, DRAWN, f"lengths are those of {workload.trace}")
+        if scenario.rollout.ignore_eos:
+            _check_unheeded(workload, ("growth",), f"with rollout.ignore_eos every completion has {cap} tokens")
         return
     if scenario.rollout.ignore_eos:
         _check_unheeded(workload, ENDED, f"with rollout.ignore_eos every completion has {cap} tokens")

@@ -22,6 +22,7 @@ from rollyard.plan.kinds import FOLDERS, KIND, left_behind, resolve_scenario
 from rollyard.plan.scenario import Scenario, WorkloadConfig
 from rollyard.plan.split import HALF, SIZES, WHERE, gpus_of, share_of, split
 from rollyard.plan.trace import read_trace
+from rollyard.plan.unheeded import note_of, unheeded
 from rollyard.plan.workload import Recorded
 from rollyard.watch.screen import Screen
 from rollyard.watch.step import Step
@@ -248,8 +249,8 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
         notes += _notes_of_trace(read_trace(scenario.workload.trace), scenario)
     if scenario.cluster.hardware == CPU and not (scenario.cluster.bandwidth and scenario.cluster.flops):
         notes.append("this machine was measured: figures differ a little each time, whatever the seed")
-    if scenario.prompts.held_out or scenario.eval.every:
-        notes.append("evaluations are left out")
+    if line := note_of(unheeded(scenario, resolved.origins)):
+        notes.append(line)
     return notes
 
 

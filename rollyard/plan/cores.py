@@ -21,6 +21,7 @@ from rollyard.types import Activity, EngineStats, Request, RequestId, Segment, W
 from rollyard.watch.spans import SpanLog
 
 DRIVER = "driver"  # the process of a run itself
+KEPT = 64  # changes of an engine's speed that are kept before old ones are left behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,19 @@ class Cores:
 
     def settle(self) -> None:
         """Nothing more happens at the moment: who is busy has its part."""
-        busy = [worker for worker in self._workers if worker.busy]
-        if self.driver.busy:
-            busy = [worker for worker in busy if worker.process != DRIVER or worker is self.driver]
+        working = dict.fromkeys(worker for worker in self._workers if worker.busy)
+        held = DRIVER if self.driver.busy else None  # threads of this process stand still, but for the driver's own
+        busy = {worker: None for worker in working if worker.process != held or worker is self.driver}
         processes = Counter(worker.process for worker in busy)
         part = min(1.0, self.count / len(processes)) if processes else 1.0
         for worker in self._workers:
+            if worker not in working:
+                self.forget(worker)
+                continue
             speed = part / processes[worker.process] if worker in busy else 0.0
-            if worker.busy and speed != self._speeds.get(worker):
+            if speed != self._speeds.get(worker):
                 self._speeds[worker] = speed
                 worker.run(speed)
-            elif not worker.busy:
-                self.forget(worker)
 
     @property
     def clock(self) -> Clock:
@@ -184,6 +186,13 @@ class Paced:
         self._speeds.append(speed)
         self._touch()
 
+    def past(self, own: float) -> None:
+        """Nobody asks for a time of its own before this one any more."""
+        known = bisect_left(self._own, own) - 2
+        if known > KEPT:
+            for times in (self._real, self._own, self._speeds):
+                del times[:known]
+
     def _at(self, now: float) -> float:
         return self._own[-1] + (now - self._real[-1]) * self._speeds[-1]
 
@@ -243,3 +252,4 @@ class _Translated(SpanLog):
         real = self._engine.real
         start, end = real(start_ns / 1e9, first=False), real(end_ns / 1e9, first=True)
         self._spans.add(activity, int(start * 1e9), int(max(start, end) * 1e9), what)
+        self._engine.past(end_ns / 1e9)  # it tells one after the other

@@ -114,8 +114,10 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
     own = sizes.number if sizes.trained == shape.parameters else 0  # an adapter is among its state
     each = own + sizes.state - sizes.number  # all but the gradient
     kept = sizes.trained * each
+    passes = costs.logprob_passes + (scenario.train.kl > 0)  # that of the policy that the run began with
+    learnt = costs.model_copy(update={"logprob_passes": passes})
     learning = TrainingCosts(
-        shape, devices, costs, sizes.train, sizes.trained, sizes.number, each, scenario.train.minibatches, budget
+        shape, devices, learnt, sizes.train, sizes.trained, sizes.number, each, scenario.train.minibatches, budget
     )
     swapped = offloaded_s(scenario, shape, devices, sizes)
     return Costs(

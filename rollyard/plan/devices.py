@@ -58,7 +58,7 @@ def devices_of(scenario: Scenario, hardware: Hardware) -> Devices:
     if train % copies:
         problem = f"{train} devices that train are no whole number of copies on {copies} devices each"
         raise ConfigError(problem, where="costs.state_devices", remedy=f"use a divisor of {train}, or 0")
-    together = scenario.costs.stages * scenario.costs.stage_devices
+    together = scenario.costs.stages * max(scenario.costs.stage_devices, 1)
     if train % together:
         problem = f"{train} devices that train are no whole number of pipelines on {together} devices each"
         raise ConfigError(problem, where="costs.stages", remedy=f"use stages and stage_devices whose product divides {train}")

@@ -52,7 +52,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3-4b": _dense(
         "qwen3", 2560, 9728, 36, 32, 8, 151936, head_dim=128, max_position_embeddings=40960, tie_word_embeddings=True
     ),
-    "mistral-7b": _dense("mistral", 4096, 14336, 32, 32, 8, 32000, max_position_embeddings=32768),
+    "mistral-7b": _dense("mistral", 4096, 14336, 32, 32, 8, 32000, max_position_embeddings=32768, sliding_window=None),
     "qwen2.5-7b": _dense("qwen2", 3584, 18944, 28, 28, 4, 152064, max_position_embeddings=131072),
     "llama-8b": _dense("llama", 4096, 14336, 32, 32, 8, 128256, max_position_embeddings=131072),
     "qwen3-8b": _dense("qwen3", 4096, 12288, 36, 32, 8, 151936, head_dim=128, max_position_embeddings=40960),

@@ -2,57 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
 from rollyard.config import Config, Section
 
-
-def _or_none(least: float, most: float) -> Callable[[float], float]:
-    """0, which says nothing, or a number of that range."""
-
-    def checked(number: float) -> float:
-        if number and not least <= number <= most:
-            raise ValueError(f"input should be 0, or from {least:g} to {most:g}")
-        return number
-
-    return checked
+LEAST_RATE: Final = 1e3
+LEAST_HOURS: Final = 1e-6  # between failures: a run has to get on
 
 
-# Ranges are wide enough for what there may ever be, and not so wide that times come to nothing or to infinity.
+def _rate(value: float) -> float:
+    if 0 < value < LEAST_RATE:
+        raise ValueError(f"use 0, or at least {LEAST_RATE:g}")
+    return value
+
+
+def _hours(value: float) -> float:
+    if 0 < value < LEAST_HOURS:
+        raise ValueError(f"use 0, or at least {LEAST_HOURS:g}")
+    return value
+
+
+# Bounds lie far outside of what there is; within them no number of a run becomes infinite.
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Rate = Annotated[float, Field(ge=0, le=1e21), AfterValidator(_rate)]  # of bytes or operations, 0: not given; and bytes
+Mean = Annotated[float, Field(ge=0, le=1e9)]
+Disk = Annotated[float, Field(ge=LEAST_RATE, le=1e21)]
+Size = Annotated[float, Field(ge=0, le=1e4)]  # bytes of a parameter
+Share = Annotated[float, Field(ge=1e-6, le=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Natural = Annotated[int, Field(ge=0, le=10**9)]
+Workers = Annotated[int, Field(ge=1, le=10**6)]
 Spread = Annotated[float, Field(ge=0, le=4)]  # of a logarithm; at 4 two lengths in three lie within a factor of 3,000
-Bytes = Annotated[float, AfterValidator(_or_none(1e6, 1e15))]  # of a device
-Rate = Annotated[float, AfterValidator(_or_none(1e3, 1e18))]  # bytes/s
-Flops = Annotated[float, AfterValidator(_or_none(1e7, 1e21))]  # 1/s
-Disk = Annotated[float, Field(ge=1e3, le=1e18)]  # bytes/s
-Part = Annotated[float, Field(ge=1e-4, le=1)]  # of a rate, or of numbers
-Devices = Annotated[int, Field(ge=1, le=1_000_000)]
-AnyDevices = Annotated[int, Field(ge=0, le=1_000_000)]
-Passes = Annotated[int, Field(ge=0, le=1000)]
-Tokens = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Mean = Annotated[float, Field(ge=0, le=1e9)]  # tokens
-Seconds = Annotated[float, Field(ge=0, le=1e5)]  # a day and more, once a step
-Moment = Annotated[float, Field(ge=0, le=100)]  # seconds, of each engine step, request or token
-Number = Annotated[float, Field(ge=0, le=1000)]  # bytes of a parameter
-Money = Annotated[float, Field(ge=0, le=1e9)]
-Hours = Annotated[float, AfterValidator(_or_none(1e-3, 1e7))]
 
 
 class ClusterConfig(Section):
     """How many devices there are follows from the options of `place`."""
 
     hardware: str = Field("H100", description="kind of device, of the table in docs/costs.md; or cpu, this machine measured")
-    node: AnyDevices = Field(0, description="devices of a node (0: as the table says)")
-    memory: Bytes = Field(0.0, description="bytes that a device holds (0: as the table says; also of what follows)")
+    node: Natural = Field(0, description="devices of a node (0: as the table says)")
+    memory: Rate = Field(0.0, description="bytes that a device holds (0: as the table says; also of what follows)")
     bandwidth: Rate = Field(0.0, description="bytes/s of its memory")
-    flops: Flops = Field(0.0, description="dense operations/s, in model.dtype")
+    flops: Rate = Field(0.0, description="dense operations/s, in model.dtype")
     link: Rate = Field(0.0, description="bytes/s to the others of its node, in one direction")
     nic: Rate = Field(0.0, description="bytes/s to other nodes, in one direction")
     host: Rate = Field(0.0, description="bytes/s to the memory of its machine, in one direction")
-    cores: AnyDevices = Field(0, description="processors that all processes of the run share (0: every process has its own)")
-    price: Money = Field(0.0, description="money that one device costs an hour (0: not told)")
+    cores: Natural = Field(0, description="processors that all processes of the run share (0: every process has its own)")
+    price: Annotated[float, Field(ge=0, le=1e12)] = Field(0.0, description="money that one device costs an hour (0: not told)")
 
 
 class WorkloadConfig(Section):
@@ -63,10 +60,10 @@ class WorkloadConfig(Section):
     between: Annotated[float, Field(ge=0, le=1)] = Field(
         0.65, description="share of that variance that lies between prompts, the rest between completions of one prompt"
     )
-    growth: Annotated[float, Field(ge=-0.9, le=10)] = Field(
+    growth: Annotated[float, Field(gt=-1, le=1e6)] = Field(
         0.0, description="how much longer completions get at each step, as a share, until they are cut (0.01: by 1 %)"
     )
-    prompt_tokens: Tokens = Field(512, description="mean of a prompt")
+    prompt_tokens: Count = Field(512, description="mean of a prompt")
     prompt_sigma: Spread = Field(0.0, description="standard deviation of the logarithm of a prompt's length")
     trace: str = Field(
         "",
@@ -78,25 +75,27 @@ class WorkloadConfig(Section):
 class CostsConfig(Section):
     """Constants of the cost model; `--calibrate RUN` fits them to a run. What hardware states is multiplied by a share."""
 
-    decode_bandwidth: Part = Field(0.7, description="share of the memory's bandwidth that decoding reaches")
-    decode_flops: Part = Field(0.5, description="share of peak FLOPs that decoding reaches")
-    prefill_flops: Part = Field(0.5, description="share of peak FLOPs that prefill reaches")
-    step_s: Moment = Field(0.003, description="seconds of a decode step besides")
-    sequence_s: Moment = Field(0.0, description="seconds that each running sequence adds to that")
-    process_s: Moment = Field(0.0, description="seconds that it adds to have a process of its own, from which the driver is told")
-    tensor_parallel_s: Moment = Field(0.002, description="seconds that tensor parallelism adds to that")
-    nodes_s: Moment = Field(
+    decode_bandwidth: Share = Field(0.7, description="share of the memory's bandwidth that decoding reaches")
+    decode_flops: Share = Field(0.5, description="share of peak FLOPs that decoding reaches")
+    prefill_flops: Share = Field(0.5, description="share of peak FLOPs that prefill reaches")
+    step_s: Seconds = Field(0.003, description="seconds of a decode step besides")
+    sequence_s: Seconds = Field(0.0, description="seconds that each running sequence adds to that")
+    process_s: Seconds = Field(
+        0.0, description="seconds that it adds to have a process of its own, from which the driver is told"
+    )
+    tensor_parallel_s: Seconds = Field(0.002, description="seconds that tensor parallelism adds to that")
+    nodes_s: Seconds = Field(
         1e-4, description="seconds that each of a layer's two sums waits where devices of an engine lie on several nodes"
     )
-    train_flops: Part = Field(0.35, description="share of peak FLOPs that training reaches")
+    train_flops: Share = Field(0.35, description="share of peak FLOPs that training reaches")
     recompute: bool = Field(True, description="activations are computed again backwards: 8 FLOPs a parameter and token, not 6")
-    weight_bytes: Number = Field(0.0, description="bytes of a parameter in an engine (0: as engine.dtype has it; 1: 8 bits)")
-    state_bytes: Number = Field(
+    weight_bytes: Size = Field(0.0, description="bytes of a parameter in an engine (0: as engine.dtype has it; 1: 8 bits)")
+    state_bytes: Size = Field(
         0.0,
         description="bytes that training keeps of a parameter besides itself: gradient, moments, a finer copy (0: gradient and "
         "two moments in model.dtype, as our own trainer does)",
     )
-    state_devices: AnyDevices = Field(
+    state_devices: Natural = Field(
         0,
         description="devices that share one copy of parameters and their state (0: all with train.shard, else those of one rank)",
     )
@@ -104,27 +103,29 @@ class CostsConfig(Section):
         "microbatch",
         description="how often devices that share parameters gather them: for each micro-batch (FSDP), or once an optimizer step",
     )
-    stages: Devices = Field(1, description="pipeline stages that training spreads its layers over")
-    stage_devices: Devices = Field(1, description="devices that share the sequences of a stage: tensor and context parallelism")
+    stages: Count = Field(1, description="pipeline stages that training spreads its layers over")
+    stage_devices: Natural = Field(
+        0, description="devices that share the sequences of a stage: tensor and context parallelism (0: those of a rank)"
+    )
     offload: bool = Field(False, description="that state lies in the machine's memory while an engine generates (colocated)")
-    changed: Part = Field(0.02, description="share of the numbers that a version changed, with weights.delta")
+    changed: Share = Field(0.02, description="share of the numbers that a version changed, with weights.delta")
     shared_prompts: bool = Field(
         True, description="training computes a prompt once for its completions, as our own trainer does, not once for each"
     )
-    logprob_passes: Passes = Field(0, description="forward passes over a batch besides, of 2 FLOPs a parameter and token")
+    logprob_passes: Natural = Field(0, description="forward passes over a batch besides, of 2 FLOPs a parameter and token")
     minibatch_s: Seconds = Field(0.0, description="seconds of an optimizer step besides")
     microbatch_s: Seconds = Field(
         0.0,
         description="seconds of each micro-batch besides, its logprob passes included: kernels that start, and waits for others",
     )
-    token_s: Moment = Field(0.0, description="seconds that training takes a token besides")
-    link: Part = Field(0.8, description="share of a link's or network card's rate that weights reach")
-    collective: Part = Field(0.8, description="the same of what devices of an engine, or that train, tell each other")
+    token_s: Seconds = Field(0.0, description="seconds that training takes a token besides")
+    link: Share = Field(0.8, description="share of a link's or network card's rate that weights reach")
+    collective: Share = Field(0.8, description="the same of what devices of an engine, or that train, tell each other")
     parts: bool = Field(
         False,
         description="broadcast sends each device of an engine its part alone (false: one of each machine all, as ours does)",
     )
-    cards: Devices = Field(
+    cards: Count = Field(
         1, description="network cards of a machine that broadcast uses where all is sent to it (1, as ours; a ring of NCCL: all)"
     )
     disk: Disk = Field(2e9, description="bytes/s of the common disk, of one reader or writer")
@@ -133,17 +134,19 @@ class CostsConfig(Section):
     evidence_s: Seconds = Field(0.0, description="seconds of the trainer, at each version, for what probes compare with")
     sleep_s: Seconds = Field(0.0, description="seconds that an engine takes to sleep, and again to wake (colocated)")
     score_s: Seconds = Field(0.0, description="seconds of a verdict")
-    score_token_s: Moment = Field(0.0, description="seconds that each token of a completion adds to that")
-    score_workers: Devices = Field(64, description="verdicts at a time")
-    request_s: Moment = Field(0.0, description="seconds that the driver is busy with handing out a request")
-    message_s: Moment = Field(0.0, description="seconds that it is busy with what becomes of one")
+    score_token_s: Seconds = Field(0.0, description="seconds that each token of a completion adds to that")
+    score_workers: Workers = Field(64, description="verdicts at a time")
+    request_s: Seconds = Field(0.0, description="seconds that the driver is busy with handing out a request")
+    message_s: Seconds = Field(0.0, description="seconds that it is busy with what becomes of one")
     batch_s: Seconds = Field(0.0, description="seconds that it is busy with a batch, before its training begins")
 
 
 class FailuresConfig(Section):
     """Engines that are lost, and engines that come and go."""
 
-    node_hours: Hours = Field(0.0, description="mean hours between two failures of a node (0: none)")
+    node_hours: Annotated[float, Field(ge=0, le=1e9), AfterValidator(_hours)] = Field(
+        0.0, description="mean hours between two failures of a node (0: none)"
+    )
     restart_s: Seconds = Field(300.0, description="seconds until an engine that was lost is up again")
     joins: tuple[str, ...] = Field(
         (), description="STEP:+N or STEP:-N: so many engines come, or leave, once so many steps are trained (with commas)"

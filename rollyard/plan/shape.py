@@ -17,6 +17,22 @@ GROUPED: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma")
 WITH_EXPERTS: Final = ("mixtral", "qwen2_moe", "qwen3_moe")
 LATENT: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 FAMILIES: Final = (*GROUPED, *WITH_EXPERTS, *LATENT)
+_V3: Final = {"q_lora_rank": 1536, "n_shared_experts": 1, "first_k_dense_replace": 3}
+LEFT_OUT: Final[Mapping[str, Mapping[str, Any]]] = {  # what transformers takes where a config.json is silent
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "gemma": {"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True},
+    "mixtral": {"num_key_value_heads": 8},
+    "qwen2_moe": {"num_key_value_heads": 16},
+    "qwen3_moe": {"num_key_value_heads": 4},
+    "deepseek_v2": {"q_lora_rank": 1536, "n_shared_experts": 2, "first_k_dense_replace": 0},
+    "deepseek_v3": _V3,
+    "kimi_k2": _V3,
+}
+MOST: Final = 2**31  # of any number of a config.json
+DEEPEST: Final = 100_000  # layers
+SHOWN: Final = 60  # characters of what is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +85,23 @@ class Shape:
         """From the contents of a config.json.
 
         Raises:
-            ConfigError: it is of another family, or lacks a number.
+            ConfigError: it is of another family, lacks a number, or has one that cannot be.
         """
         family = config.get("model_type")
-        if family not in FAMILIES:
+        if not isinstance(family, str) or family not in FAMILIES:
             problem = f"models of type {family!r} cannot be told from their config.json"
             raise ConfigError(problem, where=WHERE, remedy=f"known are {', '.join(FAMILIES)}")
-        read = _Config(config)
+        read = _Config({**LEFT_OUT.get(family, {}), **config})
         attention = _latent(read) if family in LATENT else _grouped(read, family)
-        layers, hidden, vocabulary = read.count("num_hidden_layers"), read.count("hidden_size"), read.count("vocab_size")
+        layers, hidden, vocabulary = read.count("num_hidden_layers", DEEPEST), read.count("hidden_size"), read.count("vocab_size")
         experts = _Experts() if family in GROUPED else _experts(read, family, layers)
         dense = 3 * hidden * read.count("intermediate_size") if experts.layers < layers else 0
-        if family == "llama" and config.get("mlp_bias"):
+        if family == "llama" and read.on("mlp_bias"):
             dense += 2 * read.count("intermediate_size") + hidden
         # Two norms a layer, and one after the last. With a tied head the embedding is multiplied with all the same.
         common = layers * (attention.parameters + 2 * hidden) + hidden + (layers - experts.layers) * dense
         common += experts.layers * experts.common + vocabulary * hidden
-        looked_up = 0 if config.get("tie_word_embeddings", family == "gemma") else vocabulary * hidden
+        looked_up = 0 if read.on("tie_word_embeddings") else vocabulary * hidden
         return cls(
             name=name or str(family),
             layers=layers,
@@ -136,20 +152,53 @@ class _Config:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
 
-    def count(self, name: str) -> int:
+    def count(self, name: str, most: int = MOST) -> int:
         """One that must be there. Raises ConfigError."""
-        value = self._config.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            problem = f"config.json: {name} should be a whole number above 0, and is {value!r}"
-            raise ConfigError(problem, where=WHERE, remedy="give a complete config.json of a Hugging Face model")
-        return value
+        return self._whole(name, 1, most)
 
     def some(self, name: str) -> int:
-        """One that may be left out, or be null or 0. Raises ConfigError."""
-        return self.count(name) if self._config.get(name) else 0
+        """One that may be left out or be null, which is 0. Raises ConfigError."""
+        return 0 if self._config.get(name) is None else self.count(name)
 
-    def get(self, name: str) -> Any:
-        return self._config.get(name)
+    def any(self, name: str) -> int:
+        """One that may be 0 too. Raises ConfigError."""
+        return 0 if self._config.get(name) is None else self._whole(name, 0, MOST)
+
+    def on(self, name: str) -> bool:
+        """True or false; false where it is left out or null. Raises ConfigError."""
+        value = self._config.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise wrong(f"{name} should be true or false, and is {shown(value)}")
+        return bool(value)
+
+    def layers(self, name: str) -> set[int]:
+        """Numbers of layers; none where it is left out or null. Raises ConfigError."""
+        value = self._config.get(name)
+        if value is None:
+            return set()
+        if not isinstance(value, list) or not all(type(each) is int and each >= 0 for each in value):
+            raise wrong(f"{name} should be a list of whole numbers, and is {shown(value)}")
+        return set(value)
+
+    def _whole(self, name: str, least: int, most: int) -> int:
+        value = self._config.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            bound = f"above {least - 1}" if least else "from 0 on"
+            raise wrong(f"{name} should be a whole number {bound}, and is {shown(value)}")
+        if value > most:
+            raise wrong(f"{name} is more than {most:,}")
+        return value
+
+
+def wrong(problem: str) -> ConfigError:
+    """Of what a config.json says."""
+    return ConfigError(f"config.json: {problem}", where=WHERE, remedy="give a complete config.json of a Hugging Face model")
+
+
+def shown(value: object) -> str:
+    """As an error shows it, not longer than a line."""
+    told = repr(value)
+    return told if len(told) <= SHOWN else told[:SHOWN] + "..."
 
 
 def _grouped(read: _Config, family: str) -> _Attention:
@@ -157,15 +206,16 @@ def _grouped(read: _Config, family: str) -> _Attention:
     hidden, heads = read.count("hidden_size"), read.count("num_attention_heads")
     kv_heads = read.some("num_key_value_heads") or heads
     if heads % kv_heads:
-        problem = f"config.json: {heads} attention heads do not divide into {kv_heads} key-value heads"
-        raise ConfigError(problem, where=WHERE, remedy="give a complete config.json of a Hugging Face model")
+        raise wrong(f"{heads} attention heads do not divide into {kv_heads} key-value heads")
     own = 0 if family == "qwen2" else read.some("head_dim")  # transformers reads none for this family
-    size = own or {"qwen3": 128, "gemma": 256}.get(family, hidden // heads)
+    size = own or hidden // heads
+    if not size:
+        raise wrong(f"a hidden size of {hidden} is less than one for each of {heads} attention heads")
     queries, keys = heads * size, kv_heads * size
     parameters = hidden * (2 * queries + 2 * keys)
     if family in ("qwen2", "qwen2_moe"):
         parameters += queries + 2 * keys
-    elif read.get("attention_bias"):
+    elif read.on("attention_bias"):
         parameters += queries + 2 * keys + hidden
     if family in ("qwen3", "qwen3_moe"):
         parameters += 2 * size  # norms of queries and keys
@@ -188,29 +238,36 @@ def _latent(read: _Config) -> _Attention:
 
 
 def _experts(read: _Config, family: str, layers: int) -> _Experts:
-    hidden = read.count("hidden_size")
+    hidden, per_token = read.count("hidden_size"), read.count("num_experts_per_tok")
     if family == "mixtral":
-        count = read.count("num_local_experts")
+        count = _enough(read.count("num_local_experts"), per_token)
         each = 3 * hidden * read.count("intermediate_size")
-        return _Experts(layers, count, read.count("num_experts_per_tok"), each, hidden * count)
+        return _Experts(layers, count, per_token, each, hidden * count)
     each = 3 * hidden * read.count("moe_intermediate_size")
     if family in LATENT:
-        count, first = read.count("n_routed_experts"), read.some("first_k_dense_replace")
+        count, first = _enough(read.count("n_routed_experts"), per_token), read.any("first_k_dense_replace")
         every = read.some("moe_layer_freq") or 1
         sparse = sum(layer >= first and layer % every == 0 for layer in range(layers))
         bias = 0 if family == "deepseek_v2" else count  # the router's correction
-        common = hidden * count + bias + read.some("n_shared_experts") * each
+        common = hidden * count + bias + read.any("n_shared_experts") * each
     else:
-        count, every = read.count("num_experts"), read.some("decoder_sparse_step") or 1
-        dense = set(read.get("mlp_only_layers") or ())
+        count, every = _enough(read.count("num_experts"), per_token), read.some("decoder_sparse_step") or 1
+        dense = read.layers("mlp_only_layers")
         sparse = sum(layer not in dense and (layer + 1) % every == 0 for layer in range(layers))
         common = hidden * count
         if family == "qwen2_moe":
             common += 3 * hidden * read.count("shared_expert_intermediate_size") + hidden
-    return _Experts(sparse, count, read.count("num_experts_per_tok"), each, common)
+    return _Experts(sparse, count, per_token, each, common)
+
+
+def _enough(experts: int, per_token: int) -> int:
+    """Raises ConfigError where a token would go to more than there are."""
+    if per_token > experts:
+        raise wrong(f"num_experts_per_tok is {per_token}, and there are {experts} experts")
+    return experts
 
 
 def _sliding(read: _Config, family: str) -> int:
     """Qwen's configs name a window that is off unless they say so; mistral's is on where it is named."""
-    on = family in ("mistral", "mixtral") or bool(read.get("use_sliding_window"))
+    on = family in ("mistral", "mixtral") or read.on("use_sliding_window")
     return read.some("sliding_window") if on else 0

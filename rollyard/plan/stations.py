@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from rollyard.errors import ConfigError
@@ -67,20 +68,20 @@ class Prompts:
 
     def __init__(self, lengths: Lengths) -> None:
         self._lengths = lengths
-        self._step = 0  # of the version that there is
-        self._begun: dict[int, int] = {}  # under which version a prompt was admitted, but for the first
+        self._firsts, self._steps = [0], [0]  # prompts that were the first to be admitted under a version, and its step
         self.cursor = 0
 
     def learnt(self, step: int) -> None:
         """The trainer has this version."""
-        self._step = step
+        if self._firsts[-1] == self.cursor:  # none was admitted under the last one
+            self._steps[-1] = step
+        else:
+            self._firsts.append(self.cursor)
+            self._steps.append(step)
 
     def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
         begin, self.cursor = self.cursor, self.cursor + count
-        ids = range(begin, self.cursor)
-        if self._step:
-            self._begun.update(dict.fromkeys(ids, self._step))
-        return tuple(map(self.prompt, ids)), False
+        return tuple(map(self.prompt, range(begin, self.cursor))), False
 
     def prompt(self, number: int) -> Prompt:
         """One of them; those that are held out are below 0."""
@@ -89,7 +90,8 @@ class Prompts:
     def length(self, request: Request) -> int:
         """Tokens of the whole completion."""
         group, member, _ = request.id
-        return self._lengths.completion(group, member, self._begun.get(group, 0))
+        step = self._steps[bisect_right(self._firsts, group) - 1] if group >= 0 else 0
+        return self._lengths.completion(group, member, step)
 
 
 def judged(done: Completion) -> Reward:

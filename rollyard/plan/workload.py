@@ -87,7 +87,7 @@ class Drawn:
 
     def __init__(self, scenario: Scenario, *, mu: float, sigma: float, growth: float) -> None:
         rollout, workload = scenario.rollout, scenario.workload
-        self._seed, self._members = scenario.run.seed, rollout.group_size
+        self._seed, self._members, self._samples = scenario.run.seed, rollout.group_size, scenario.eval.samples
         self._mu, self._growth = mu, growth
         self._shared, self._own = sigma * math.sqrt(workload.between), sigma * math.sqrt(1 - workload.between)
         spread = workload.prompt_sigma
@@ -106,7 +106,8 @@ class Drawn:
 
     def _draw(self, block: int) -> Draws:
         """Logarithms of lengths; evaluation has prompts with ids below 0."""
-        draws = _stream(self._seed, block).standard_normal((BLOCK, self._members + 2))
+        members = self._members if block >= 0 else max(self._members, self._samples)
+        draws = _stream(self._seed, block).standard_normal((BLOCK, members + 2))
         prompts = self._prompt_mu + self._prompt_sigma * draws[:, 0]
         completions = self._mu + self._shared * draws[:, 1:2] + self._own * draws[:, 2:]
         return prompts.tolist(), completions.tolist()

@@ -34,7 +34,10 @@ class PromptSource(Protocol):
         ...
 
     def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
-        """The next `count` prompts, and whether the source is exhausted (fewer than asked only then)."""
+        """The next `count` prompts, and whether the source is exhausted (fewer than asked only then).
+
+        Their ids ascend from call to call: another order is refused.
+        """
         ...
 
 

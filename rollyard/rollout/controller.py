@@ -11,10 +11,10 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded
+from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
 from rollyard.events import (
     Abort,
     EngineDown,
@@ -43,6 +43,7 @@ from rollyard.types import (
     Activity,
     Completion,
     FinishReason,
+    Prompt,
     Request,
     RequestId,
     Reward,
@@ -94,6 +95,7 @@ class Controller:
         self._timeline = timeline
         self._written: dict[EngineId, dict[RequestId, _Written]] = {}
         self._private: dict[RequestId, _Private] = {}
+        self._newest = -1  # number of a prompt
         self._unjudged: deque[Score] = deque()
         self._lost: dict[EngineId, EngineLost] = {}  # and how
         self._silence = Silence(silent_s)
@@ -135,7 +137,7 @@ class Controller:
                 case FetchPrompts(count):
                     with self._timeline.spans.doing(Activity.PROMPTS):
                         prompts, exhausted = self._source.take(count)
-                    self._post(PromptsOffered(prompts, exhausted))
+                    self._post(PromptsOffered(self._in_order(prompts), exhausted))
                 case Score(_, done, Reward() as verdict):
                     self._post(Scored(done.group, done.member, verdict))
                 case Score():
@@ -151,6 +153,15 @@ class Controller:
             asyncio.get_running_loop().call_soon(self._spread)
         if requests:
             self._hand_out(requests)
+
+    def _in_order(self, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+        """Raises ConfigError for a source that does not number its prompts as the protocol says."""
+        for prompt in prompts:
+            if prompt.id <= self._newest:
+                problem = f"the source of prompts gave number {prompt.id} after number {self._newest}"
+                raise ConfigError(problem, where="prompts", remedy="number prompts in ascending order, from its cursor on")
+            self._newest = prompt.id
+        return tuple(prompts)
 
     async def complete(
         self, requests: Sequence[Request], engines: Sequence[EngineId] = (), version: WeightVersion | None = None
@@ -309,7 +320,7 @@ class Controller:
         try:
             async for segments in engine.segments():
                 self._silence.heard(engine.id, clock())
-                for segment in segments:
+                for segment in map(_honest, segments):
                     private = self._private.get(segment.request)
                     if private is not None and private.engine == engine.id:
                         self._hear_private(private, segment)
@@ -398,6 +409,13 @@ class Controller:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._broke(error)
+
+
+def _honest(segment: Segment) -> Segment:
+    """With tuples, which nobody changes later and which can be joined, whatever sequences an engine's shell made."""
+    if isinstance(segment.token_ids, tuple) and isinstance(segment.logprobs, tuple):
+        return segment
+    return replace(segment, token_ids=tuple(segment.token_ids), logprobs=tuple(segment.logprobs))
 
 
 def progress(engine: Engine) -> tuple[int, int]:

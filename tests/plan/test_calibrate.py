@@ -16,9 +16,9 @@ import pytest
 from rollyard import cli
 from rollyard.config import Config, PlaceConfig
 from rollyard.errors import ConfigError, JournalError, RollyardError
-from rollyard.plan.calibrate import calibrate, ran_on, with_options
+from rollyard.plan.calibrate import _Fitting, calibrate, ran_on, with_options
 from rollyard.plan.finished import FinishedRun, read_finished
-from rollyard.plan.fit import least_squares, middle
+from rollyard.plan.fit import Fit, least_squares, middle
 from rollyard.plan.leave import write_folder
 from rollyard.plan.outcome import means_of
 from rollyard.plan.scenario import Scenario
@@ -253,3 +253,23 @@ def test_a_real_run_says_what_it_took(tmp_path: Path) -> None:
     journal.write_bytes(journal.read_bytes()[:20_000])
     with pytest.raises(JournalError, match=r"journal\.sqlite"):
         calibrate(folder)
+
+
+def test_what_a_run_was_on_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the table's H100 it is a fit; as something slower it is none."""
+    fast = {"cluster.hardware": "H100", "cluster.flops": 0.0, "cluster.bandwidth": 0.0}
+    options = fast | {"model.path": "qwen2.5-1.5b", "model.dtype": "bfloat16", "prompts.task": "", "costs.step_s": 0.0}
+    folder = left(tmp_path / "run", scenario("separate", **options | {"costs.decode_bandwidth": 1.0, "costs.decode_flops": 1.0}))
+    assert calibrate(folder, simulated=True).options()["costs.decode_flops"] <= 1
+    monkeypatch.setattr("rollyard.plan.calibrate.ran_on", lambda *asked: "A100-80")
+    with pytest.raises(ConfigError, match=r"the run did .* times what A100-80 can at its peak"):
+        calibrate(folder, simulated=True)
+
+
+def test_a_run_in_which_nothing_takes_longer_says_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = Fit(1.0, 0.0, 0.0)
+    for name in ("_decode", "_train"):
+        monkeypatch.setattr(_Fitting, name, lambda self: flat)
+    monkeypatch.setattr(_Fitting, "_prefill", lambda self, decode: 0.0)
+    with pytest.raises(ConfigError, match="nothing in the run took longer"):
+        calibrate(run, simulated=True)

@@ -115,6 +115,13 @@ def test_a_pipeline_fills_and_empties() -> None:
         costs(**values, costs__stages=3)
 
 
+def test_who_works_on_a_micro_batch_together() -> None:
+    """Of two engines on 4 devices each that train: the devices of each, or as many as are said."""
+    values = {"place__placement": "colocated", "place__train": 2, "engine__tensor_parallel_size": 4, "train__shard": True}
+    found = [costs(**values, costs__stage_devices=each).training.microbatches(8 * 8192) for each in (0, 1, 2, 4, 8)]
+    assert found == [4, 1, 2, 4, 8]
+
+
 def test_parameters_that_are_gathered_once() -> None:
     """By 8 devices: all but an eighth, parameters and gradients of 2 bytes; anew for two micro-batches, each way, 5 of 2."""
     values = {"place__train": 8, "train__shard": True}
@@ -133,6 +140,8 @@ def test_devices_of_one_rank_work_on_one_micro_batch() -> None:
     assert both.microbatches(1_020_000) == 63
     piped = costs(place__placement="colocated", place__train=2, costs__stages=4, costs__stage_devices=4, **values).training
     assert piped.microbatches(1_020_000) == 125
+    staged = costs(place__placement="colocated", place__train=2, costs__stages=4, costs__stage_devices=1, **values).training
+    assert staged.microbatches(1_020_000) == 32  # four pipelines: who says so trains otherwise than engines are laid out
 
 
 def test_the_work_of_a_batch_by_hand() -> None:

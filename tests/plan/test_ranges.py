@@ -70,7 +70,7 @@ def test_every_number_of_a_scenario_has_an_end(name: str) -> None:
         ({"rollout__group_size": 999_999_999_999}, "use at most 16,384"),
         ({"place__generate": 999_999_999_999}, "999,999,999,999 engines are more"),
         ({"failures__joins": "1:+999999999"}, "1,000,000,001 engines are more"),
-        ({"failures__node_hours": 1e-300}, "input should be 0, or from 0.001 to 1e+07"),
+        ({"failures__node_hours": 1e-300}, "use 0, or at least 1e-06"),
         ({"costs__score_workers": 10**12}, "less than or equal to 1000000"),
         ({"costs__minibatch_s": 1e5, "run__steps": 1001}, "the run would go on for more than 100,000,000 s"),
     ],

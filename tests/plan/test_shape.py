@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ from hypothesis import strategies as st
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.model.flops import pass_flops
+from rollyard.plan.costs import priced
+from rollyard.plan.hardware import hardware_of
 from rollyard.plan.models import MODELS, shape_of
 from rollyard.plan.shape import Shape
+from tests.plan.scenarios import scenario
 
 SMALL = {
     "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -43,6 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
         **ROUTED, **LATENT,
     },
 }  # fmt: skip
+RUN = scenario(model__dtype="bfloat16")
 # Bytes of one token's keys and values in 16 bits, as their publishers or papers have them.
 CACHES = {"qwen2.5-32b": 262_144, "llama-70b": 327_680, "llama-8b": 131_072, "qwen3-30b-a3b": 98_304, "deepseek-v3": 70_272}
 # Billions in all and for a token, as their model cards say.
@@ -140,8 +146,18 @@ def test_a_model_is_found_by_folder_and_by_its_config(tmp_path: Path) -> None:
         (json.dumps({"model_type": "llama"}), "num"),
         (json.dumps(SMALL | {"model_type": "llama", "hidden_size": "many"}), "hidden_size should be a whole number above 0"),
         (json.dumps(SMALL | {"model_type": "llama", "num_key_value_heads": 3}), "4 attention heads do not divide into 3"),
-        (json.dumps(SMALL | {"model_type": "qwen3_moe"}), "moe_intermediate_size should be"),
-        (json.dumps(SMALL | {"model_type": "deepseek_v3"}), "kv_lora_rank should be"),
+        (json.dumps(SMALL | {"model_type": "qwen3_moe"}), "num_experts_per_tok should be"),
+        (json.dumps(SMALL | KINDS["deepseek_v3"] | {"kv_lora_rank": None}), "kv_lora_rank should be"),
+        (json.dumps(SMALL | {"model_type": ["llama"]}), "models of type"),
+        (json.dumps(SMALL | KINDS["qwen3"] | {"head_dim": 0}), "head_dim should be a whole number above 0, and is 0"),
+        (json.dumps(SMALL | {"model_type": "llama", "hidden_size": 3}), "a hidden size of 3 is less than one for each of 4"),
+        (json.dumps(SMALL | KINDS["qwen3_moe"] | {"mlp_only_layers": 5}), "mlp_only_layers should be a list of whole numbers"),
+        (json.dumps(SMALL | KINDS["qwen3_moe"] | {"mlp_only_layers": [-1]}), "mlp_only_layers should be a list of whole numbers"),
+        (json.dumps(SMALL | KINDS["qwen3_moe"] | {"decoder_sparse_step": 0}), "decoder_sparse_step should be"),
+        (json.dumps(SMALL | KINDS["mixtral"] | {"num_experts_per_tok": 7}), "num_experts_per_tok is 7, and there are 6 experts"),
+        (json.dumps(SMALL | {"model_type": "llama", "tie_word_embeddings": "no"}), "tie_word_embeddings should be true or false"),
+        (json.dumps(SMALL | {"model_type": "llama", "num_hidden_layers": 10**9}), "num_hidden_layers is more than 100,000"),
+        (json.dumps(SMALL | {"model_type": "llama", "vocab_size": 10**30}), "vocab_size is more than"),
     ],
 )
 def test_a_config_that_is_not_one_is_refused(tmp_path: Path, content: str, said: str) -> None:
@@ -149,6 +165,46 @@ def test_a_config_that_is_not_one_is_refused(tmp_path: Path, content: str, said:
     with pytest.raises(ConfigError, match=said) as error:
         shape_of(str(tmp_path))
     assert error.value.where == "model.path"
+
+
+BAD = (None, 0, -1, -(10**30), 1, 3, 7, 10**9, 10**400, 0.0, 4.0, float("inf"), float("nan"), True, False, "", "4", [], [0],
+       [0.5], [True], [[]], {}, {"a": 1})  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_a_field_says_it_is_a_shape_or_refused(kind: str) -> None:
+    """And a shape has time and memory: nothing in it is 0 that is divided by."""
+    whole = SMALL | KINDS[kind]
+    more = ("head_dim", "num_key_value_heads", "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window",
+            "sliding_window", "max_position_embeddings", "mlp_only_layers", "decoder_sparse_step", "moe_layer_freq",
+            "first_k_dense_replace", "n_shared_experts", "q_lora_rank")  # fmt: skip
+    shapes = 0
+    for name in {*whole, *more}:
+        for value in BAD:
+            with suppress(ConfigError):
+                shape = Shape.from_hf(whole | {name: value})
+                with suppress(ConfigError):
+                    found = priced(RUN, shape, hardware_of("H100"))
+                    assert 0 < found.engine.step(3).at(100) < math.inf and 0 < found.train_s(100, 1000) < math.inf, (name, value)
+                    assert 0 < found.engine.prefill_s(10, 55) < math.inf
+                    shapes += 1
+    assert shapes > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_config_leaves_out_is_as_transformers_has_it(kind: str) -> None:
+    config = SMALL | {"num_attention_heads": 32, "hidden_size": 64} | KINDS[kind]
+    for name in ("num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank", "n_shared_experts", "first_k_dense_replace"):
+        if kind == "qwen3_moe" and name == "head_dim":
+            continue  # which transformers has no number for
+        less = {key: value for key, value in config.items() if key != name}
+        assert Shape.from_hf(less).parameters == real(less), name
+    assert Shape.from_hf(SMALL | {"model_type": "mistral"} | {"num_attention_heads": 8}).kv_heads == 2
+    bare = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"} | {"num_attention_heads": 16}
+    assert Shape.from_hf(bare | {"model_type": "mistral"}).kv_heads == 8
+    assert Shape.from_hf(bare | {"model_type": "mistral"}).sliding == 4096
+    assert Shape.from_hf(bare | {"model_type": "mistral", "sliding_window": None}).sliding == 0
+    assert Shape.from_hf(bare | {"model_type": "llama"}).kv_heads == 16
 
 
 def test_a_model_that_is_not_there_is_refused_with_the_names() -> None:

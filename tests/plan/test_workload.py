@@ -46,6 +46,13 @@ def test_mean_quantiles_cut_share_and_likeness_are_those_of_the_formula() -> Non
     assert between == pytest.approx(0.65, abs=0.03) and logs.var() == pytest.approx(1.0, abs=0.03)
 
 
+def test_held_out_prompts_may_be_answered_more_often_than_others() -> None:
+    """Evaluation has ids below 0, and `eval.samples` completions of each; those of the run are what they were."""
+    few, many = (lengths_of(scenario(rollout__group_size=2, eval__samples=samples)) for samples in (1, 9))
+    assert len({many.completion(-1, member, 0) for member in range(9)}) > 5
+    assert drawn(few, 300, members=2).tolist() == drawn(many, 300, members=2).tolist()
+
+
 @given(st.floats(0, 4), st.floats(math.log(2), math.log(100_000)), st.floats(0.02, 0.98))
 def test_mu_gives_the_mean_after_the_cut(sigma: float, log_cap: float, share: float) -> None:
     cap = math.exp(log_cap)

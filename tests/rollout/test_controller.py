@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollyard.engine.fake import FakeEngine, Lie, Script
-from rollyard.errors import EngineError, EngineLost
-from rollyard.events import Abort, EngineDown, Event, Generate, Pause, Resume, Rollover, RunBroken, SegmentArrived
+from rollyard.errors import ConfigError, EngineError, EngineLost
+from rollyard.events import Abort, EngineDown, Event, FetchPrompts, Generate, Pause, Resume, Rollover, RunBroken, SegmentArrived
 from rollyard.fitness import Condemn, EngineUnfit, WrongAnswer
 from rollyard.model.tokenizer import Tokenizer
 from rollyard.rollout.controller import Controller, Text
-from rollyard.types import EngineStats, FinishReason, Manifest, Request, RequestId, Sampling, Segment, WeightVersion
+from rollyard.types import EngineStats, FinishReason, Manifest, Prompt, Request, RequestId, Sampling, Segment, WeightVersion
 from rollyard.watch.timeline import Timeline
 from tests.tiny import save_tokenizer
 
@@ -255,3 +255,33 @@ def test_no_answer_however_wrong_breaks_a_run(text: Text, answers, finish: Finis
     for (ids, _), problem in zip(answers, problems, strict=True):
         wrong = any(not 0 <= token < (vocabulary or 2**32) for token in ids)
         assert ("a token of number" in problem) == wrong
+
+
+async def test_an_engine_that_tells_lists_is_heard_as_one_that_tells_tuples():
+    """Pieces of a completion are joined, and nobody may change one that was told."""
+    ids, logprobs = [5, 6], [-0.5, -0.25]
+    segments = [Segment(RequestId(0, 0), ids, logprobs, V0, V0), Segment(RequestId(0, 0), (), (), V0, V0, FinishReason.STOP)]
+    heard, broken = await hears(lambda *_: "", segments, SMALL)
+    ids.append(7)
+    told = [event.segment for event in heard if isinstance(event, SegmentArrived)]
+    assert not broken and [(each.token_ids, each.logprobs) for each in told] == [((5, 6), (-0.5, -0.25)), ((), ())]
+
+
+class Numbers:
+    """A source of prompts with these numbers."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+
+    def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
+        taken, self._numbers = self._numbers[:count], self._numbers[count:]
+        return tuple(Prompt(number, 0, (1,), "") for number in taken), not self._numbers
+
+
+@pytest.mark.parametrize("numbers", [(0, 2, 1), (0, 0), (3, 4, 3)])
+async def test_a_source_whose_prompts_are_not_in_order_is_told_so(numbers: tuple[int, ...]):
+    heard: list[Event] = []
+    controller = Controller({}, Numbers(*numbers), None, lambda *_: "", heard.append, heard.append, Timeline())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"gave number {numbers[-1]} after number {numbers[-2]}"):
+        controller.carry_out([FetchPrompts(2), FetchPrompts(1)])
+    await controller.close()
