@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.errors import ConfigError
 from rollyard.plan.hardware import Hardware
 from rollyard.plan.scenario import Scenario
+from rollyard.plan.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +70,39 @@ def devices_of(scenario: Scenario, hardware: Hardware) -> Devices:
 def nodes(devices: int, node: int) -> int:
     """Nodes that so many devices fill."""
     return math.ceil(devices / node)
+
+
+def check_heads(scenario: Scenario, shape: Shape) -> None:
+    """Raises ConfigError where the heads of the model cannot be shared out among the devices of an engine.
+
+    Each device has as many attention heads as another. It has as many heads of keys and values too; where there are fewer of them
+    than devices, as many devices have the same one.
+    """
+    size = scenario.engine.tensor_parallel_size
+    if _shared(shape, size):
+        return
+    sizes = engine_sizes(shape)
+    problem = f"the {shape.heads} attention heads of {shape.name}, {shape.kv_heads} of keys and values, do not divide among "
+    if scenario.place.placement == "swap":
+        problem += f"{size:,} devices, and each half is one engine"
+        remedy = f"use halves of {either(sizes)}: {either([2 * each for each in sizes])} devices in all"
+    else:
+        problem += f"{size:,} devices of an engine"
+        remedy = f"use {either(sizes)}"
+    raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=remedy)
+
+
+def engine_sizes(shape: Shape) -> list[int]:
+    """Devices that an engine may have."""
+    return [size for size in range(1, shape.heads + 1) if _shared(shape, size)]
+
+
+def _shared(shape: Shape, size: int) -> bool:
+    fewer, more = sorted((shape.kv_heads, size))
+    return not shape.heads % size and not more % fewer
+
+
+def either(numbers: Sequence[int]) -> str:
+    """All of them, the last after "or"."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
