@@ -13,7 +13,7 @@ import pytest
 
 from rollyard import cli
 from rollyard.errors import ConfigError, JournalError, RollyardError
-from rollyard.plan.calibrate import calibrate, with_options
+from rollyard.plan.calibrate import calibrate, with_values
 from rollyard.plan.finished import read_finished
 from rollyard.plan.fit import least_squares, middle
 from rollyard.plan.leave import write_folder
@@ -55,7 +55,7 @@ def scenario(placement: str = "separate", **more: Any) -> Scenario:
         "place.placement": placement,
         "engine.slots": 32,
     }
-    return with_options(Scenario(), options | KNOWN | more)
+    return with_values(Scenario(), options | KNOWN | more)
 
 
 def left(folder: Path, asked: Scenario) -> Path:
@@ -203,7 +203,7 @@ def test_a_real_run_says_what_it_took(tmp_path: Path) -> None:
     found = calibrate(folder)
     options, means = found.options(), means_of(read_finished(folder).rows)
     assert 1e-5 < options["costs.step_s"] < 0.1 and 0 < options["costs.message_s"] < 0.01
-    asked = with_options(Scenario.model_validate(found.run.config.model_dump()), {"workload.trace": str(folder)})
+    asked = with_values(Scenario.model_validate(found.run.config.model_dump()), {"workload.trace": str(folder)})
     # Work cannot take longer than the run did; how much shorter it is depends on what else the machine does.
     assert 0.02 * means["step_s"] < step_s(found.scenario(asked)) < 1.5 * means["step_s"]
     journal = folder / "journal.sqlite"
