@@ -58,7 +58,7 @@ class TrainingCosts:
                 pairs += own * prompt + own * (own + 1) // 2
         return tokens, pairs
 
-    def flops(self, tokens: int, pairs: int) -> float:
+    def flops(self, tokens: float, pairs: float) -> float:
         """Of a batch, logprob passes included.
 
         Args:
@@ -87,15 +87,31 @@ class TrainingCosts:
         besides_s = self.costs.minibatch_s + slots / self.costs.stages * self.costs.microbatch_s
         return max(computed_s, exchanged_s) + self.minibatches * (self.optimizer_s() + besides_s)
 
+    def least_s(self, tokens: float, pairs: float) -> float:
+        """No batch of so many tokens and pairs takes less, and batches of so many in the mean do not either.
+
+        What `train_s` says, with parts of micro-batches and of a pipeline's fill left out: convex in both, and never falling.
+        """
+        share, speed = tokens / self.minibatches, self.devices.train * self.devices.hardware.flops * self.costs.train_flops
+        filled = max(1.0, share / (self.pipelines * self.budget))
+        computed_s = self.flops(tokens, pairs) / speed + self.costs.token_s * tokens
+        besides_s = self.costs.minibatch_s + (filled + self.costs.stages - 1) / self.costs.stages * self.costs.microbatch_s
+        exchanged_s = self.minibatches * self._exchange_s(filled)
+        return max(computed_s, exchanged_s) + self.minibatches * (self.optimizer_s() + besides_s)
+
+    @property
+    def pipelines(self) -> int:
+        """That work on micro-batches of their own. Devices of a rank that has no pipeline work on its micro-batch together."""
+        return min(self.devices.ranks, self.devices.train // (self.costs.stages * self.costs.stage_devices))
+
     def microbatches(self, tokens: int) -> int:
         """Of an optimizer step on so many tokens, one after the other in each pipeline; at least one.
 
-        Devices of a rank that has no pipeline work on its micro-batch together, and hold a part of it each, as `memory` says.
+        Devices that work on one together hold a part of it each, as `memory` says.
         A pipeline of n stages takes as long as n - 1 more (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1), each in one
         n-th of the layers.
         """
-        pipelines = min(self.devices.ranks, self.devices.train // (self.costs.stages * self.costs.stage_devices))
-        return max(1, math.ceil(tokens / (pipelines * self.budget)))
+        return max(1, math.ceil(tokens / (self.pipelines * self.budget)))
 
     def exchange_s(self, tokens: int) -> float:
         """What goes between devices in an optimizer step on so many tokens.
@@ -105,9 +121,12 @@ class TrainingCosts:
         `(n - 1) / n` of the bytes past each, every time. Those that have the same part of several copies sum their gradients:
         `2 (n - 1) / n` of its bytes.
         """
+        return self._exchange_s(self.microbatches(tokens))
+
+    def _exchange_s(self, microbatches: float) -> float:
         devices, gradients = self.devices, self.trained * self.number
         sharing, copies = devices.copies, devices.train / devices.copies
-        passes = 2 * self.microbatches(tokens) if self.costs.gather == "microbatch" else 1
+        passes = 2 * microbatches if self.costs.gather == "microbatch" else 1
         gathered = (sharing - 1) / sharing * (passes * self.shape.parameters * self.item + gradients)
         summed = 2 * (copies - 1) / copies * gradients / sharing
         return (gathered / devices.rate(sharing) + summed / devices.rate(devices.train)) / self.costs.collective
