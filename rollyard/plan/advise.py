@@ -23,10 +23,11 @@ from rollyard.plan.trace import lengths_of
 
 SHARE: Final = 0.1  # of all points that are simulated, at most
 FEWEST: Final = 8  # that may be simulated, however few points there are
-COMPLETIONS: Final = 60_000  # of the rounds together, about
+COMPLETIONS: Final = 50_000  # of the rounds together, about
 WINDOWS: Final = (4, 8, 16)  # steps that count, in the rounds, and later
 MANY: Final = 512  # completions of a step, from which on these are enough:
-FEWER: Final = (2, 4, 6)
+FEWER: Final = (2, 4, 8)
+ENOUGH: Final = 4  # steps that count, to say what a choice depends on
 LINKS: Final = {"costs.link", "costs.disk"}  # options of a shift that only weights under way depend on
 UNSEEN: Final = 0.005  # of a step's seconds
 
@@ -287,23 +288,28 @@ class Planner:
         return self.simulate(with_options(scenario, {"run.steps": steps}), self.first)
 
     def _shifts(self, found: Found[Ran]) -> list[list[Shift]]:
-        """What each of the best depends on: as many steps as in the rounds, beside which they are set."""
+        """What each of the best depends on: beside what it came to in as many steps."""
+        steps = next((each for each in self.steps if each - self.first >= ENOUGH), self.steps[2])
+        usual = [found.by_steps[steps][candidate.point].step_s for candidate, _ in found.best]
         shifts: list[list[Shift]] = [[] for _ in found.best]
         for what, options in shifted(self.space.base).items():
-            taken = [self._shifted_s(candidate.point, options, short.step_s) for (candidate, _), short in found.pairs()]
+            taken = [
+                self._shifted_s(candidate.point, options, steps, usual_s)
+                for (candidate, _), usual_s in zip(found.best, usual, strict=True)
+            ]
             first = min(range(len(taken)), key=lambda index: math.inf if (taken_s := taken[index]) is None else taken_s)
-            for index, ((_, ran), short) in enumerate(found.pairs()):
+            for index, (_, ran) in enumerate(found.best):
                 seconds = taken[index]
-                shifts[index].append(Shift(what, None if seconds is None else ran.step_s * seconds / short.step_s, first))
+                shifts[index].append(Shift(what, None if seconds is None else ran.step_s * seconds / usual[index], first))
         return shifts
 
-    def _shifted_s(self, point: Point, options: Mapping[str, Any], usual_s: float) -> float | None:
+    def _shifted_s(self, point: Point, options: Mapping[str, Any], steps: int, usual_s: float) -> float | None:
         """Seconds of a step; as ever, without a simulation, where all that links take is less than anybody would see."""
         scenario = with_options(self.space.scenario(point), dict(options))
         if options.keys() == LINKS and self._linked_s(scenario) - self._linked_s(self.space.scenario(point)) < UNSEEN * usual_s:
             return usual_s
         try:
-            return self._run(scenario, self.steps[0]).step_s
+            return self._run(scenario, steps).step_s
         except ConfigError:
             return None
 

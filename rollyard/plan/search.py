@@ -11,7 +11,7 @@ for more steps, and the best of these for more still (successive halving). Where
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -77,18 +77,14 @@ class Found(Generic[Outcome]):
         simulated: candidates.
         excluded: candidates whose bound is above the best of the rounds: none of them is better.
         left: candidates that were not expected to win, and are only estimated.
-        short: what the best came to in the rounds.
+        by_steps: what candidates came to, by how many steps were simulated.
     """
 
     best: tuple[tuple[Candidate, Outcome], ...]
     simulated: int
     excluded: int
     left: int
-    short: tuple[Outcome, ...] = ()
-
-    def pairs(self) -> Iterable[tuple[tuple[Candidate, Outcome], Outcome]]:
-        """The best, with what they came to in the rounds."""
-        return zip(self.best, self.short, strict=True)
+    by_steps: Mapping[int, Mapping[Point, Outcome]]
 
 
 def search(candidates: Iterable[Candidate], simulate: Callable[[Point, int], Outcome | None], rule: Rule) -> Found[Outcome]:
@@ -102,13 +98,14 @@ def search(candidates: Iterable[Candidate], simulate: Callable[[Point, int], Out
     ranked = sorted(rounds.came_to.items(), key=lambda each: each[1].step_s)
     kept = [rounds.candidates[index] for index, _ in ranked]
     outcomes = {rounds.candidates[index].point: outcome for index, outcome in ranked}
-    short, lost = dict(outcomes), len(rounds.lost)
+    by_steps, lost = {rule.steps[0]: dict(outcomes)}, len(rounds.lost)
     for steps, count in ((rule.steps[1], max(2 * rule.keep, len(kept) // 4)), (rule.steps[2], rule.keep)):
         ready = next((each for each in kept if each.ready), None)
         few = [*kept[:count], *([ready] if ready and ready not in kept[:count] else [])]
         if steps > rule.steps[0]:
             longer = {each.point: simulate(each.point, steps) for each in few}
-            outcomes |= {point: outcome for point, outcome in longer.items() if outcome is not None}
+            by_steps[steps] = {point: outcome for point, outcome in longer.items() if outcome is not None}
+            outcomes |= by_steps[steps]
             lost += sum(outcome is None for outcome in longer.values())
             few = [each for each in few if longer[each.point] is not None]
         kept = sorted(few, key=lambda each: outcomes[each.point].step_s)
@@ -117,7 +114,7 @@ def search(candidates: Iterable[Candidate], simulate: Callable[[Point, int], Out
         simulated=len(ranked) + len(rounds.lost) - lost,
         excluded=rounds.excluded,
         left=len(rounds.candidates) - len(ranked) - len(rounds.lost) - rounds.excluded,
-        short=tuple(short[each.point] for each in kept),
+        by_steps=by_steps,
     )
 
 

@@ -84,7 +84,8 @@ def test_more_steps_for_fewer() -> None:
     assert many[0] == found.simulated <= 40
     assert many[0] > many[1] >= many[2] >= 3
     assert sum(many) == len(made.asked)
-    assert list(found.short) == [Taken(made.true(each.point)) for each, _ in found.best]
+    assert [len(each) for each in found.by_steps.values()] == many and list(found.by_steps) == [4, 8, 16]
+    assert all(found.by_steps[16][each.point] == outcome for each, outcome in found.best)
 
 
 def test_what_comes_to_nothing_is_no_candidate_any_more() -> None:
