@@ -106,7 +106,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         if choice.point.devices < plan.gpus:
             yield f"{number} uses {choice.point.devices:,} of {plan.gpus:,} devices"
         if choice.obstacle:
-            yield f"{number} cannot be run by this version: {choice.obstacle}"
+            yield f"{number} would be refused by `rollyard run`: {choice.obstacle}"
 
 
 def seconds(value: float) -> str:

@@ -38,7 +38,7 @@ class Ran:
 
     Attributes:
         step_s: seconds of a step.
-        tokens_per_s: that are sampled.
+        tokens_per_s: that are trained on.
         busy: share of the time in which devices work, by role.
         slots: share of decode slots in use while engines step.
         bound: what a step waits for most.

@@ -77,13 +77,12 @@ def plan(given: argparse.Namespace) -> int:
         check_place(given.out)
     console = Screen(stderr=True)
     space = space_of(given)
-    told = Screen(stderr=True)
     with console.status("") as status:
         planner = Planner(
             space,
             ran,
             given.top,
-            lambda line: told.print(line, style="dim", soft_wrap=True, markup=False, highlight=False),
+            lambda line: console.print(line, style="dim", soft_wrap=True, markup=False, highlight=False),
             lambda line: status.update(Text(line)),
         )
         found = planner.plan()

@@ -27,7 +27,7 @@ def ran(scenario: Scenario, first: int) -> Ran:
         remedy = "use more engines, --place.restarts, or fewer failures" if lost else "leave it out"
         raise ConfigError(problem, where="failures.node_hours" if lost else "place.placement", remedy=remedy)
     seconds = (ends[-1] - ends[first - 1]) / (len(ends) - first)
-    tokens = sum(int(str(row["tokens"])) for row in rows) / len(rows)
+    tokens = sum(int(str(row["train/tokens"])) for row in rows) / len(rows)
     return Ran(
         step_s=seconds,
         tokens_per_s=tokens / seconds,

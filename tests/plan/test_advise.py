@@ -60,6 +60,18 @@ def test_the_best_first_and_what_it_costs(plan: Plan) -> None:
     best = plan.choices[0]
     assert best.cost == pytest.approx(8 * 2.0 / 3600 * best.ran.step_s)
     assert plan.simulated <= plan.points / 10
+
+
+def test_how_far_it_is_is_shown() -> None:
+    told, shown_ = list[str](), list[str]()
+    found = Planner(space("llama-8b", 4), simulate, tell=told.append, show=shown_.append).plan()
+    assert len(told) == 1 and "points" in told[0]
+    assert len(shown_) == found.runs and shown_[-1].startswith(f"simulation {found.runs}: ") and "the least so far" in shown_[-1]
+    best = found.choices[0]
+    assert best.cost == pytest.approx(4 * 2.0 / 3600 * best.ran.step_s)
+
+
+def test_every_point_is_accounted_for(plan: Plan) -> None:
     assert plan.simulated + plan.excluded + plan.left + sum(each.count for each in plan.refused) == plan.points
 
 

@@ -144,7 +144,13 @@ def test_busy_shares_are_those_of_the_forecast() -> None:
     found = Planner(made, ran, windows=(2, 2, 2), shifts=False, top=1).plan().choices[0].ran
     assert found.busy["engine"] == pytest.approx(found.forecast.engine_busy, rel=1e-5)
     assert found.slots == pytest.approx(found.forecast.slots_busy, rel=1e-5)
-    assert found.tokens_per_s == pytest.approx(found.forecast.tokens_per_s, rel=1e-3)
+
+
+def test_tokens_are_those_that_steps_which_count_train_on() -> None:
+    """All completions have the same length, so that each step trains on as many: 4 groups of 4, of 64 tokens."""
+    made = space(2, rollout__max_tokens=64, rollout__ignore_eos=True)
+    found = ran(with_options(made.scenario(Point("async", 1, 1, 1, 16, 2, rollover="keep")), {"run.steps": 6}), 3)
+    assert found.tokens_per_s * found.step_s == pytest.approx(16 * 64)
 
 
 def test_a_run_that_fails_says_so() -> None:
