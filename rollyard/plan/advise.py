@@ -12,7 +12,7 @@ from rollyard.errors import ConfigError
 from rollyard.layers import value
 from rollyard.plan.bounds import Estimate, Yard, groups_needed
 from rollyard.plan.check import check_scenario, refusal
-from rollyard.plan.costs import Costs, priced, shape_for
+from rollyard.plan.costs import Costs, fewer_pages, priced, shape_for
 from rollyard.plan.measured import device_of
 from rollyard.plan.sample import Sample, sample_of
 from rollyard.plan.scenario import Scenario
@@ -258,13 +258,17 @@ class Planner:
         yard = Yard(self._sample(steps), base.engine.page_tokens, bool(base.rollout.moves) or lost, drops)
         estimates = {point: yard.estimate(point, costs) for point, costs in fitting.items()}
         candidates = [
-            Candidate(point, estimates[point].step_s, yard.least_s(point, costs, self.first, steps), self._ready(point))
+            Candidate(point, estimates[point].step_s, yard.least_s(point, costs, self.first, steps), not self._refusal(point))
             for point, costs in fitting.items()
         ]
         return estimates, candidates
 
-    def _ready(self, point: Point) -> bool:
-        return not refusal(self.space.scenario(point))
+    def _refusal(self, point: Point) -> str:
+        """Why a run would refuse it, with the pages that it is told."""
+        scenario, costs = self.space.scenario(point), self._looked[point]
+        if not isinstance(costs, ConfigError) and (pages := fewer_pages(costs, scenario)):
+            scenario = with_options(scenario, {"engine.pages": pages})
+        return refusal(scenario)
 
     def _rule(self, points: int) -> Rule:
         affordable = COMPLETIONS // (self.steps[0] * self.members)
@@ -320,19 +324,18 @@ class Planner:
 
     def _choices(self, found: Found[Ran], estimates: Mapping[Point, Estimate]) -> tuple[Choice, ...]:
         """With what they depend on."""
-        scenarios = [self.space.scenario(candidate.point) for candidate, _ in found.best]
-        shifts = self._shifts(found) if self.shifts else [[] for _ in scenarios]
+        shifts = self._shifts(found) if self.shifts else [[] for _ in found.best]
         price = self.space.base.cluster.price / 3600
         return tuple(
             Choice(
                 point=candidate.point,
                 ran=ran,
                 estimate=estimates[candidate.point],
-                obstacle=refusal(scenario),
+                obstacle=self._refusal(candidate.point),
                 cost=price * candidate.point.devices * ran.step_s,
                 shifts=tuple(own),
             )
-            for (candidate, ran), scenario, own in zip(found.best, scenarios, shifts, strict=True)
+            for (candidate, ran), own in zip(found.best, shifts, strict=True)
         )
 
 

@@ -213,6 +213,14 @@ def test_what_a_run_would_refuse_is_not_ready() -> None:
     assert "mixtral" in refusal(with_options(good, {"model.path": "mixtral-8x7b"}))
 
 
+@pytest.mark.parametrize(("memory", "told"), [(11.3e9, "engine.pages"), (80e9, "")])
+def test_pages_that_a_run_is_told_hold_its_window(memory: float, told: str) -> None:
+    """Of a small device what is left has room for a prompt with its answer, and not for the window of 8,192 tokens."""
+    options = {"cluster.memory": memory, "place.placement": "colocated", "engine.slots": 16}
+    planner = Planner(space("llama-1b", 1, options), simulate, shifts=False)
+    assert planner.plan().choices[0].obstacle.startswith(told) and bool(planner.plan().choices[0].obstacle) == bool(told)
+
+
 def test_as_it_is_read(plan: Plan) -> None:
     text = shown(plan)
     best = plan.choices[0]
