@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from rollyard.plan.calibrate import calibrate, with_options
+from rollyard.plan.calibrate import calibrate, with_values
 from rollyard.plan.finished import read_finished
 from rollyard.plan.outcome import means_of
 from rollyard.plan.scenario import Scenario
@@ -72,7 +72,7 @@ def _page(folder: Path, runs: int, steps: int, load: str) -> str:
         fitted = calibrate(path)
         for target in PLACEMENTS:
             config = read_finished(found[target, number]).config.model_dump()
-            scenario = with_options(Scenario.model_validate(config), {"workload.trace": str(path)})
+            scenario = with_values(Scenario.model_validate(config), {"workload.trace": str(path)})
             simulated[source, target, number] = means_of(simulate(fitted.scenario(scenario)).metrics)
     lines = [f"{runs} runs of {steps} steps each, in turns; {load}; {os.cpu_count()} processors.", ""]
     for part in PARTS:

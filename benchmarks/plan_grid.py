@@ -19,7 +19,9 @@ from typing import Any
 from rollyard.errors import ConfigError
 from rollyard.plan.advice import named
 from rollyard.plan.advise import Planner
+from rollyard.plan.costs import shape_for
 from rollyard.plan.ran import ran
+from rollyard.plan.ready import windowed
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.space import Point, Space, with_options
 
@@ -52,7 +54,9 @@ def space_of(workload: str, gpus: int, prompts: int) -> Space:
         "rollout.groups_per_step": prompts,
         "rollout.group_size": 8,
     }
-    return Space(with_options(Scenario(), options | dict(WORKLOADS[workload])), gpus, node=8, staleness=2, widest=8)
+    base = with_options(Scenario(), options | dict(WORKLOADS[workload]))
+    base = with_options(base, windowed(base, shape_for(base).window, ()))
+    return Space(base, gpus, node=8, staleness=2, widest=8)
 
 
 def planned(space: Space) -> tuple[Point, dict[str, Any]]:

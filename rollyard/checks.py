@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rollyard import hosts, worker
 from rollyard.chaos.faults import KINDS, check_faults, read_faults
-from rollyard.config import Config, EngineConfig, TrainConfig
+from rollyard.combinations import check_window
+from rollyard.config import Config, TrainConfig
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
 from rollyard.engine.vllm import arguments as vllm
@@ -51,7 +52,7 @@ def check(
     plays, columns = environment_of(config, environment) is not None, check_prompts(config)
     check_rewards(config, reward, columns, optional=plays)
     _check_models(config, columns)
-    check_window(config, architecture)
+    check_window(config, architecture.window)
     _check_limit(config, worker.job_of(config))
     if config.run.inject:
         _check_faults(config, reward)
@@ -121,7 +122,7 @@ def check_training(config: Config, architecture: Architecture) -> None:
         raise ConfigError(problem, where="exchange.folder", remedy="give --exchange.folder DIR to both, or use `rollyard run`")
     check_place(Path(config.exchange.folder))
     layout(worker.roles_of(config, Job.TRAINING), worker.devices_there(config))
-    check_window(config, architecture)
+    check_window(config, architecture.window)
     _check_limit(config, Job.TRAINING)
 
 
@@ -130,28 +131,3 @@ def _check_limit(config: Config, job: Job | None) -> None:
     if config.train.limit_s != TrainConfig().limit_s and worker.trains_here(config, job):
         problem = "the trainer is in this process, and nobody could end its step"
         raise ConfigError(problem, where="train.limit_s", remedy="leave it out with one trainer and runtime inline")
-
-
-def check_window(config: Config, architecture: Architecture) -> None:
-    """Raises ConfigError when what is asked does not fit the model's window."""
-    window, max_tokens = worker.window_of(config, architecture), config.rollout.max_tokens
-    if window > architecture.window:
-        problem = f"{window} tokens are more than the model's window of {architecture.window}"
-        raise ConfigError(problem, where="engine.window", remedy=f"use at most {architecture.window}, or 0 for the model's own")
-    if max_tokens >= window:
-        problem = f"{max_tokens} tokens leave no room for a prompt in a window of {window}"
-        raise ConfigError(problem, where="rollout.max_tokens", remedy=f"use less than {window}")
-    if config.batch.token_budget < window:
-        problem = f"a prompt with its completion may have {window} tokens, more than a micro-batch of {config.batch.token_budget}"
-        raise ConfigError(problem, where="batch.token_budget", remedy=f"use at least {window}, or a smaller engine.window")
-    _check_pages(config.engine, window)
-
-
-def _check_pages(engine: EngineConfig, window: int) -> None:
-    if engine.page_tokens > window:
-        problem = f"a page of {engine.page_tokens} tokens is longer than the window of {window}"
-        raise ConfigError(problem, where="engine.page_tokens", remedy=f"use at most {window}, usually 16")
-    needed = -(-window // engine.page_tokens) + 1  # one more: where a completion leaves its prompt, a page is copied
-    if 0 < engine.pages < needed:
-        problem = f"{engine.pages} pages of {engine.page_tokens} tokens do not hold one sequence of {window}"
-        raise ConfigError(problem, where="engine.pages", remedy=f"use 0 or at least {needed}")

@@ -425,3 +425,28 @@ def _check_exchange(config: Config) -> None:
     if config.engine.tensor_parallel_size > 1:
         problem = "versions that two jobs share are for engines that are one worker each so far"
         raise ConfigError(problem, where="engine.tensor_parallel_size", remedy="use 1 with exchange.folder")
+
+
+def check_window(config: Config, limit: int) -> None:
+    """Raises ConfigError when what is asked does not fit the model's window, of `limit` tokens."""
+    window, max_tokens = config.engine.window or limit, config.rollout.max_tokens
+    if window > limit:
+        problem = f"{window} tokens are more than the model's window of {limit}"
+        raise ConfigError(problem, where="engine.window", remedy=f"use at most {limit}, or 0 for the model's own")
+    if max_tokens >= window:
+        problem = f"{max_tokens} tokens leave no room for a prompt in a window of {window}"
+        raise ConfigError(problem, where="rollout.max_tokens", remedy=f"use less than {window}")
+    if config.batch.token_budget < window:
+        problem = f"a prompt with its completion may have {window} tokens, more than a micro-batch of {config.batch.token_budget}"
+        raise ConfigError(problem, where="batch.token_budget", remedy=f"use at least {window}, or a smaller engine.window")
+    _check_pages(config.engine, window)
+
+
+def _check_pages(engine: EngineConfig, window: int) -> None:
+    if engine.page_tokens > window:
+        problem = f"a page of {engine.page_tokens} tokens is longer than the window of {window}"
+        raise ConfigError(problem, where="engine.page_tokens", remedy=f"use at most {window}, usually 16")
+    needed = -(-window // engine.page_tokens) + 1  # one more: where a completion leaves its prompt, a page is copied
+    if 0 < engine.pages < needed:
+        problem = f"{engine.pages} pages of {engine.page_tokens} tokens do not hold one sequence of {window}"
+        raise ConfigError(problem, where="engine.pages", remedy=f"use 0 or at least {needed}")

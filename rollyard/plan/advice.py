@@ -10,10 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollyard.plan.advise import Choice, Plan
+from rollyard.plan.advise import UNSEEN, Choice, Plan
 from rollyard.plan.space import Point
-
-LEAST_SHIFT = 0.005  # of a step's seconds: less is shown as nothing
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -85,8 +83,11 @@ def _shifts(plan: Plan) -> Table:
 
 
 def _shifted(choice: Choice, place: int) -> str:
-    share = choice.shifts[place].step_s / choice.ran.step_s - 1
-    return f"{seconds(choice.shifts[place].step_s)} ({share:+.0%})" if abs(share) >= LEAST_SHIFT else "the same"
+    taken = choice.shifts[place].step_s
+    if taken is None:
+        return "the run fails"
+    share = taken / choice.ran.step_s - 1
+    return f"{seconds(taken)} ({share:+.0%})" if abs(share) >= UNSEEN else "the same"
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -99,9 +100,13 @@ def _notes(plan: Plan) -> Iterator[str]:
     for each in plan.refused:
         near = f"; nearest that fits: {named(each.nearest)}" if each.nearest else ""
         yield f"refused {each.count:,} like {named(each.example)}: {each.problem}{near}"
+    for kept in plan.kept:
+        yield f"kept, since you gave it: {kept.name} = {kept.value}, which leaves out {kept.left_out:,} points"
     for number, choice in enumerate(plan.choices, 1):
+        if choice.point.devices < plan.gpus:
+            yield f"{number} uses {choice.point.devices:,} of {plan.gpus:,} devices"
         if choice.obstacle:
-            yield f"{number} cannot be run by this version: {choice.obstacle}"
+            yield f"{number} would be refused by `rollyard run`: {choice.obstacle}"
 
 
 def seconds(value: float) -> str:

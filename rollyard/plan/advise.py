@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rollyard.config import ForecastConfig
 from rollyard.errors import ConfigError
+from rollyard.layers import value
 from rollyard.plan.bounds import Estimate, Yard, groups_needed
-from rollyard.plan.check import check_scenario, obstacle
-from rollyard.plan.costs import Costs, priced, shape_for
+from rollyard.plan.check import check_scenario, refusal
+from rollyard.plan.costs import Costs, fewer_pages, priced, shape_for
 from rollyard.plan.measured import device_of
 from rollyard.plan.sample import Sample, sample_of
 from rollyard.plan.scenario import Scenario
@@ -21,19 +23,22 @@ from rollyard.plan.trace import lengths_of
 
 SHARE: Final = 0.1  # of all points that are simulated, at most
 FEWEST: Final = 8  # that may be simulated, however few points there are
-COMPLETIONS: Final = 100_000  # of the rounds together, about
+COMPLETIONS: Final = 50_000  # of the rounds together, about
 WINDOWS: Final = (4, 8, 16)  # steps that count, in the rounds, and later
-MANY: Final = 2048  # completions of a step, from which on these are enough:
-FEWER: Final = (2, 4, 6)
+MANY: Final = 512  # completions of a step, from which on these are enough:
+FEWER: Final = (2, 4, 8)
+ENOUGH: Final = 4  # steps that count, to say what a choice depends on
+LINKS: Final = {"costs.link", "costs.disk"}  # options of a shift that only weights under way depend on
+UNSEEN: Final = 0.005  # of a step's seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One simulated choice, over the steps that count.
+    """One simulated choice. Seconds and tokens are of the steps that count; shares of the whole run, as a run's report has them.
 
     Attributes:
         step_s: seconds of a step.
-        tokens_per_s: trained.
+        tokens_per_s: that are trained on.
         busy: share of the time in which devices work, by role.
         slots: share of decode slots in use while engines step.
         bound: what a step waits for most.
@@ -48,7 +53,8 @@ class Ran:
     forecast: ForecastConfig
 
 
-Simulate = Callable[[Scenario, int], Ran]  # a scenario, and how many of its first steps do not count
+# A scenario, and how many of its first steps do not count. Raises ConfigError for one that ends before that, or cannot be.
+Simulate = Callable[[Scenario, int], Ran]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +62,12 @@ class Shift:
     """The workload or the machine is otherwise than was told.
 
     Attributes:
-        step_s: seconds of a step.
+        step_s: seconds of a step; None: the run does not come to its end.
         first: the choice that is best then, among the best few; 0 is the one that was best.
     """
 
     what: str
-    step_s: float
+    step_s: float | None
     first: int
 
 
@@ -70,7 +76,7 @@ class Choice:
     """One of the best.
 
     Attributes:
-        obstacle: why this version of Rollyard cannot run it; empty when it can.
+        obstacle: why `rollyard run` would refuse it; empty when it would not.
         cost: money of a step; 0 where no price is given.
         shifts: how it fares where things are otherwise.
     """
@@ -85,7 +91,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Points that memory has no room for, or that cannot be for another reason.
+    """Points that memory has no room for, or that cannot be for another reason, such as a simulated run that fails.
 
     Attributes:
         example: the one of them that is nearest to a point that fits, and what is wrong with it.
@@ -101,11 +107,22 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """An option that a choice would set, and that the user gave; `left_out`: points that there would be besides."""
+
+    name: str
+    value: Any
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What is advised, best first."""
 
     choices: tuple[Choice, ...]
     refused: tuple[Refused, ...]
+    kept: tuple[Kept, ...]
+    gpus: int
     points: int
     simulated: int
     excluded: int  # their lower bounds are above the best
@@ -120,7 +137,8 @@ class Planner:
     Attributes:
         simulate: runs a scenario.
         top: choices that are advised.
-        tell: is told what is done.
+        tell: is told what is to be done.
+        show: is told how far that is.
         windows: steps that count: in the rounds, of those that are kept, of the best (None: as many as it takes).
         shifts: say what the best depend on.
     """
@@ -129,24 +147,32 @@ class Planner:
     simulate: Simulate
     top: int = 3
     tell: Callable[[str], None] = lambda line: None
+    show: Callable[[str], None] = lambda line: None
     windows: tuple[int, int, int] | None = None
     shifts: bool = True
     _costs: dict[tuple[object, ...], Costs | ConfigError] = field(default_factory=dict)
+    _failed: dict[Point, ConfigError] = field(default_factory=dict)  # whose simulated runs came to nothing
+    _runs: int = 0
+    _best_s: float = math.inf
 
     def plan(self) -> Plan:
         """Raises ConfigError when nothing fits."""
         fitting = self.fitting()
         wrong = {point: found for point, found in self._looked.items() if isinstance(found, ConfigError)}
-        refused = tuple(_refusals(wrong, list(fitting)))
         if not fitting:
-            raise ConfigError(f"no choice is possible: {refused[0].problem}", where=refused[0].where, remedy=refused[0].remedy)
+            raise _none(_refusals(wrong, []))
         estimates, candidates = self.candidates(fitting)
         points = len(self._looked)
         rule = self._rule(points)
         self.tell(f"{points:,} points, {len(wrong):,} refused; at most {rule.budget:,} are simulated")
-        found = search(candidates, lambda point, steps: self._run(self.space.scenario(point), steps), rule)
-        choices, more = self._choices(found, estimates)
-        return Plan(choices, refused, points, found.simulated, found.excluded, found.left, found.runs + more)
+        found = search(candidates, self._simulated, rule)
+        if not found.best:
+            raise _none(_refusals(self._failed, []))
+        refused = _refusals(wrong | self._failed, [point for point in fitting if point not in self._failed])
+        choices = self._choices(found, estimates)
+        kept = tuple(Kept(name, value(self.space.base, name), count) for name, count in self.space.left_out().items())
+        counts = points, found.simulated, found.excluded, found.left, self._runs
+        return Plan(choices, tuple(refused), kept, self.space.gpus, *counts)
 
     def fitting(self) -> Mapping[Point, Costs]:
         """What can be, and what everything takes then. Raises ConfigError when nothing is left to choose from."""
@@ -224,51 +250,90 @@ class Planner:
         """With their estimates, and bounds for the steps of the rounds."""
         steps = self.steps[0]
         base = self.space.base
-        yard = Yard(self._sample(steps), base.engine.page_tokens, bool(base.rollout.moves or base.failures.node_hours))
+        lost = bool(base.failures.node_hours)
+        drops = lost or base.rollout.on_stale == "drop"
+        yard = Yard(self._sample(steps), base.engine.page_tokens, bool(base.rollout.moves) or lost, drops)
         estimates = {point: yard.estimate(point, costs) for point, costs in fitting.items()}
         candidates = [
-            Candidate(point, estimates[point].step_s, yard.least_s(point, costs, self.first, steps), self._ready(point))
+            Candidate(point, estimates[point].step_s, yard.least_s(point, costs, self.first, steps), not self._refusal(point))
             for point, costs in fitting.items()
         ]
         return estimates, candidates
 
-    def _ready(self, point: Point) -> bool:
-        return not obstacle(self.space.scenario(point))
+    def _refusal(self, point: Point) -> str:
+        """Why a run would refuse it, with the pages that it is told."""
+        scenario, costs = self.space.scenario(point), self._looked[point]
+        if not isinstance(costs, ConfigError) and (pages := fewer_pages(costs, scenario)):
+            scenario = with_options(scenario, {"engine.pages": pages})
+        return refusal(scenario)
 
     def _rule(self, points: int) -> Rule:
         affordable = COMPLETIONS // (self.steps[0] * self.members)
         return Rule(max(min(int(SHARE * points), affordable), FEWEST), self.steps, self.top)
 
+    def _simulated(self, point: Point, steps: int) -> Ran | None:
+        """None: it comes to nothing, and why is noted."""
+        try:
+            ran = self._run(self.space.scenario(point), steps)
+        except ConfigError as error:
+            self._failed[point] = error
+            return None
+        self._best_s = min(self._best_s, ran.step_s)
+        return ran
+
     def _run(self, scenario: Scenario, steps: int) -> Ran:
+        """Raises ConfigError."""
+        best = f", {self._best_s:.3g} s a step are the least so far" if self._best_s < math.inf else ""
+        self._runs += 1
+        self.show(f"simulation {self._runs:,}: {scenario.place.placement}, {steps} steps{best}")
         return self.simulate(with_options(scenario, {"run.steps": steps}), self.first)
 
-    def _choices(self, found: Found[Ran], estimates: Mapping[Point, Estimate]) -> tuple[tuple[Choice, ...], int]:
-        """With what they depend on, and how many simulations that took."""
-        scenarios = [self.space.scenario(candidate.point) for candidate, _ in found.best]
-        steps = self.steps[0]
-        shifts: list[list[Shift]] = [[] for _ in scenarios]
-        told = shifted(self.space.base) if self.shifts else {}
-        if told:
-            usual = [self._run(scenario, steps).step_s for scenario in scenarios]
-        for what, options in told.items():
-            ran = [self._run(with_options(scenario, dict(options)), steps).step_s for scenario in scenarios]
-            first = min(range(len(ran)), key=ran.__getitem__)
-            for index, seconds in enumerate(ran):
-                of_usual = seconds / usual[index]  # over as many steps
-                shifts[index].append(Shift(what, found.best[index][1].step_s * of_usual, first))
+    def _shifts(self, found: Found[Ran]) -> list[list[Shift]]:
+        """What each of the best depends on: beside what it came to in as many steps."""
+        steps = next((each for each in self.steps if each - self.first >= ENOUGH), self.steps[2])
+        usual = [found.by_steps[steps][candidate.point].step_s for candidate, _ in found.best]
+        shifts: list[list[Shift]] = [[] for _ in found.best]
+        for what, options in shifted(self.space.base).items():
+            taken = [
+                self._shifted_s(candidate.point, options, steps, usual_s)
+                for (candidate, _), usual_s in zip(found.best, usual, strict=True)
+            ]
+            first = min(range(len(taken)), key=lambda index: math.inf if (taken_s := taken[index]) is None else taken_s)
+            for index, (_, ran) in enumerate(found.best):
+                seconds = taken[index]
+                shifts[index].append(Shift(what, None if seconds is None else ran.step_s * seconds / usual[index], first))
+        return shifts
+
+    def _shifted_s(self, point: Point, options: Mapping[str, Any], steps: int, usual_s: float) -> float | None:
+        """Seconds of a step; as ever, without a simulation, where all that links take is less than anybody would see."""
+        scenario = with_options(self.space.scenario(point), dict(options))
+        if options.keys() == LINKS and self._linked_s(scenario) - self._linked_s(self.space.scenario(point)) < UNSEEN * usual_s:
+            return usual_s
+        try:
+            return self._run(scenario, steps).step_s
+        except ConfigError:
+            return None
+
+    def _linked_s(self, scenario: Scenario) -> float:
+        """Seconds of a step in which weights, or the training state, are on their way."""
+        costs = priced(scenario, self.shape, self.hardware)
+        return costs.copy_s + costs.transfer_s + costs.load_s + costs.handoff_s + costs.sleep_s + costs.wake_s
+
+    def _choices(self, found: Found[Ran], estimates: Mapping[Point, Estimate]) -> tuple[Choice, ...]:
+        """With what they depend on."""
+        shifts = self._shifts(found) if self.shifts else [[] for _ in found.best]
         price = self.space.base.cluster.price / 3600
-        choices = tuple(
+        return tuple(
             Choice(
                 point=candidate.point,
                 ran=ran,
                 estimate=estimates[candidate.point],
-                obstacle=obstacle(scenario),
+                obstacle=self._refusal(candidate.point),
                 cost=price * candidate.point.devices * ran.step_s,
                 shifts=tuple(own),
             )
-            for (candidate, ran), scenario, own in zip(found.best, scenarios, shifts, strict=True)
+            for (candidate, ran), own in zip(found.best, shifts, strict=True)
         )
-        return choices, (len(told) + 1) * len(scenarios) if told else 0
 
 
 def shifted(base: Scenario) -> dict[str, Mapping[str, Any]]:
@@ -293,6 +358,11 @@ def shifted(base: Scenario) -> dict[str, Mapping[str, Any]]:
     }
     found["links half as fast"] = {"costs.link": costs.link / 2, "costs.disk": costs.disk / 2}
     return found
+
+
+def _none(refused: Sequence[Refused]) -> ConfigError:
+    first = refused[0]
+    return ConfigError(f"no choice is possible: {first.problem}", where=first.where, remedy=first.remedy)
 
 
 def _refusals(wrong: Mapping[Point, ConfigError], fitting: Sequence[Point]) -> list[Refused]:

@@ -82,9 +82,11 @@ class Yard:
     Args:
         page: tokens of a page of an engine's cache.
         cut: completions may go on at another engine than they began.
+        drops: groups may be dropped.
     """
 
-    def __init__(self, sample: Sample, page: int, cut: bool = False) -> None:
+    def __init__(self, sample: Sample, page: int, cut: bool = False, drops: bool = False) -> None:
+        self.drops = drops
         self.sample, self.page, self.cut, self.members = sample, page, cut, sample.size * sample.lengths.shape[1]
         self._paces: dict[int, Pace] = {}
         self._spans: dict[tuple[int, float, float, float], tuple[float, float]] = {}
@@ -98,8 +100,11 @@ class Yard:
     def least_s(self, point: Point, costs: Costs, first: int, steps: int) -> float:
         """Seconds of a step at least, over the steps from `first` (0 is the first of the run) up to `steps`.
 
-        The sample has `groups_needed` groups at least.
+        The sample has `groups_needed` groups at least. Where groups are dropped others come in their place, of which nothing
+        is known: 0.
         """
+        if self.drops:
+            return 0.0
         pace, size, count = self.pace(costs), self.sample.size, steps - first
         if point.staleness and point.placement != "swap":
             return self._overlapped_s(point, costs, pace, first, steps)
@@ -145,18 +150,19 @@ class Yard:
         until the last batch is taken, the heaviest are what is left.
         """
         sample, size, ahead = self.sample, self.sample.size, point.staleness
+        learnt = (sample.trained, sample.pairs)
         admitted, before, count = (steps + ahead) * size, (first + ahead) * size, steps - first
 
         def written(numbers: Numbers) -> float:
             return max(_lightest(numbers[:admitted], steps * size) - float(np.sum(numbers[:before])), 0.0)
 
         work = self._work_s(pace, costs, point, written(sample.decoded), written(sample.context))
-        each, most = (int(_lightest(numbers[:admitted], count * size)) // count for numbers in (sample.trained, sample.pairs))
-        trained = costs.train_s(each, most)
+        trained = costs.training.least_s(*(_lightest(numbers[:admitted], count * size) / count for numbers in learnt))
         if not point.apart:
             return trained + work / count
+        once = costs.training.least_s(*(_lightest(numbers[:admitted], size) for numbers in learnt))  # of any one batch
         longest = float(np.sort(sample.longest[:admitted])[size - 1])
-        late = self._alone_s(pace, costs, point, float(np.min(sample.prompts[:admitted])), longest) + trained
+        late = self._alone_s(pace, costs, point, float(np.min(sample.prompts[:admitted])), longest) + once
         return max(trained, work / count, count // (ahead + 1) * late / count)
 
     # ---- estimates

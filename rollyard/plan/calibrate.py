@@ -64,7 +64,7 @@ class Calibration:
 
     def scenario(self, config: Scenario) -> Scenario:
         """The same with these constants."""
-        return with_options(config, self.options())
+        return with_values(config, self.options())
 
     def to_toml(self) -> str:
         """Sections of a scenario's file, with what each constant was fitted to."""
@@ -83,7 +83,7 @@ def _toml(value: float | bool | str) -> str:
     return f'"{value}"' if isinstance(value, str) else f"{value:.6g}"
 
 
-def with_options(scenario: Scenario, options: dict[str, float | bool | str]) -> Scenario:
+def with_values(scenario: Scenario, options: dict[str, float | bool | str]) -> Scenario:
     """Raises pydantic's ValidationError for a value that an option does not take."""
     record = scenario.model_dump()
     for name, value in options.items():
@@ -144,13 +144,13 @@ class _Fitting:
         options: dict[str, float | bool | str] = {"cluster.hardware": hardware}
         if self._cpu:
             options |= {"cluster.flops": UNIT, "cluster.bandwidth": UNIT * NEVER_BOUND, "cluster.cores": 0}
-        self._scenario = with_options(self._scenario, options)
+        self._scenario = with_values(self._scenario, options)
         self._peak = self._priced({})
         self._members = run.config.rollout.groups_per_step * run.config.rollout.group_size
         self._quiet = self._quietness()
 
     def _priced(self, options: dict[str, float | bool | str]) -> Costs:
-        scenario = with_options(self._scenario, options)
+        scenario = with_values(self._scenario, options)
         return priced(scenario, self._shape, device_of(scenario.cluster, scenario.model.dtype))
 
     def _quietness(self) -> float:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rollyard import combinations
 from rollyard.config import BUILT_IN, Config
 from rollyard.engine.capabilities import check_capabilities
 from rollyard.engine.options import check_options
+from rollyard.engine.vllm import arguments as vllm
 from rollyard.errors import ConfigError
 from rollyard.plan.joins import joins_of
+from rollyard.plan.models import architecture_of
 from rollyard.plan.scenario import FailuresConfig, Scenario, WorkloadConfig
 from rollyard.plan.trace import read_trace
+from rollyard.warmup import architecture
+from rollyard.weights.shares import check_divides
+from rollyard.worker import window_of
 
 ANY_TASK = "sort"  # stands for prompts that nobody names, while the rest is checked
 DRAWN = ("mean_tokens", "sigma", "between", "prompt_tokens", "prompt_sigma")  # of lengths that no trace gives
@@ -33,13 +40,24 @@ def check_scenario(scenario: Scenario) -> None:
 
 def obstacle(scenario: Scenario) -> str:
     """Why this version of Rollyard could not run it as it is; empty when it could."""
+    return _refusal(scenario, _check_options)
+
+
+def refusal(scenario: Scenario) -> str:
+    """Why `rollyard run` would refuse it, before it loads anything; empty when it would not.
+
+    Besides an `obstacle` it is what does not go with the model: all that can be told from its config.json alone.
+    """
+    return _refusal(scenario, _check_options, lambda config: _check_model(config, scenario))
+
+
+def _refusal(scenario: Scenario, *checks: Callable[[Config], None]) -> str:
     config = Config(**{name: getattr(scenario, name) for name in Config.model_fields})
     if not config.prompts.path and not config.prompts.task:
         config = config.model_copy(update={"prompts": config.prompts.model_copy(update={"task": ANY_TASK})})
     try:
-        combinations.check(config)
-        check_capabilities(config)
-        check_options(config)
+        for check in checks:
+            check(config)
     except ConfigError as error:
         return f"{error.where}: {error.problem}"
     return ""
@@ -64,6 +82,22 @@ def _check_size(scenario: Scenario) -> None:
     for where, what, size, most in sizes:
         if size > most:
             raise ConfigError(f"{size:,} {what} are more than are simulated", where=where, remedy=f"use at most {most:,}")
+
+
+def _check_options(config: Config) -> None:
+    combinations.check(config)
+    check_capabilities(config)
+    check_options(config)
+
+
+def _check_model(config: Config, scenario: Scenario) -> None:
+    """What goes with the shape of the policy; without one, with that of the scenario's task."""
+    shape = architecture_of(config.model.path) if config.model.path else architecture(scenario)
+    combinations.check_window(config, shape.window)
+    if config.engine.kind == "vllm":
+        window, rank = window_of(config, shape), config.lora.rank if config.weights.what == "lora" else 0
+        vllm.check(config.engine, config.rollout.temperature, window, cpu=config.place.device == "cpu", rank=rank)
+        check_divides(shape, config.engine.tensor_parallel_size)
 
 
 def _check_modelled(scenario: Scenario) -> None:

@@ -58,7 +58,7 @@ class TrainingCosts:
                 pairs += own * prompt + own * (own + 1) // 2
         return tokens, pairs
 
-    def flops(self, tokens: int, pairs: int) -> float:
+    def flops(self, tokens: float, pairs: float) -> float:
         """Of a batch, logprob passes included.
 
         Args:
@@ -87,6 +87,19 @@ class TrainingCosts:
         besides_s = self.costs.minibatch_s + slots / self.costs.stages * self.costs.microbatch_s
         return max(computed_s, exchanged_s) + self.minibatches * (self.optimizer_s() + besides_s)
 
+    def least_s(self, tokens: float, pairs: float) -> float:
+        """No batch of so many tokens and pairs takes less, and batches of so many in the mean do not either.
+
+        What `train_s` says, with parts of micro-batches and of a pipeline's fill left out: convex in both, and never falling.
+        """
+        share = tokens / self.minibatches
+        speed = self.devices.train * self.devices.hardware.flops_in(self.item) * self.costs.train_flops
+        filled = max(1.0, share / (self.devices.ranks * self.budget))
+        computed_s = self.flops(tokens, pairs) / speed + self.costs.token_s * tokens
+        besides_s = self.costs.minibatch_s + (filled + self.costs.stages - 1) / self.costs.stages * self.costs.microbatch_s
+        exchanged_s = self.minibatches * self._exchange_s(filled)
+        return max(computed_s, exchanged_s) + self.minibatches * (self.optimizer_s() + besides_s)
+
     def microbatches(self, tokens: int) -> int:
         """Of an optimizer step on so many tokens, one after the other in each pipeline; at least one.
 
@@ -104,9 +117,12 @@ class TrainingCosts:
         `(n - 1) / n` of the bytes past each, every time. Those that have the same part of several copies sum their gradients:
         `2 (n - 1) / n` of its bytes.
         """
+        return self._exchange_s(self.microbatches(tokens))
+
+    def _exchange_s(self, microbatches: float) -> float:
         devices, gradients = self.devices, self.trained * self.number
         sharing, copies = devices.copies, devices.train / devices.copies
-        passes = 2 * self.microbatches(tokens) if self.costs.gather == "microbatch" else 1
+        passes = 2 * microbatches if self.costs.gather == "microbatch" else 1
         gathered = (sharing - 1) / sharing * (passes * self.shape.parameters * self.item + gradients)
         summed = 2 * (copies - 1) / copies * gradients / sharing
         return (gathered / devices.rate(sharing) + summed / devices.rate(devices.train)) / self.costs.collective

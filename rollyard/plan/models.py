@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollyard.errors import ConfigError
-from rollyard.model.architecture import base_of
+from rollyard.model.architecture import Architecture, base_of
 from rollyard.plan.shape import WHERE, Shape
 
 
@@ -81,6 +81,21 @@ def shape_of(path: str) -> Shape:
     """
     if path in MODELS:
         return Shape.from_hf(MODELS[path], path)
+    place, config = _read(path)
+    return Shape.from_hf(config, place.resolve().parent.name)
+
+
+def architecture_of(path: str) -> Architecture:
+    """As a run reads it. Raises ConfigError where `shape_of` does, and for a model that no run computes."""
+    return Architecture.from_hf(MODELS[path] if path in MODELS else _read(path)[1])
+
+
+def is_folder(path: str) -> bool:
+    """A run can load it; else it is a name, or a config.json by itself."""
+    return path not in MODELS and Path(path).is_dir()
+
+
+def _read(path: str) -> tuple[Path, Mapping[str, Any]]:
     place = Path(path)
     if place.is_dir():
         place = base_of(place) / "config.json"
@@ -93,4 +108,4 @@ def shape_of(path: str) -> Shape:
         raise ConfigError(f"{place} cannot be read: {error}", where=WHERE, remedy="it should be a JSON object") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{place} holds no JSON object", where=WHERE, remedy="it should be one, as transformers writes it")
-    return Shape.from_hf(config, place.resolve().parent.name)
+    return place, config

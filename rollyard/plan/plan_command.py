@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rich.text import Text
+
+from rollyard.durable import write_file
 from rollyard.errors import ConfigError
 from rollyard.layers import presets
 from rollyard.plan.advice import as_json, named, seconds, table
@@ -18,10 +22,11 @@ from rollyard.plan.costs import costs_of, fewer_pages, shape_for
 from rollyard.plan.hardware import CPU
 from rollyard.plan.kinds import FOLDERS, resolve_scenario
 from rollyard.plan.measured import device_of
+from rollyard.plan.models import is_folder
 from rollyard.plan.ran import ran
-from rollyard.plan.ready import config_of, toml_of
+from rollyard.plan.ready import config_of, toml_of, windowed
 from rollyard.plan.scenario import Scenario
-from rollyard.plan.space import Space, with_options
+from rollyard.plan.space import CHOSEN, Space, with_options
 from rollyard.plan.split import gpus_of
 from rollyard.watch.screen import Screen
 
@@ -46,7 +51,8 @@ def add_plan(commands: Any, add_options: AddOptions) -> None:
     Args:
         add_options: gives a command all options of a tree, and short names of some.
     """
-    text = f"{PLAN[0].upper()}{PLAN[1:]}. Options that a choice sets are searched, unless they are given here or in --costs."
+    text = f"{PLAN[0].upper()}{PLAN[1:]}. Options that a choice sets are searched, unless they are given here, "
+    text += "in --costs or in the environment; those of a preset are not kept."
     command = commands.add_parser("plan", help=PLAN, description=text, allow_abbrev=False)
     names = ", ".join(name for folder in FOLDERS for name in presets(folder))
     command.add_argument("--preset", default="", metavar="NAME", help=f"start from a preset: {names}")
@@ -68,18 +74,40 @@ def plan(given: argparse.Namespace) -> int:
     if given.top < 1 or given.max_staleness < 0:
         where, least = ("--top", 1) if given.top < 1 else ("--max-staleness", 0)
         raise ConfigError("too few", where=where, remedy=f"use at least {least}")
+    if given.out:
+        check_place(given.out)
     console = Screen(stderr=True)
     space = space_of(given)
-    planner = Planner(space, ran, given.top, lambda line: console.print(f"[dim]{line}[/]", soft_wrap=True))
-    found = planner.plan()
+    with console.status("") as status:
+        planner = Planner(
+            space,
+            ran,
+            given.top,
+            lambda line: console.print(line, style="dim", soft_wrap=True, markup=False, highlight=False),
+            lambda line: status.update(Text(line)),
+        )
+        found = planner.plan()
     if given.json:
         sys.stdout.write(json.dumps(as_json(found)) + "\n")
     else:
         shown = Screen()
         Screen(width=None if shown.is_terminal else WIDE).print(table(found, given.gpus))
     if given.out:
-        console.print(write(found, space, given.out), soft_wrap=True, markup=False)
+        console.print(write(found, space, given.out), soft_wrap=True, markup=False, highlight=False)
     return 0
+
+
+def check_place(path: Path) -> None:
+    """Raises ConfigError when no file can be written there: before anything is simulated."""
+    folder, problem = path.parent, ""
+    if not folder.is_dir():
+        problem = f"there is no folder {folder}"
+    elif path.is_dir():
+        problem = f"{path} is a folder"
+    elif not os.access(folder, os.W_OK):
+        problem = f"nothing can be written in {folder}"
+    if problem:
+        raise ConfigError(problem, where="--out", remedy="name a file in a folder that is there")
 
 
 def space_of(given: argparse.Namespace) -> Space:
@@ -89,9 +117,12 @@ def space_of(given: argparse.Namespace) -> Space:
     if kind:
         overrides["cluster.hardware"] = kind
     resolved = resolve_scenario(lambda _: None, preset=given.preset, file=given.costs, overrides=overrides)
-    pinned = {name for name, origin in resolved.origins.items() if origin != "default"}
-    base = with_options(resolved.config, _fitting(resolved.config, pinned))
-    shape, hardware = shape_for(base), device_of(base.cluster, base.model.dtype)
+    said = {name for name, origin in resolved.origins.items() if origin != "default"}
+    pinned = {name for name in said if name not in CHOSEN or not resolved.origins[name].startswith("preset ")}
+    usual = _fitting(resolved.config, said)
+    shape = shape_for(resolved.config)
+    base = with_options(resolved.config, {**usual, **windowed(resolved.config, shape.window, said)})
+    hardware = device_of(base.cluster, base.model.dtype)
     held = 1
     while held < gpus and shape.parameters * 2 / held > hardware.memory:
         held *= 2
@@ -116,16 +147,25 @@ def write(found: Plan, space: Space, path: Path) -> str:
     if pages := fewer_pages(costs_of(scenario), scenario):
         scenario = with_options(scenario, {"engine.pages": pages})
     config = config_of(scenario).model_copy(update={"forecast": choice.ran.forecast})
-    missing = "" if config.prompts.path or config.prompts.task else " --prompts FILE.jsonl --reward FILE.py:function"
-    run = f"rollyard run {path}{missing}"
-    path.write_text(toml_of(config, _comment(choice, space, run)), encoding="utf-8")
-    return f"{path} is written, of {number}: {run}"
+    run = f"rollyard run {path}"
+    folder = not config.model.path or is_folder(config.model.path)
+    if not folder:
+        run += " --model FOLDER"
+    if not (config.prompts.path or config.prompts.task):
+        run += " --prompts FILE.jsonl --reward FILE.py:function"
+    lines = _comment(choice, space)
+    if config.engine.window:
+        lines.append(f"engine.window: {config.engine.window:,} tokens of a prompt with its answer at most")
+    if not folder:
+        lines.append(f"It cannot be run yet: model.path has to be the folder of {config.model.path}")
+    write_file(path, toml_of(config, [*lines, run]).encode())
+    told = "" if folder else f"; it cannot be run before model.path is the folder of {config.model.path}"
+    return f"{path} is written, of {number}{told}: {run}"
 
 
-def _comment(choice: Choice, space: Space, run: str) -> list[str]:
+def _comment(choice: Choice, space: Space) -> list[str]:
     kind = space.base.cluster.hardware
     return [
         f"{named(choice.point)}, on {choice.point.devices} {kind}",
         f"expected: {seconds(choice.ran.step_s)} a step, bound by {choice.ran.bound}",
-        run,
     ]

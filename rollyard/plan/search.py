@@ -11,7 +11,7 @@ for more steps, and the best of these for more still (successive halving). Where
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -77,40 +77,44 @@ class Found(Generic[Outcome]):
         simulated: candidates.
         excluded: candidates whose bound is above the best of the rounds: none of them is better.
         left: candidates that were not expected to win, and are only estimated.
-        runs: simulations in all.
+        by_steps: what candidates came to, by how many steps were simulated.
     """
 
     best: tuple[tuple[Candidate, Outcome], ...]
     simulated: int
     excluded: int
     left: int
-    runs: int
+    by_steps: Mapping[int, Mapping[Point, Outcome]]
 
 
-def search(candidates: Iterable[Candidate], simulate: Callable[[Point, int], Outcome], rule: Rule) -> Found[Outcome]:
+def search(candidates: Iterable[Candidate], simulate: Callable[[Point, int], Outcome | None], rule: Rule) -> Found[Outcome]:
     """The best few.
 
     Args:
-        simulate: a point, for so many steps.
+        simulate: a point, for so many steps. None: it comes to nothing, and is no candidate any more.
     """
     rounds = _Rounds(sorted(candidates, key=lambda each: (each.estimate_s, str(each.point))), simulate, rule)
     rounds.go()
     ranked = sorted(rounds.came_to.items(), key=lambda each: each[1].step_s)
-    kept, runs = [rounds.candidates[index] for index, _ in ranked], len(ranked)
+    kept = [rounds.candidates[index] for index, _ in ranked]
     outcomes = {rounds.candidates[index].point: outcome for index, outcome in ranked}
+    by_steps, lost = {rule.steps[0]: dict(outcomes)}, len(rounds.lost)
     for steps, count in ((rule.steps[1], max(2 * rule.keep, len(kept) // 4)), (rule.steps[2], rule.keep)):
         ready = next((each for each in kept if each.ready), None)
-        kept = [*kept[:count], *([ready] if ready and ready not in kept[:count] else [])]
+        few = [*kept[:count], *([ready] if ready and ready not in kept[:count] else [])]
         if steps > rule.steps[0]:
-            outcomes |= {each.point: simulate(each.point, steps) for each in kept}
-            runs += len(kept)
-        kept.sort(key=lambda each: outcomes[each.point].step_s)
+            longer = {each.point: simulate(each.point, steps) for each in few}
+            by_steps[steps] = {point: outcome for point, outcome in longer.items() if outcome is not None}
+            outcomes |= by_steps[steps]
+            lost += sum(outcome is None for outcome in longer.values())
+            few = [each for each in few if longer[each.point] is not None]
+        kept = sorted(few, key=lambda each: outcomes[each.point].step_s)
     return Found(
         best=tuple((each, outcomes[each.point]) for each in kept),
-        simulated=len(ranked),
+        simulated=len(ranked) + len(rounds.lost) - lost,
         excluded=rounds.excluded,
-        left=len(rounds.candidates) - len(ranked) - rounds.excluded,
-        runs=runs,
+        left=len(rounds.candidates) - len(ranked) - len(rounds.lost) - rounds.excluded,
+        by_steps=by_steps,
     )
 
 
@@ -119,9 +123,10 @@ class _Rounds(Generic[Outcome]):
     """The first part: few steps each."""
 
     candidates: Sequence[Candidate]  # best estimate first
-    simulate: Callable[[Point, int], Outcome]
+    simulate: Callable[[Point, int], Outcome | None]
     rule: Rule
     came_to: dict[int, Outcome] = field(default_factory=dict)  # by place in `candidates`
+    lost: set[int] = field(default_factory=set)  # came to nothing
     best_s: float = math.inf
 
     def go(self) -> None:
@@ -130,7 +135,7 @@ class _Rounds(Generic[Outcome]):
         few = len(self.candidates) <= self.rule.budget
         for index in range(len(self.candidates)) if few else self._families():
             self._simulate(index)
-        while len(self.came_to) < self.rule.budget:
+        while self._looked_at < self.rule.budget:
             chosen = self._next()
             if not chosen:
                 return
@@ -139,10 +144,20 @@ class _Rounds(Generic[Outcome]):
 
     @property
     def excluded(self) -> int:
-        return sum(each.least_s > self.best_s for index, each in enumerate(self.candidates) if index not in self.came_to)
+        return sum(each.least_s > self.best_s for index, each in enumerate(self.candidates) if not self._known(index))
+
+    @property
+    def _looked_at(self) -> int:
+        return len(self.came_to) + len(self.lost)
+
+    def _known(self, index: int) -> bool:
+        return index in self.came_to or index in self.lost
 
     def _simulate(self, index: int) -> None:
         outcome = self.simulate(self.candidates[index].point, self.rule.steps[0])
+        if outcome is None:
+            self.lost.add(index)
+            return
         self.came_to[index] = outcome
         self.best_s = min(self.best_s, outcome.step_s)
 
@@ -158,13 +173,15 @@ class _Rounds(Generic[Outcome]):
 
     def _next(self) -> list[int]:
         """Those whose corrected estimates are best, and those that are like the best so far; all of them may win."""
+        if not self.came_to:
+            return self._least(np.exp(self._estimates), math.inf, min(ROUND, self.rule.budget - self._looked_at))
         best = min(self.came_to, key=lambda index: self.came_to[index].step_s)
         corrected = np.exp(self._corrected())
         apart = np.sqrt(np.sum((self._like - self._like[best]) ** 2, axis=1))
         near = self._least(apart, NEAR, NEIGHBOURS)
         promising = self._least(corrected, HOPELESS * self.best_s, ROUND)
         chosen = list(dict.fromkeys((*promising[: ROUND - len(near)], *near)))
-        return chosen[: self.rule.budget - len(self.came_to)]
+        return chosen[: self.rule.budget - self._looked_at]
 
     def _least(self, numbers: Numbers, most: float, count: int) -> list[int]:
         """So many at most, up to a number, the least first: of those that are not simulated yet and may win."""
@@ -172,7 +189,7 @@ class _Rounds(Generic[Outcome]):
         for index in map(int, np.argsort(numbers, kind="stable")):
             if numbers[index] > most or len(found) == count:
                 break
-            if index not in self.came_to and self.candidates[index].least_s <= self.best_s:
+            if not self._known(index) and self.candidates[index].least_s <= self.best_s:
                 found.append(index)
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollyard.plan.hardware import CPU
@@ -66,7 +66,7 @@ class Point:
 
     @property
     def options(self) -> dict[str, Any]:
-        """By their names in the config."""
+        """By their names in the config. Where nothing is in flight when weights change, no choice says what becomes of it."""
         values = (
             self.placement,
             self.generate,
@@ -78,7 +78,10 @@ class Point:
             self.rollover,
             self.shard,
         )
-        return dict(zip(CHOSEN, values, strict=True))
+        found = dict(zip(CHOSEN, values, strict=True))
+        if self.placement != "async":
+            del found["weights.rollover"]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +107,17 @@ class Space:
     def points(self) -> Iterator[Point]:
         """All of them, those that memory has no room for included."""
         for point in self._placed():
-            options = point.options
-            if point.placement != "async":
-                del options["weights.rollover"]  # nothing is in flight when weights change
-            if all(self._kept(name, value) for name, value in options.items()):
+            if all(self._kept(name, value) for name, value in point.options.items()):
                 yield point
+
+    def left_out(self) -> dict[str, int]:
+        """Points that there would be besides, by option of a choice that the user gave; sizes count together."""
+        here, found = set(self.points()), dict[str, int]()
+        sizes = frozenset({"place.generate", "place.train"})
+        for name in (name for name in CHOSEN if name in self.pinned):
+            free = frozenset(self.pinned) - (sizes if name in sizes else {name})
+            found[name] = len(set(replace(self, pinned=free).points()) - here)
+        return found
 
     def scenario(self, point: Point) -> Scenario:
         """All options."""
@@ -172,7 +181,8 @@ class Space:
             yield engines, self.gpus - engines * wide
 
     def _apart(self, engines: int, trainers: int, wide: int) -> Iterator[Point]:
-        groups, shard = self.base.rollout.groups_per_step, trainers > 1
+        groups, whole = self.base.rollout.groups_per_step, "train.shard" in self.pinned and not self.base.train.shard
+        shard = trainers > 1 and not whole  # what is given is for any number of them
         for slots in self._slots(groups, engines):
             yield Point("separate", engines, trainers, wide, slots, shard=shard)
         for staleness in range(1, self.staleness + 1):

@@ -16,7 +16,7 @@ import pytest
 from rollyard import cli
 from rollyard.config import Config, PlaceConfig
 from rollyard.errors import ConfigError, JournalError, RollyardError
-from rollyard.plan.calibrate import _Fitting, calibrate, ran_on, with_options
+from rollyard.plan.calibrate import _Fitting, calibrate, ran_on, with_values
 from rollyard.plan.finished import FinishedRun, read_finished
 from rollyard.plan.fit import Fit, least_squares, middle
 from rollyard.plan.leave import write_folder
@@ -58,7 +58,7 @@ def scenario(placement: str = "separate", **more: Any) -> Scenario:
         "place.placement": placement,
         "engine.slots": 32,
     }
-    return with_options(Scenario(), options | KNOWN | more)
+    return with_values(Scenario(), options | KNOWN | more)
 
 
 def left(folder: Path, asked: Scenario) -> Path:
@@ -246,7 +246,7 @@ def test_a_real_run_says_what_it_took(tmp_path: Path) -> None:
     found = calibrate(folder)
     options, means = found.options(), means_of(read_finished(folder).rows)
     assert 1e-5 < options["costs.step_s"] < 0.1 and 0 < options["costs.message_s"] < 0.01
-    asked = with_options(Scenario.model_validate(found.run.config.model_dump()), {"workload.trace": str(folder)})
+    asked = with_values(Scenario.model_validate(found.run.config.model_dump()), {"workload.trace": str(folder)})
     # Work cannot take longer than the run did; how much shorter it is depends on what else the machine does.
     assert 0.02 * means["step_s"] < step_s(found.scenario(asked)) < 1.5 * means["step_s"]
     journal = folder / "journal.sqlite"

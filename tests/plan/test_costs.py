@@ -31,6 +31,36 @@ def costs(**values: Any) -> Costs:
     return costs_of(scenario(**(EIGHT | values)))
 
 
+BATCHES = st.lists(st.tuples(st.integers(1, 60_000), st.integers(1, 10**8)), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(BATCHES, st.sampled_from((1, 3)), st.sampled_from((0.8, 0.001)), st.sampled_from((0.0, 0.5)), st.sampled_from((1, 2)))
+def test_batches_take_no_less_than_the_least_of_their_mean(
+    batches: list[tuple[int, int]], minibatches: int, collective: float, besides: float, stages: int
+) -> None:
+    """Two batches of one micro-batch and of two have one and a half in the mean, of which two would be gathered."""
+    found = costs(
+        place__train=4,
+        train__shard=True,
+        train__minibatches=minibatches,
+        costs__collective=collective,
+        costs__microbatch_s=besides,
+        costs__stages=stages,
+    ).training
+    taken = sum(found.train_s(*batch) for batch in batches) / len(batches)
+    tokens, pairs = (sum(numbers) / len(batches) for numbers in zip(*batches, strict=True))
+    assert found.least_s(tokens, pairs) <= taken * (1 + 1e-9)
+
+
+def test_least_by_hand() -> None:
+    """One micro-batch and a half on four devices, of which three quarters of 16.06 GB pass each twice for each, and gradients."""
+    found = costs(place__train=4, train__shard=True, costs__collective=0.001).training
+    each = 0.75 * 2 * found.shape.parameters / (0.001 * found.devices.rate(4))
+    assert found.least_s(1.5 * 4 * 8192, 0) == pytest.approx((3 + 1) * each + found.optimizer_s())
+    assert found.train_s(6 * 8192, 0) == pytest.approx((4 + 1) * each + found.optimizer_s())
+
+
 def test_a_decode_step_of_one_sequence_by_hand() -> None:
     """All weights but the embedding once, 7,504,924,672 of 2 bytes, at 0.7 of 3.35 TB/s, and 3 ms: 9.4 ms."""
     step = costs(place__train=4, train__shard=True).engine.step(1)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from rollyard import checks
 from rollyard.cli import main
+from rollyard.errors import ConfigError
 from rollyard.layers import resolve
+from rollyard.model.architecture import Architecture
+from rollyard.plan import plan_command
+from tests.tiny import tiny_folder
 
 MODEL = "plan --model llama-1b --gpus 2xH100 --max-staleness 1 --top 1"
 SMALL = f"{MODEL} --group-size 4 --prompts-per-step 4 --max-tokens 64 --mean-tokens 20".split()
@@ -28,6 +34,7 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
     for name, value in best["options"].items():
         section, _, leaf = name.partition(".")
         assert getattr(getattr(config, section), leaf) == value
+    assert "simulation" not in err  # how far it is is for a terminal
     assert config.forecast.step_s == pytest.approx(best["ran"]["step_s"], rel=1e-3)
 
 
@@ -42,8 +49,57 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
         (["--model", "llama-70b"], "GB"),
         (["--place.generate", "5"], "no placement has room"),
         (["--failures.joins", "2:+1"], "come or go"),
+        (["--failures.node_hours", "1e-5"], "no choice is possible: the run ends after"),
+        (["--out", "nowhere/plan.toml"], "there is no folder nowhere"),
+        (["--out", "."], "is a folder"),
     ],
 )
 def test_mistakes_are_told(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *FIXED, *given]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_where_the_config_goes_is_looked_at_before_anything_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Mock()
+    monkeypatch.setattr(plan_command, "Planner", planner)
+    assert main([*SMALL, "--out", "nowhere/plan.toml"]) == 2
+    assert not planner.called
+
+
+def test_what_a_preset_sets_is_searched_and_what_the_user_gives_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Mock(side_effect=ConfigError("enough", where="here", remedy="none"))
+    monkeypatch.setattr(plan_command, "Planner", planner)
+    assert main(["plan", "--preset", "cluster", "--gpus", "128xH100", "--train.shard", "false"]) == 2
+    space = planner.call_args.args[0]
+    assert "place.generate" not in space.pinned and "rollout.max_staleness" not in space.pinned
+    assert "train.shard" in space.pinned and "rollout.group_size" in space.pinned
+    assert any(point.devices == 128 for point in space.points())
+
+
+def written(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A plan for a model that has a longer window than a micro-batch by default, on two processes of this machine."""
+    model, path = tiny_folder(folder, window=32768, chat=True), folder / "plan.toml"
+    (folder / "judge.py").write_text("def score(prompt, completion):\n    return float(len(completion) % 3)\n")
+    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "say {number}"}}\n' for number in range(8)))
+    asked = f"plan --model {model} --gpus 2xcpu --max-staleness 0 --place.placement separate --group-size 2 --prompts-per-step 2"
+    asked += f" --max-tokens 16 --prompt-tokens 16 --engine.slots 4 --weights.limit_s 60 --out {path}"
+    asked += f" --prompts.path {folder / 'prompts.jsonl'} --reward.function {folder / 'judge.py'}:score"
+    asked += " --cluster.bandwidth 1e10 --cluster.flops 1e11"
+    assert main(asked.split()) == 0
+    told = capsys.readouterr().err
+    assert f"rollyard run {path}" in told and "cannot be run" not in told
+    return path
+
+
+def test_a_run_takes_what_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = resolve(file=written(tmp_path, capsys), environment={}).config
+    assert config.engine.window == config.batch.token_budget == 8192
+    checks.check(config, Architecture.from_folder(Path(config.model.path)))
+
+
+@pytest.mark.slow
+def test_what_is_written_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = written(tmp_path, capsys), tmp_path / "run"
+    assert main(["run", str(path), "--steps", "2", "--out", str(out), "--view", "quiet"]) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert report["steps"] == 2 and report["placement"] == "separate" and report["forecast"]

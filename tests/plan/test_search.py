@@ -83,7 +83,32 @@ def test_more_steps_for_fewer() -> None:
     many = [sum(asked == steps for _, asked in made.asked) for steps in (4, 8, 16)]
     assert many[0] == found.simulated <= 40
     assert many[0] > many[1] >= many[2] >= 3
-    assert sum(many) == found.runs == len(made.asked)
+    assert sum(many) == len(made.asked)
+    assert [len(each) for each in found.by_steps.values()] == many and list(found.by_steps) == [4, 8, 16]
+    assert all(found.by_steps[16][each.point] == outcome for each, outcome in found.best)
+
+
+def test_what_comes_to_nothing_is_no_candidate_any_more() -> None:
+    """At once, or only when it is simulated for longer: what is left is searched as ever."""
+    grid = points(8)
+    made = Made(2, grid)
+
+    def simulate(point: Point, steps: int) -> Taken | None:
+        taken = made.simulate(point, steps)
+        return None if point.placement == "async" or (point.placement == "swap" and steps > 4) else taken
+
+    found = search(made.candidates(grid), simulate, Rule(40, (4, 8, 16), 3))
+    assert {each.point.placement for each, _ in found.best} <= {"colocated", "separate"}
+    lost = {point for point, steps in made.asked if point.placement == "async" or (point.placement == "swap" and steps > 4)}
+    assert lost and len({point for point, _ in made.asked}) <= 40
+    assert found.simulated + found.excluded + found.left + len(lost) == len(grid)
+
+
+def test_nothing_comes_to_anything() -> None:
+    grid = points(8)
+    asked: list[Point] = []
+    found = search(Made(2, grid).candidates(grid), lambda point, steps: asked.append(point), Rule(40, (4, 8, 16), 3))
+    assert not found.best and found.simulated == 0 and len(asked) == 40
 
 
 def test_few_are_all_simulated() -> None:

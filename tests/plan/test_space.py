@@ -48,6 +48,34 @@ def test_what_the_user_fixed_is_kept() -> None:
     assert {each.staleness for each in points} == {1, 2}
 
 
+def test_what_is_given_and_what_that_leaves_out_is_counted() -> None:
+    """By hand: one engine and one device that trains, of one device each; whatever is given, others are left out."""
+    pinned = {"train.shard": False, "rollout.oversample": 0}
+    space = Space(with_options(base(), pinned), gpus=3, node=4, staleness=1, widest=1, pinned=frozenset(pinned))
+    found = list(space.points())
+    assert {each.shard for each in found} == {False}
+    assert {each.train for each in found if each.apart} == {1, 2}  # two trainers with all parameters each
+    free = list(replace(space, pinned=frozenset({"train.shard"})).points())
+    both = list(replace(space, pinned=frozenset({"rollout.oversample"})).points())
+    left = space.left_out()
+    assert left["rollout.oversample"] == len(free) - len(found) > 0
+    assert left["train.shard"] == len(set(both) - set(found)) > 0
+
+
+def test_sizes_that_are_given_leave_out_all_others() -> None:
+    pinned = {"place.generate": 1, "place.train": 1}
+    space = Space(with_options(base(), pinned), gpus=4, node=4, staleness=1, widest=2, pinned=frozenset(pinned))
+    left, all_ = space.left_out(), set(replace(space, pinned=()).points())
+    assert left["place.generate"] == left["place.train"] == len(all_ - set(space.points())) > 0
+
+
+def test_what_the_user_says_of_requests_in_flight_stays_where_there_are_none() -> None:
+    space = Space(with_options(base(), {"weights.rollover": "abort"}), 2, 2, 1, 1, frozenset({"weights.rollover"}))
+    points = list(space.points())
+    assert {each.placement for each in points} == {"colocated", "separate", "async", "swap"}
+    assert {space.scenario(each).weights.rollover for each in points} == {"abort"}
+
+
 def test_sizes_that_are_fixed_are_those_of_every_placement() -> None:
     pinned = {"place.generate": 1, "place.train": 1}
     space = Space(with_options(base(), pinned), gpus=2, node=2, staleness=1, widest=1, pinned=frozenset(pinned))
