@@ -1,4 +1,4 @@
-"""Options that change nothing in a simulated run, and why (PURE).
+"""Options that change nothing in a simulated run, and why.
 
 A run's options are all options of a scenario, and the same file does for both. What somebody sets and nothing comes of is told.
 """
@@ -87,7 +87,7 @@ RULES: Final = (
     Rule("engines never make room", ("costs.sleep_s", "costs.offload"), lambda scenario: scenario.place.apart),
     Rule("engines never make room", ("costs.sleep_s",), lambda scenario: scenario.place.placement == "swap"),
     Rule("all numbers travel", ("costs.changed",), lambda scenario: not scenario.weights.delta),
-    Rule("weights are not broadcast", ("costs.parts",), lambda scenario: transport_of(scenario) != "broadcast"),
+    Rule("weights are not broadcast", ("costs.parts", "costs.cards"), lambda scenario: transport_of(scenario) != "broadcast"),
     Rule(
         "an engine is one device", ("costs.tensor_parallel_s", "costs.parts"), lambda each: each.engine.tensor_parallel_size == 1
     ),
