@@ -228,9 +228,6 @@ class Side:
     simulated: Simulated | None = None
 
 
-# ------------------------------------------------------------------------------------------------ the simulator
-
-
 def simulated(case: Case, scratch: Path) -> Side:
     side, times = Side(), Times(case)
 
@@ -249,9 +246,6 @@ def simulated(case: Case, scratch: Path) -> Side:
     side.simulated = play.run()
     side.report = side.simulated.report
     return side
-
-
-# ------------------------------------------------------------------------------------------------ the real loop
 
 
 def now() -> float:
