@@ -18,7 +18,7 @@ import time
 
 from rollyard.layers import resolve_tree
 from rollyard.plan.check import check_scenario
-from rollyard.plan.command import FOLDERS
+from rollyard.plan.kinds import FOLDERS
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.simulate import simulate
 

@@ -193,9 +193,6 @@ class Planner:
         return self._costs[key]
 
     def _costs_of(self, point: Point) -> Costs:
-        if self.shape.heads % point.tensor_parallel:
-            problem = f"{self.shape.heads} attention heads do not divide among {point.tensor_parallel} devices"
-            raise ConfigError(problem, where="engine.tensor_parallel_size", remedy="use a divisor of the heads")
         scenario = self.space.scenario(point)
         found = priced(scenario, self.shape, self.hardware)
         room_of(found, scenario)

@@ -18,12 +18,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from rollyard.config import Config
 from rollyard.errors import ConfigError
 from rollyard.plan.costs import Costs, priced, shape_for
 from rollyard.plan.finished import WHERE, FinishedRun, read_finished
 from rollyard.plan.fit import Fit, least_squares, middle
-from rollyard.plan.hardware import CPU
+from rollyard.plan.hardware import CPU, HARDWARE
 from rollyard.plan.measured import device_of
 from rollyard.plan.scenario import CostsConfig, Scenario
 from rollyard.stats import Pace
@@ -93,32 +92,44 @@ def with_options(scenario: Scenario, options: dict[str, float | bool | str]) -> 
     return Scenario.model_validate(record)
 
 
-def calibrate(path: Path, hardware: str = "") -> Calibration:
+def calibrate(path: Path, hardware: str = "", *, simulated: bool = False) -> Calibration:
     """Fit the constants to the run in this folder.
 
     Args:
-        hardware: what it ran on: cpu, or a kind of device of the table (empty: cpu, unless the run says something else).
+        hardware: what it ran on: cpu, or a kind of device of the table; empty: as its options say, which is cpu or not told.
+        simulated: it is a simulated run, of which no more can be found than what it was given.
 
     Raises:
-        ConfigError: it is not the folder of a run that came to its end, or says too little; there is no such hardware, or the run
-            did more than that can.
+        ConfigError: it is not the folder of a run that came to its end, says too little, or ran on other hardware; no such
+            hardware is known; it was simulated, and that is not said.
         JournalError: what is in the folder cannot be read, or is another version's.
     """
     run = read_finished(path)
+    hardware = ran_on(run, hardware, simulated)
     if not run.report.usage.paces:
         problem = f"engine {run.report.engine} does not tell what its steps take"
         raise ConfigError(problem, where=WHERE, remedy="give a run with --engine.kind embedded")
-    if not hardware and (other := _not_cpu(run.config)):
-        problem, remedy = f"the run was on {other}, and it is not said on which", "add such as --cluster.hardware H100"
-        raise ConfigError(problem, where="cluster.hardware", remedy=remedy)
-    return Calibration(run, tuple(_Fitting(run, hardware or CPU).all()))
+    return Calibration(run, tuple(_Fitting(run, hardware).all()))
 
 
-def _not_cpu(config: Config) -> str:
-    """What it ran on, if that was surely no processor: a run that looked for a device by itself does not say what it found."""
-    if isinstance(config, Scenario):
-        return "" if config.cluster.hardware == CPU else config.cluster.hardware
-    return "GPUs" if config.place.device == "cuda" else ""
+def ran_on(run: FinishedRun, asked: str, simulated: bool) -> str:
+    """What it ran on, if that is what is asked for. Raises ConfigError."""
+    if run.journal is None and not simulated:
+        problem = "the run was simulated, and says no more than the constants that it was given"
+        raise ConfigError(problem, where=WHERE, remedy="give the folder of a real run")
+    device = run.config.place.device
+    if isinstance(run.config, Scenario):
+        kinds = [run.config.cluster.hardware]
+    elif device == "auto":
+        return asked or CPU
+    else:
+        kinds = [CPU] if device == "cpu" else list(HARDWARE)
+    if not asked and len(kinds) == 1:
+        return kinds[0]
+    if asked not in kinds:
+        problem = f"the run was on {device if len(kinds) > 1 else kinds[0]}" + (f", and {asked} is asked for" if asked else "")
+        raise ConfigError(problem, where=WHERE, remedy=f"give --cluster.hardware {', or '.join(kinds)}, or another run")
+    return asked
 
 
 class _Fitting:

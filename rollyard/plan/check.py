@@ -13,6 +13,8 @@ from rollyard.plan.trace import read_trace
 
 ANY_TASK = "sort"  # stands for prompts that nobody names, while the rest is checked
 DRAWN = ("mean_tokens", "sigma", "between", "prompt_tokens", "prompt_sigma")  # of lengths that no trace gives
+COMPLETIONS = 20_000_000  # that a run may have: some 24 times as many as the preset `thousand`, and about an hour
+ENGINES, DEVICES, MEMBERS = 16_384, 1_000_000, 16_384  # at a time, that train or are an engine's, of a group
 ENDED = ("mean_tokens", "sigma", "between", "growth")  # of completions that end by themselves
 
 
@@ -23,6 +25,7 @@ def check_scenario(scenario: Scenario) -> None:
     version cannot be run so is told by `obstacle`.
     """
     combinations.check_rules(scenario)
+    _check_size(scenario)
     _check_modelled(scenario)
     _check_workload(scenario)
     _check_failures(scenario)
@@ -40,6 +43,27 @@ def obstacle(scenario: Scenario) -> str:
     except ConfigError as error:
         return f"{error.where}: {error.problem}"
     return ""
+
+
+def _check_size(scenario: Scenario) -> None:
+    """What would take hours, or more memory than there is, before it begins."""
+    run, rollout, place = scenario.run, scenario.rollout, scenario.place
+    batch = rollout.groups_per_step * rollout.group_size
+    engines = {"separate": place.generate, "async": place.generate, "colocated": place.train}.get(place.placement, 2)
+    coming = sum(join.engines for join in joins_of(scenario) if join.engines > 0)
+    many = "failures.joins" if coming else "place.generate" if place.apart else "place.train"
+    sizes = (
+        ("rollout.group_size", "completions of a prompt", rollout.group_size, MEMBERS),
+        ("run.steps", "completions, of all steps and those under way,", batch * (run.steps + rollout.max_staleness), COMPLETIONS),
+        (many, "engines", engines + coming, ENGINES),
+        ("engine.tensor_parallel_size", "devices of an engine", scenario.engine.tensor_parallel_size, DEVICES),
+        ("place.train", "devices that train", place.train, DEVICES),
+        ("prompts.held_out", "held-out prompts", scenario.prompts.held_out, DEVICES),
+        ("engine.slots", "slots of an engine", scenario.engine.slots, DEVICES),
+    )
+    for where, what, size, most in sizes:
+        if size > most:
+            raise ConfigError(f"{size:,} {what} are more than are simulated", where=where, remedy=f"use at most {most:,}")
 
 
 def _check_modelled(scenario: Scenario) -> None:

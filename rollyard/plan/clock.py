@@ -12,8 +12,12 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
+from rollyard.errors import ConfigError
+
+SHORTER = "use fewer, or costs and devices with which they take less"
 Call = Callable[[], None]
 
+LATEST = 1e8  # seconds, three years: a later moment is not told from the next any more
 TOGETHER = 1e-9  # seconds within which things are due at the same moment
 
 
@@ -56,7 +60,9 @@ class Clock:
     def run(self, still: Call) -> None:
         """Until `stopped`. `still` is called whenever nothing more is to be done at the moment.
 
-        Raises AssertionError when everybody waits for somebody else.
+        Raises:
+            ConfigError: what is to come is later than LATEST.
+            AssertionError: everybody waits for somebody else.
         """
         ready, timers, first = self._ready, self._timers, self._ready.popleft
         while not self.stopped:
@@ -67,6 +73,8 @@ class Clock:
             if ready:
                 continue
             assert len(timers) > self.beside, f"nothing is under way after {self.now:.6g} s, and it is not over"
+            if timers[0][0] > LATEST:
+                raise ConfigError(f"the run would go on for more than {LATEST:,.0f} s", where="run.steps", remedy=SHORTER)
             if timers[0][0] > self.now:
                 self.now = timers[0][0]
             limit = self.now + TOGETHER

@@ -53,6 +53,7 @@ class Coming:
     def __init__(self, run: Run, clock: Clock, failures: Failures) -> None:
         self._run, self._clock, self._failures = run, clock, failures
         self._draws: dict[int, random.Random] = {}  # by node
+        self._failed = 0  # nodes that had an engine then
         self._numbers = itertools.count(sum(1 for _ in run.engines))
         self._leaving = Leaving(lambda: run.conductor.staying, lambda engine, cause: None)
         self._changes: dict[int, int] = {}
@@ -102,9 +103,20 @@ class Coming:
     def _fail(self, node: int) -> None:
         """All that it has goes down at once; what is up again by the next time goes down again."""
         self._clock.beside -= 1
-        for name in [seat.name for seat in self._run.engines if self._node(seat.name) == node]:
+        names = [seat.name for seat in self._run.engines if self._node(seat.name) == node]
+        self._failed += bool(names)
+        for name in names:
             self._run.engines.lose(name, f"node {node} failed")
         self._next(node)
+
+    @property
+    def failures(self) -> str:
+        """How many nodes failed, and how many are to be expected in so much time, in words."""
+        if not self._failures.mean_s:
+            return ""
+        expected = len(self._draws) * self._clock.now / self._failures.mean_s
+        told = f"{self._failed} failure{'s' * (self._failed != 1)} of {len(self._draws):,} nodes with engines"
+        return f"{told}, {expected:.3g} to be expected in {self._clock.now:,.0f} s"
 
     def _node(self, engine: ev.EngineId) -> int:
         return _number(engine) // self._failures.engines

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,21 +14,23 @@ from typing import Any, Final
 from rollyard.config import Config
 from rollyard.durable import write_file
 from rollyard.errors import ConfigError
-from rollyard.layers import RUNS, Resolved, presets, resolve_tree
+from rollyard.layers import Resolved, presets, value
 from rollyard.plan.check import DRAWN, check_scenario, obstacle
+from rollyard.plan.devices import nodes
 from rollyard.plan.hardware import CPU, hardware_of
+from rollyard.plan.kinds import FOLDERS, KIND, left_behind, resolve_scenario
 from rollyard.plan.scenario import Scenario, WorkloadConfig
-from rollyard.plan.split import SIZES, WHERE, gpus_of, split
+from rollyard.plan.split import HALF, SIZES, WHERE, gpus_of, share_of, split
 from rollyard.plan.trace import read_trace
 from rollyard.plan.unheeded import note_of, unheeded
 from rollyard.plan.workload import Recorded
 from rollyard.watch.screen import Screen
+from rollyard.watch.step import Step
 
 TEXT: Final = "a run on a virtual clock: how long its steps would take, and what each device would do meanwhile"
-SCENARIOS: Final = f"{RUNS}/scenarios"  # presets of scenarios, in the package
-FOLDERS: Final = (SCENARIOS, RUNS)  # a run's preset is a scenario too
 PROMPTS: Final = "workload.prompt_tokens"
 ROOM: Final = "the window"  # origin of what it leaves
+SHARED: Final = "--gpus, shared out"  # of sizes that follow from all devices
 TRANSPORT: Final = "weights.transport"
 NODES: Final = "several nodes"  # origin of what reaches all of them
 GIVEN: Final = "command line"  # origin of options there
@@ -89,13 +92,14 @@ def scenario_of(given: argparse.Namespace) -> Resolved[Scenario]:
         usual = {f"workload.{name}": WorkloadConfig.model_fields[name].default for name in DRAWN}
         overrides = usual | overrides
     sized = _devices(given, overrides) if given.gpus else {}
+    shared = [name for name in SIZES if name in sized and name not in overrides]
     overrides |= sized
     resolved = _resolved(given, overrides, check_scenario)
     if room := _short_prompts(resolved):
         resolved = _resolved(given, overrides | {PROMPTS: room}, check_scenario)
         resolved = replace(resolved, origins={**resolved.origins, PROMPTS: ROOM})
     of_run = {name: f"run {given.calibrate}" for name in fitted if overrides[name] is fitted[name]}
-    of_devices = {TRANSPORT: NODES} if TRANSPORT in sized else {}
+    of_devices = dict.fromkeys(shared, SHARED) | ({TRANSPORT: NODES} if TRANSPORT in sized else {})
     return replace(resolved, origins={**resolved.origins, **of_run, **of_devices})
 
 
@@ -107,7 +111,8 @@ def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str
         return {}
     from rollyard.plan.calibrate import calibrate
 
-    found = calibrate(given.calibrate, overrides.get("cluster.hardware", ""))
+    kind = gpus_of(given.gpus)[1] if given.gpus else ""
+    found = calibrate(given.calibrate, overrides.get(KIND, kind))
     if given.constants is not None:
         try:
             write_file(given.constants, found.to_toml().encode())
@@ -142,11 +147,16 @@ def _devices(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[st
         if overrides.get("cluster.hardware", kind) != kind:
             problem = f"two kinds of device are named, {kind} and {overrides['cluster.hardware']}"
             raise ConfigError(problem, where=WHERE, remedy="leave out one of them")
-    unchecked = _resolved(given, {**overrides, **found}, lambda scenario: None)  # its sizes may not go together yet
-    keep = unchecked.origins["place.generate"] != "default"
+    overrides = {**overrides, **found}
+    unchecked = _resolved(given, overrides, lambda scenario: None)  # its sizes may not go together yet
     if _too_far(devices, unchecked.config):
         found[TRANSPORT] = "broadcast"
-    return found | split(devices, unchecked.config, [name for name in SIZES if name in overrides], keep=keep)
+    said = [name for name in SIZES if name in overrides]
+    others = {name: value for name, value in overrides.items() if name not in SIZES}
+    by_itself = _resolved(given, others, lambda scenario: None)
+    share = HALF if by_itself.origins["place.generate"] == "default" else share_of(by_itself.config)
+    sizes = split(devices, unchecked.config, said, share=share)
+    return found | {name: size for name, size in sizes.items() if size != value(unchecked.config, name)}
 
 
 def _too_far(devices: int, scenario: Scenario) -> bool:
@@ -160,7 +170,7 @@ def _too_far(devices: int, scenario: Scenario) -> bool:
 
 
 def _resolved(given: argparse.Namespace, overrides: Mapping[str, Any], checked: Callable[[Scenario], None]) -> Resolved[Scenario]:
-    return resolve_tree(Scenario, checked, preset=given.preset, file=given.file, overrides=overrides, folders=FOLDERS)
+    return resolve_scenario(checked, preset=given.preset, file=given.file, overrides=overrides)
 
 
 def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
@@ -169,18 +179,22 @@ def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
     Raises:
         ConfigError: the model or the trace cannot be read, it does not fit on the devices, or the folder cannot be written.
     """
-    from rollyard.plan.leave import check_free, write_folder
+    from rollyard.plan.leave import check_free, held, write_folder
     from rollyard.plan.outcome import summarize
     from rollyard.plan.show import table
     from rollyard.plan.simulate import simulate
 
     scenario, folder = resolved.config, _folder(resolved)
-    if folder is not None:
-        check_free(folder, scenario.run.overwrite)
-    notes = notes_of(resolved)
-    outcome = simulate(scenario)
-    if folder is not None:
-        write_folder(outcome, scenario, folder)
+    with held(folder) if folder is not None else nullcontext():
+        if folder is not None:
+            check_free(folder, scenario.run.overwrite)
+        notes = notes_of(resolved)
+        with _progress(scenario.run.steps) as stepped:
+            outcome = simulate(scenario, stepped=stepped)
+        if folder is not None:
+            write_folder(outcome, scenario, folder)
+    if scenario.failures.node_hours:
+        notes.append(f"{outcome.failures}; nodes that train do not fail: that ends a run, which is then resumed")
     summary = summarize(outcome.report, outcome.metrics, scenario)
     if as_json:
         sys.stdout.write(json.dumps(asdict(summary) | {"notes": notes}) + "\n")
@@ -190,6 +204,17 @@ def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
     for line in [*notes, *([f"simulated run: {folder}"] if folder is not None else [])]:
         screen.print(line, soft_wrap=True, markup=False, highlight=False)
     return int(summary.failed)
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Callable[[Step], None] | None]:
+    """A line on standard error for as long as the block takes, where that is a terminal; told each step."""
+    screen = Screen(stderr=True)
+    if not screen.is_terminal:
+        yield None
+        return
+    with screen.status("simulating, Ctrl-C stops it") as line:
+        yield lambda step: line.update(f"simulating: {step.version.step:,} of {steps:,} steps are trained, Ctrl-C stops it")
 
 
 def _folder(resolved: Resolved[Scenario]) -> Path | None:
@@ -209,6 +234,7 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     scenario, notes = resolved.config, list[str]()
     if why := obstacle(scenario):
         notes.append(f"this version of Rollyard could not run it as it is: {why}")
+    notes += _notes_of_devices(resolved)
     if resolved.origins[PROMPTS] == ROOM:
         told = f"prompts of {scenario.workload.prompt_tokens:,} tokens, which is what the window leaves"
         notes.append(f"{told}: give --workload.prompt_tokens for others")
@@ -226,6 +252,33 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     if line := note_of(unheeded(scenario, resolved.origins)):
         notes.append(line)
     return notes
+
+
+def _notes_of_devices(resolved: Resolved[Scenario]) -> Iterator[str]:
+    scenario = resolved.config
+    if left := left_behind(resolved):
+        kind = scenario.cluster.hardware
+        yield f"devices are {kind}: {', '.join(left)} of what was said before are another kind's, and left out"
+    if scenario.place.apart and SHARED in (resolved.origins[name] for name in SIZES):
+        yield _note_of_sizes(scenario)
+    if scenario.place.placement == "swap" and scenario.engine.tensor_parallel_size > 1:
+        yield _note_of_halves(scenario)
+
+
+def _note_of_sizes(scenario: Scenario) -> str:
+    """Who got which of all devices."""
+    place, size = scenario.place, scenario.engine.tensor_parallel_size
+    engines = f"{place.generate:,} engine{'s' * (place.generate > 1)}" + f" of {size} devices" * (size > 1)
+    told = f"{engines}, and {place.train:,} device{'s' * (place.train > 1)} to train"
+    return f"devices are shared out: {told}; --place.generate or --place.train says otherwise"
+
+
+def _note_of_halves(scenario: Scenario) -> str:
+    """Halves are no smaller engines: more devices make one that has more to add up."""
+    cluster, size = scenario.cluster, scenario.engine.tensor_parallel_size
+    node = cluster.node or (0 if cluster.hardware == CPU else hardware_of(cluster.hardware).node)
+    told = f"each half is one engine of {size} devices"
+    return f"{told}, on {nodes(size, node)} nodes" if 0 < node < size else told
 
 
 def _notes_of_trace(trace: Recorded, scenario: Scenario) -> list[str]:

@@ -9,7 +9,7 @@ from rollyard.errors import ConfigError
 from rollyard.model.architecture import Architecture
 from rollyard.model.flops import adapter_numbers
 from rollyard.plan.decoding import EngineCosts
-from rollyard.plan.devices import Devices, devices_of
+from rollyard.plan.devices import Devices, check_heads, devices_of
 from rollyard.plan.hardware import CPU, Hardware
 from rollyard.plan.learning import TrainingCosts
 from rollyard.plan.measured import device_of
@@ -103,6 +103,7 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
     """The same for a model and a kind of device that are known already. Raises ConfigError."""
     longest = longest_of(scenario, shape)
     _check_sliding(shape, longest)
+    check_heads(scenario, shape)
     costs, devices = scenario.costs, devices_of(scenario, hardware)
     _check_nodes(scenario, devices)
     sizes = sizes_of(scenario, shape)

@@ -90,14 +90,11 @@ class TrainingCosts:
     def microbatches(self, tokens: int) -> int:
         """Of an optimizer step on so many tokens, one after the other in each pipeline; at least one.
 
-        Where `costs.stage_devices` does not say who works on one together it is the devices of a rank, each of which holds a part
-        of it, as `memory` says.
+        Devices of a rank work on its micro-batch together, and hold a part of it each, as `memory` has it.
         A pipeline of n stages takes as long as n - 1 more (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1), each in one
         n-th of the layers.
         """
-        stages, each = self.costs.stages, self.costs.stage_devices
-        together = stages * each if each else max(stages, self.devices.train // self.devices.ranks)
-        return max(1, math.ceil(tokens / (self.devices.train // together * self.budget)))
+        return max(1, math.ceil(tokens / (self.devices.ranks * self.budget)))
 
     def exchange_s(self, tokens: int) -> float:
         """What goes between devices in an optimizer step on so many tokens.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tomli_w
 
-from rollyard.durable import is_full, remove_folder
+from rollyard.durable import is_full, make_folder, remove_folder
 from rollyard.durable import write_folder as write_whole
 from rollyard.errors import ConfigError
 from rollyard.journal.folder import METRICS, REPORT, SCENARIO, TIMELINE, TRACE
@@ -31,6 +35,39 @@ def check_free(folder: Path, overwrite: bool) -> None:
         raise ConfigError(problem, where="run.out", remedy="give another folder")
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Nobody else simulates into it while the block lasts. A file beside it is locked, and gone afterwards.
+
+    Raises ConfigError when somebody does, or nothing can be written there.
+    """
+    path = folder.absolute().with_name(f".{folder.absolute().name}.draft-held")
+    try:
+        make_folder(path.parent)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unwritable(error) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(handle).st_nlink:
+                raise BlockingIOError  # who had it took it away in between
+        except BlockingIOError:
+            problem = f"another simulation is about to write {folder}"
+            raise ConfigError(problem, where="run.out", remedy="wait for it, or give another --out") from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
+
+
+def _unwritable(error: OSError) -> ConfigError:
+    remedy = "make room there, or give another folder" if is_full(str(error)) else "give a folder that can be written"
+    return ConfigError(f"cannot be written: {error}", where="run.out", remedy=remedy)
+
+
 def write_folder(outcome: Outcome, scenario: Scenario, folder: Path) -> None:
     """All of it, or nothing; an earlier simulated run is replaced where `run.overwrite` says so.
 
@@ -50,5 +87,4 @@ def write_folder(outcome: Outcome, scenario: Scenario, folder: Path) -> None:
     try:
         write_whole(folder, write)
     except OSError as error:
-        remedy = "make room there, or give another folder" if is_full(str(error)) else "give a folder that can be written"
-        raise ConfigError(f"cannot be written: {error}", where="run.out", remedy=remedy) from None
+        raise _unwritable(error) from None

@@ -7,13 +7,13 @@ never stored; with recomputation a layer's input is kept and one layer at a time
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose
 from typing import Final
 
 from rollyard.errors import ConfigError
 from rollyard.plan.decoding import cached_bytes
-from rollyard.plan.devices import Devices
+from rollyard.plan.devices import Devices, devices_of, engine_sizes
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.shape import Shape
 
@@ -77,6 +77,22 @@ def generating(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes,
         ConfigError: the weights do not fit, or not one sequence beside them.
     """
     engine, size = scenario.engine, devices.tensor_parallel
+    empty = _empty(scenario, shape, devices, sizes)
+    token = cached_bytes(shape, size, sizes.cache)
+    asked = engine.pages * engine.page_tokens or longest
+    if asked * token > empty.free:
+        holds = max(0, int(empty.free / token))
+        problem = f"an engine of {size} {devices.hardware.name} does not hold {asked:,} tokens ({asked * token / 1e9:.1f} GB)"
+        problem += f": of each device {empty}; left is room for {holds:,} tokens"
+        raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=_remedy(scenario, shape, devices, sizes, asked))
+    wanted = engine.pages * engine.page_tokens or wanted_of(scenario, shape) or empty.free / token
+    kv = min(wanted * token, empty.free)
+    return replace(empty, kv=kv)
+
+
+def _empty(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> Memory:
+    """A device of an engine that holds no keys and values."""
+    engine, size = scenario.engine, devices.tensor_parallel
     capacity = devices.hardware.memory * engine.gpu_memory_utilization
     weights, state = shape.parameters * sizes.engine / size, 0.0
     if not devices.apart and not scenario.costs.offload:
@@ -84,17 +100,7 @@ def generating(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes,
         if sizes.engine != sizes.train or devices.copies != size:  # else it decodes with the trainer's own
             weights += shape.parameters * sizes.train / devices.copies
     activations = engine.step_tokens * ALIVE * shape.hidden * sizes.cache / size + engine.slots * shape.vocabulary * LOGIT / size
-    empty = Memory("generation", capacity, weights, state, activations)
-    token = cached_bytes(shape, size, sizes.cache)
-    asked = engine.pages * engine.page_tokens or longest
-    if asked * token > empty.free:
-        holds = max(0, int(empty.free / token))
-        problem = f"an engine of {size} {devices.hardware.name} does not hold {asked:,} tokens ({asked * token / 1e9:.1f} GB)"
-        problem += f": of each device {empty}; left is room for {holds:,} tokens"
-        raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=_remedy(devices, scenario))
-    wanted = engine.pages * engine.page_tokens or wanted_of(scenario, shape) or empty.free / token
-    kv = min(wanted * token, empty.free)
-    return Memory("generation", capacity, weights, state, activations, kv)
+    return Memory("generation", capacity, weights, state, activations)
 
 
 def wanted_of(scenario: Scenario, shape: Shape) -> int:
@@ -125,7 +131,9 @@ def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, l
         ConfigError: it does not fit.
     """
     copies = devices.copies
-    tokens = max(scenario.batch.token_budget, longest) * devices.ranks / devices.train
+    # Each stage has its part of the layers, and as many micro-batches under way as there are stages (Narayanan et al. 2021).
+    shared = devices.ranks * scenario.costs.stages / devices.train
+    tokens = max(scenario.batch.token_budget, longest) * shared
     kept = 1 + LAYER / shape.layers if scenario.costs.recompute else LAYER
     found = Memory(
         "training",
@@ -147,8 +155,43 @@ def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, l
     return found
 
 
-def _remedy(devices: Devices, scenario: Scenario) -> str:
-    remedy = f"use such as --engine.tensor_parallel_size {2 * devices.tensor_parallel}"
-    if scenario.engine.pages:
-        return f"{remedy}, or fewer --engine.pages"
-    return remedy if devices.apart or scenario.costs.offload else f"{remedy}, or --costs.offload true"
+def _remedy(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, asked: int) -> str:
+    """What would make room for so many tokens: the smallest engine that there are devices for, with and without the state."""
+    found, now = [], devices.tensor_parallel
+    if size := _least(scenario, shape, devices, sizes, asked):
+        found.append(f"--engine.tensor_parallel_size {size}")
+    if not devices.apart and not scenario.costs.offload:
+        costs = scenario.costs.model_copy(update={"offload": True})
+        if size := _least(scenario.model_copy(update={"costs": costs}), shape, devices, sizes, asked):
+            found.append("--costs.offload true" + f" with --engine.tensor_parallel_size {size}" * (size != now))
+    if scenario.engine.pages and _empty(scenario, shape, devices, sizes).free > 0:
+        found.append("fewer --engine.pages")
+    return f"use {', or '.join(found)}" if found else "no engine of these devices holds it: use more, or some with more memory"
+
+
+def _least(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, asked: int) -> int:
+    """Devices of the smallest engine that holds so many tokens; 0: none does. Halves are as large as they are."""
+    now = devices.tensor_parallel
+    wider = engine_sizes(shape) if scenario.place.placement != "swap" else [now]
+    fitting = (size for size in wider if now <= size <= _most(devices))
+    return next((size for size in fitting if _holds(scenario, shape, devices, sizes, size, asked)), 0)
+
+
+def _most(devices: Devices) -> int:
+    """Devices of an engine at most, beside one that trains."""
+    engines = devices.engines * devices.tensor_parallel
+    return engines + devices.train - 1 if devices.apart else engines
+
+
+def _holds(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, size: int, asked: int) -> bool:
+    """Would engines of `size` devices hold so many tokens? As many devices as there are."""
+    place = scenario.place
+    if not devices.apart:
+        place = place.model_copy(update={"train": devices.train // size})
+    engine = scenario.engine.model_copy(update={"tensor_parallel_size": size})
+    other = scenario.model_copy(update={"engine": engine, "place": place})
+    try:
+        empty = _empty(other, shape, devices_of(other, devices.hardware), sizes)
+    except ConfigError:
+        return False  # what trains is not shared out like that
+    return asked * cached_bytes(shape, size, sizes.cache) <= empty.free

@@ -172,8 +172,10 @@ def bound(report: Report, scenario: Scenario) -> str:
     Where generation and training go on at once it is the one that the other waits for longer, a sync included that waits for
     engines to finish what they hold. So of weight sync only what holds engines up counts. The tail: of the slots that
     requests could fill, fewer than TAIL are at work while engines generate or wait for each other. Of generation it says what
-    decoding is bound by, where that is known without measuring.
+    decoding is bound by, where that is known without measuring. A run without a step says nothing.
     """
+    if not report.steps:
+        return "nothing"
     parts = report.phases.parts()
     spent = {GENERATION: parts["generate"], "training": parts["train"], "weight sync": parts["sync"], "scoring": parts["score"]}
     waits = {pool.role: pool.wait_share for pool in report.usage.pools}

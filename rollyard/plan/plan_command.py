@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollyard.errors import ConfigError
-from rollyard.layers import presets, resolve_tree
+from rollyard.layers import presets
 from rollyard.plan.advice import as_json, named, seconds, table
 from rollyard.plan.advise import Choice, Plan, Planner
-from rollyard.plan.command import FOLDERS, AddOptions
+from rollyard.plan.command import AddOptions
 from rollyard.plan.costs import costs_of, fewer_pages, shape_for
 from rollyard.plan.hardware import CPU
+from rollyard.plan.kinds import FOLDERS, resolve_scenario
 from rollyard.plan.measured import device_of
 from rollyard.plan.ran import ran
 from rollyard.plan.ready import config_of, toml_of
@@ -87,7 +88,7 @@ def space_of(given: argparse.Namespace) -> Space:
     overrides = {name: value for name, value in vars(given).items() if "." in name}
     if kind:
         overrides["cluster.hardware"] = kind
-    resolved = resolve_tree(Scenario, lambda _: None, preset=given.preset, file=given.costs, overrides=overrides, folders=FOLDERS)
+    resolved = resolve_scenario(lambda _: None, preset=given.preset, file=given.costs, overrides=overrides)
     pinned = {name for name, origin in resolved.origins.items() if origin != "default"}
     base = with_options(resolved.config, _fitting(resolved.config, pinned))
     shape, hardware = shape_for(base), device_of(base.cluster, base.model.dtype)

@@ -40,6 +40,7 @@ class Simulated:
     metrics: tuple[Mapping[str, object], ...]
     traced: Traced
     events: int  # that the conductor was told
+    failures: str = ""  # of nodes, how many there were and were to be expected
 
 
 class Rows:
@@ -123,7 +124,9 @@ class Play:
             self._timeline.end()
         report = self._report()
         traced = self._recorder.accounts.traced()
-        return Simulated(report, tuple(self._steps_s), tuple(self._rows.rows), traced, self.world.events)
+        return Simulated(
+            report, tuple(self._steps_s), tuple(self._rows.rows), traced, self.world.events, self.world.coming.failures
+        )
 
     def _report(self) -> Report:
         conductor = self.world.conductor

@@ -12,6 +12,7 @@ from rollyard.plan.scenario import Scenario
 FORM: Final = re.compile(r"([0-9]{1,9})(?:x(\S+))?")
 WHERE: Final = "--gpus"
 SIZES: Final = ("place.generate", "place.train", "engine.tensor_parallel_size")
+HALF: Final = 0.5
 
 
 def gpus_of(text: str) -> tuple[int, str]:
@@ -26,21 +27,27 @@ def gpus_of(text: str) -> tuple[int, str]:
     return int(found[1]), found[2] or ""
 
 
-def split(devices: int, scenario: Scenario, given: Collection[str], *, keep: bool = True) -> dict[str, int]:
+def split(devices: int, scenario: Scenario, given: Collection[str], *, share: float = HALF) -> dict[str, int]:
     """Sizes by option, such that all devices are used.
 
     Args:
         scenario: the other options.
         given: sizes that stand as they are.
-        keep: where engines have devices of their own, the proportion of the others; else half of the devices generate.
+        share: of the devices that generate, where engines have devices of their own and the other sizes do not fit.
 
     Raises:
         ConfigError: what is given leaves devices over, or needs more.
     """
     if scenario.place.apart:
-        return _apart(devices, scenario, given, keep)
+        return _apart(devices, scenario, given, share)
     found = _halves if scenario.place.placement == "swap" else _colocated
     return {name: 1 for name in ("place.generate", "place.train") if name not in given} | found(devices, scenario, given)
+
+
+def share_of(scenario: Scenario) -> float:
+    """Of its devices, those that generate, where engines have devices of their own."""
+    generate = scenario.place.generate * scenario.engine.tensor_parallel_size
+    return generate / (generate + scenario.place.train)
 
 
 def _colocated(devices: int, scenario: Scenario, given: Collection[str]) -> dict[str, int]:
@@ -60,11 +67,11 @@ def _halves(devices: int, scenario: Scenario, given: Collection[str]) -> dict[st
         raise ConfigError(f"{devices} devices have no two halves", where=WHERE, remedy=f"use {devices + 1}")
     if "engine.tensor_parallel_size" in given and 2 * each != devices:
         problem = f"two halves of {each} devices each are not {devices}"
-        raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=f"leave it out, or use {devices // 2}")
+        raise ConfigError(problem, where="engine.tensor_parallel_size", remedy=f"use {2 * each} devices, or another placement")
     return {"engine.tensor_parallel_size": devices // 2}
 
 
-def _apart(devices: int, scenario: Scenario, given: Collection[str], keep: bool) -> dict[str, int]:
+def _apart(devices: int, scenario: Scenario, given: Collection[str], share: float) -> dict[str, int]:
     each, engines, train = scenario.engine.tensor_parallel_size, scenario.place.generate, scenario.place.train
     if devices <= each:
         problem = f"one engine of {each} and one device that trains are more than {devices}"
@@ -84,8 +91,7 @@ def _apart(devices: int, scenario: Scenario, given: Collection[str], keep: bool)
             problem = f"{rest} of {devices} devices remain, and an engine has {each}"
             raise ConfigError(problem, where="place.train", remedy="use another number, or another engine.tensor_parallel_size")
         engines = rest // each
-    else:
-        share = engines * each / (engines * each + train) if keep else 0.5
+    elif engines * each + train != devices:
         engines = min(max(1, round(devices * share / each)), (devices - 1) // each)
         train = devices - engines * each
     return {"place.generate": engines, "place.train": train}

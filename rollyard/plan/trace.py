@@ -46,7 +46,7 @@ def read_trace(path: str | Path) -> Recorded:
     path = Path(path)
     if path.is_dir():
         path /= JOURNAL
-    if path.suffix not in READ:
+    if path.suffix not in READ and path.exists():
         remedy = "give a file that ends with .jsonl or .parquet, or the folder of a run"
         raise ConfigError(f"{path.name!r} says no format", where=WHERE, remedy=remedy)
     try:

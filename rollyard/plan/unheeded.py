@@ -40,7 +40,17 @@ def _calm(scenario: Scenario) -> bool:
 def _chosen(scenario: Scenario) -> bool:
     """Does how weights go follow from what nodes hosts lie on?"""
     place = scenario.place
-    return place.apart and place.nodes == "spread" and scenario.weights.transport == "auto" and not scenario.exchange.folder
+    return (
+        place.apart
+        and place.nodes == "spread"
+        and scenario.weights.transport in ("auto", "broadcast")
+        and not scenario.exchange.folder
+    )
+
+
+def _swaps(scenario: Scenario) -> bool:
+    """Halves that lie on several nodes have to say broadcast, so that is heeded."""
+    return scenario.place.placement == "swap" and scenario.weights.transport != "broadcast"
 
 
 def _probing(scenario: Scenario) -> bool:
@@ -67,7 +77,7 @@ RULES: Final = (
     Rule("nothing is late", ("train.limit_s", "weights.limit_s", "engine.start_s", "exchange.limit_s")),
     Rule("two jobs are simulated as one", ("exchange.folder",), lambda scenario: not scenario.place.apart),
     Rule("only how weights go hangs on it", ("place.nodes",), lambda scenario: not _chosen(scenario)),
-    Rule("a training state goes by links all the same", ("weights.transport",), lambda each: each.place.placement == "swap"),
+    Rule("a training state goes by links all the same", ("weights.transport",), _swaps),
     Rule("all parameters are trained", ("lora",), lambda scenario: scenario.weights.what == "full"),
     Rule("training is priced by costs, not computed", _of("lora", "alpha dropout")),
     Rule("loads do not fail, and nobody is silent or wrong", ("weights.retries", *_of("engine", "silent_s faults failures"))),
@@ -87,7 +97,8 @@ RULES: Final = (
     Rule("engines never make room", ("costs.sleep_s", "costs.offload"), lambda scenario: scenario.place.apart),
     Rule("engines never make room", ("costs.sleep_s",), lambda scenario: scenario.place.placement == "swap"),
     Rule("all numbers travel", ("costs.changed",), lambda scenario: not scenario.weights.delta),
-    Rule("weights are not broadcast", ("costs.parts", "costs.cards"), lambda scenario: transport_of(scenario) != "broadcast"),
+    Rule("weights are not broadcast", _of("costs", "parts cards"), lambda scenario: transport_of(scenario) != "broadcast"),
+    Rule("each device is sent its part by its own card", ("costs.cards",), lambda scenario: scenario.costs.parts),
     Rule(
         "an engine is one device", ("costs.tensor_parallel_s", "costs.parts"), lambda each: each.engine.tensor_parallel_size == 1
     ),

@@ -12,6 +12,7 @@ from rollyard.watch.timeline import PhaseSeconds
 
 PHASES: Final = ("generate", "score", "train", "sync", "checkpoint")  # those of a forecast
 BUSY: Final = {"engine_busy": "engine", "trainer_busy": "trainer"}  # the role of each
+EXACT: Final = 1e-5  # of a step: numbers of a forecast have six digits, and what their sum leaves below that is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +90,6 @@ def compare(expected: ForecastConfig, steps: int, measured: Mapping[str, float])
         rows.append(Compared.of(name, value, measured.get(name)))
         if name == f"{PHASES[-1]}_s":
             told = sum(getattr(expected, f"{phase}_s") for phase in PHASES)
-            rows.append(Compared.of("rest_s", max(expected.step_s - told, 0.0), measured.get("rest_s")))
+            left = expected.step_s - told
+            rows.append(Compared.of("rest_s", left if left > EXACT * expected.step_s else 0.0, measured.get("rest_s")))
     return Forecast(expected.source, steps, tuple(rows))

@@ -6,15 +6,18 @@ import json
 import random
 import shutil
 import tomllib
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollyard import cli
+from rollyard.config import Config, PlaceConfig
 from rollyard.errors import ConfigError, JournalError, RollyardError
-from rollyard.plan.calibrate import _Fitting, calibrate, with_options
-from rollyard.plan.finished import read_finished
+from rollyard.plan.calibrate import _Fitting, calibrate, ran_on, with_options
+from rollyard.plan.finished import FinishedRun, read_finished
 from rollyard.plan.fit import Fit, least_squares, middle
 from rollyard.plan.leave import write_folder
 from rollyard.plan.outcome import means_of
@@ -73,7 +76,7 @@ def step_s(asked: Scenario) -> float:
 
 
 def test_a_simulated_run_has_the_constants_that_it_was_simulated_with(run: Path) -> None:
-    found = calibrate(run)
+    found = calibrate(run, simulated=True)
     options, flops = found.options(), KNOWN["cluster.flops"]
     rates = {name: options["cluster.flops"] * options[f"costs.{name}"] for name in ("decode_flops", "prefill_flops")}
     assert options["costs.step_s"] == pytest.approx(KNOWN["costs.step_s"], rel=0.02)
@@ -86,7 +89,7 @@ def test_a_simulated_run_has_the_constants_that_it_was_simulated_with(run: Path)
 
 @pytest.mark.parametrize("source", PLACEMENTS)
 def test_with_one_placement_the_others_are_predicted(source: str, tmp_path: Path) -> None:
-    found = calibrate(left(tmp_path / "run", scenario(source)))
+    found = calibrate(left(tmp_path / "run", scenario(source)), simulated=True)
     for target in PLACEMENTS:
         expected = step_s(found.scenario(scenario(target)))
         assert expected == pytest.approx(step_s(scenario(target)), rel=0.1), target
@@ -113,24 +116,64 @@ def test_no_line_goes_below_nothing() -> None:
     assert middle([2, 2], [4.0, 6.0])[:2] == (0.0, 2.5)
 
 
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated runs are taken for real ones."""
+    monkeypatch.setattr("rollyard.plan.calibrate.calibrate", partial(calibrate, simulated=True))
+
+
+@pytest.mark.usefixtures("taken")
 def test_the_constants_are_a_file_of_a_scenario(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "constants.toml"
     assert cli.main(["simulate", "--calibrate", str(run), "--constants", str(file), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["step_s"]["mean"] == pytest.approx(step_s(scenario()), rel=0.02)
     sections = tomllib.loads(file.read_text())
-    for name, value in calibrate(run).options().items():
+    for name, value in calibrate(run, simulated=True).options().items():
         section, _, option = name.partition(".")
         assert sections[section][option] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
     assert "8 steps" in file.read_text() and "residual" in file.read_text()
 
 
+@pytest.mark.usefixtures("taken")
 def test_what_the_command_line_says_is_not_fitted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = ["simulate", "--calibrate", str(run), "--costs.step_s", "0.1", "--json"]
     assert cli.main(slow) == 0
     assert json.loads(capsys.readouterr().out)["step_s"]["mean"] > 10 * step_s(scenario())
     assert cli.main(["simulate", "--preset", "small", "--constants", "x.toml"]) == 2
     assert "--calibrate" in capsys.readouterr().err
+
+
+def test_a_simulated_run_says_nothing_new(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--calibrate", str(run)]) == 2
+    assert "the run was simulated, and says no more than the constants that it was given" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("taken")
+def test_other_hardware_than_the_run_had_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for asked in (["--cluster.hardware", "H100"], ["--gpus", "8xH100"]):
+        assert cli.main(["simulate", "--calibrate", str(run), *asked]) == 2
+        assert "the run was on cpu, and H100 is asked for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "found"),
+    [("cpu", "", "cpu"), ("cpu", "cpu", "cpu"), ("cuda", "H20", "H20"), ("auto", "", "cpu"), ("auto", "A100-80", "A100-80")],
+)
+def test_what_a_real_run_ran_on(device: str, asked: str, found: str, run: Path) -> None:
+    assert ran_on(real(run, device), asked, False) == found
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cpu", "H100"), ("cuda", "cpu"), ("cuda", ""), ("cuda", "H1000")])
+def test_a_real_run_on_something_else_is_refused(device: str, asked: str, run: Path) -> None:
+    with pytest.raises(ConfigError, match=f"the run was on {device}") as raised:
+        ran_on(real(run, device), asked, False)
+    assert ("H100" in raised.value.remedy) == (device == "cuda")
+
+
+def real(run: Path, device: str) -> FinishedRun:
+    config = Config(place=PlaceConfig(device=device))
+    return replace(read_finished(run), config=config, journal=run)
 
 
 def edited(run: Path, scratch: Path, name: str, change: Any) -> Path:
@@ -183,7 +226,7 @@ def test_what_says_too_little_is_refused(
     name: str, change: Any, kind: type[RollyardError], says: str, run: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(kind, match=says):
-        calibrate(edited(run, tmp_path, name, change))
+        calibrate(edited(run, tmp_path, name, change), simulated=True)
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
@@ -192,7 +235,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         calibrate(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="3 steps says too little"):
-        calibrate(left(tmp_path / "short", scenario(**{"run.steps": 3})))
+        calibrate(left(tmp_path / "short", scenario(**{"run.steps": 3})), simulated=True)
 
 
 @pytest.mark.slow
@@ -212,16 +255,15 @@ def test_a_real_run_says_what_it_took(tmp_path: Path) -> None:
         calibrate(folder)
 
 
-def test_what_a_run_was_on_is_not_guessed(tmp_path: Path) -> None:
-    """On the table's H100 it is a fit; as a CPU, or as something slower, it is none."""
+def test_what_a_run_was_on_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the table's H100 it is a fit; as something slower it is none."""
     fast = {"cluster.hardware": "H100", "cluster.flops": 0.0, "cluster.bandwidth": 0.0}
     options = fast | {"model.path": "qwen2.5-1.5b", "model.dtype": "bfloat16", "prompts.task": "", "costs.step_s": 0.0}
     folder = left(tmp_path / "run", scenario("separate", **options | {"costs.decode_bandwidth": 1.0, "costs.decode_flops": 1.0}))
-    with pytest.raises(ConfigError, match="the run was on H100, and it is not said on which"):
-        calibrate(folder)
-    assert calibrate(folder, "H100").options()["costs.decode_flops"] <= 1
+    assert calibrate(folder, simulated=True).options()["costs.decode_flops"] <= 1
+    monkeypatch.setattr("rollyard.plan.calibrate.ran_on", lambda *asked: "A100-80")
     with pytest.raises(ConfigError, match=r"the run did .* times what A100-80 can at its peak"):
-        calibrate(folder, "A100-80")
+        calibrate(folder, simulated=True)
 
 
 def test_a_run_in_which_nothing_takes_longer_says_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,4 +272,4 @@ def test_a_run_in_which_nothing_takes_longer_says_nothing(run: Path, monkeypatch
         monkeypatch.setattr(_Fitting, name, lambda self: flat)
     monkeypatch.setattr(_Fitting, "_prefill", lambda self, decode: 0.0)
     with pytest.raises(ConfigError, match="nothing in the run took longer"):
-        calibrate(run)
+        calibrate(run, simulated=True)

@@ -10,8 +10,8 @@ import pytest
 from rollyard.errors import ConfigError
 from rollyard.layers import RUNS, Resolved, options, presets, resolve, resolve_tree
 from rollyard.plan.check import check_scenario, obstacle
-from rollyard.plan.command import FOLDERS, SCENARIOS
 from rollyard.plan.joins import Join, joins_of
+from rollyard.plan.kinds import FOLDERS, SCENARIOS
 from rollyard.plan.scenario import Scenario
 
 ASYNC = {"place.placement": "async", "place.generate": 4}

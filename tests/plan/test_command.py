@@ -59,6 +59,13 @@ def test_so_many_devices_are_shared_out(
     assert tuple(found[name][0] for name in ("place.generate", "place.train", "cluster.hardware")) == sizes
 
 
+def test_sizes_of_a_preset_that_do_not_fit_keep_its_proportion_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("simulate", "--preset", "cluster", "--steps", 2, "--prompts-per-step", 8, "--mean-tokens", 200)
+    notes = summary(capsys, *few, "--gpus", "64xH100", "--engine.tensor_parallel_size", 4)["notes"]
+    assert "devices are shared out: 8 engines of 4 devices, and 32 devices to train; --place.generate or" in notes[0]
+    assert not summary(capsys, *few, "--gpus", "64xH100")["notes"]  # as it has them itself
+
+
 def test_on_several_nodes_weights_go_by_broadcast_and_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing else reaches them; what a file or option says stands, and is refused."""
     asked = ("simulate", "--model", "qwen2.5-7b", "--model.dtype", "bfloat16", "--steps", 1, "--placement", "separate")
@@ -109,7 +116,7 @@ def test_the_config_of_a_run_is_a_scenario(capsys: pytest.CaptureFixture[str], t
 
 
 def test_what_this_version_cannot_run_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, *SMALL, "--engine.tensor_parallel_size", "2")
+    told = said(capsys, *SMALL, "--engine.tensor_parallel_size", "3")
     assert "this version of Rollyard could not run it as it is: engine.tensor_parallel_size" in told
 
 
@@ -137,6 +144,7 @@ def test_what_a_trace_does_not_say_is_told(capsys: pytest.CaptureFixture[str], t
         (("--preset", "small", "--gpus", "4xH1000"), "there is no device 'H1000'"),
         (("--preset", "small", "--model", "gpt-5"), "there is no model 'gpt-5'"),
         (("--preset", "small", "--mean-tokens", "1e9"), "not to be had"),
+        (("--preset", "small", "--trace", "nowhere"), "nowhere cannot be read: No such file"),
         (("--preset", "small", "--trace", "none.jsonl"), "none.jsonl cannot be read: No such file"),
         (("--preset", "small", "--trace", "none.jsonl", "--mean-tokens", "9"), "workload.mean_tokens"),
         (("--preset", "small", "--calm"), "there is no option '--calm'"),

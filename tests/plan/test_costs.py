@@ -62,9 +62,9 @@ def test_an_engine_on_two_nodes_waits_at_each_sum() -> None:
 
 def test_keys_and_values_are_on_every_device_that_has_no_head_of_its_own() -> None:
     values = {"model__path": "qwen2.5-7b", "place__train": 8, "train__shard": True}  # 4 key-value heads
-    of = {many: costs(engine__tensor_parallel_size=many, **values).engine.step(1).lines[0].per_token for many in (1, 4, 8)}
+    of = {many: costs(engine__tensor_parallel_size=many, **values).engine.step(1).lines[0].per_token for many in (1, 4, 28)}
     assert of[4] == pytest.approx(of[1] / 4)
-    assert of[8] == pytest.approx(of[4])
+    assert of[28] == pytest.approx(of[4])
 
 
 def test_prefill_by_hand() -> None:
@@ -140,6 +140,10 @@ def test_devices_of_one_rank_work_on_one_micro_batch() -> None:
     assert both.microbatches(1_020_000) == 63
     piped = costs(place__placement="colocated", place__train=2, costs__stages=4, costs__stage_devices=4, **values).training
     assert piped.microbatches(1_020_000) == 125
+    alone = costs(place__placement="colocated", place__train=2, costs__stage_devices=1, **values)
+    assert alone.training.microbatches(1_020_000) == 8  # each device has sequences of its own, whatever engines are
+    shared = costs(place__placement="colocated", place__train=2, **values)
+    assert alone.memory[1].activations == pytest.approx(8 * shared.memory[1].activations)
     staged = costs(place__placement="colocated", place__train=2, costs__stages=4, costs__stage_devices=1, **values).training
     assert staged.microbatches(1_020_000) == 32  # four pipelines: who says so trains otherwise than engines are laid out
 
@@ -258,8 +262,22 @@ def test_an_engine_that_is_too_small_is_refused_with_the_numbers() -> None:
         costs(model__path="llama-70b", place__train=32, train__shard=True)
     assert (error.value.where, error.value.remedy) == (
         "engine.tensor_parallel_size",
-        "use such as --engine.tensor_parallel_size 2",
+        "use --engine.tensor_parallel_size 2",  # 70.6 GB of 72
     )
+
+
+def test_the_remedy_is_the_smallest_engine_that_holds_it() -> None:
+    """671 billion parameters of two bytes, in 72 GB each: 16 devices hold 84 GB each, and 32 hold 42; heads allow powers of 2."""
+    many = {"model__path": "deepseek-v3", "train__shard": True}
+    for train, remedy in ((63, "--engine.tensor_parallel_size 32"), (31, "no engine of these devices holds it")):
+        with pytest.raises(ConfigError) as error:
+            costs(place__train=train, **many)
+        assert remedy in error.value.remedy
+    with pytest.raises(ConfigError) as error:
+        costs(place__placement="colocated", place__train=64, **many)
+    assert error.value.remedy == "use --costs.offload true with --engine.tensor_parallel_size 32"
+    with pytest.raises(ConfigError, match="does not hold"):
+        costs(place__placement="colocated", place__train=1, costs__offload=True, engine__tensor_parallel_size=16, **many)
 
 
 def test_training_that_does_not_fit_is_refused_with_the_numbers() -> None:

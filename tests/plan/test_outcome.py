@@ -124,6 +124,7 @@ def test_devices_cost_as_long_as_they_are_there() -> None:
 def test_a_run_without_a_step_has_few_numbers() -> None:
     found = summarize(replace(REPORT, steps=0), (), scenario())
     assert (found.step_s, found.phases_s, found.cost, found.tokens_per_s) == (None, {}, None, 0.0)
+    assert found.bound == "nothing"
     assert forecast_of(REPORT, (), scenario()) == ForecastConfig()
 
 

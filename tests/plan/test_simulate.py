@@ -160,7 +160,14 @@ def test_nodes_fail_and_engines_come_back() -> None:
     often = calm.wall_s / 3600 / 4
     failures = {"failures__node_hours": often, "failures__restart_s": 1.0, "place__restarts": 100, "cluster__node": 1}
     failures |= {"rollout__retries": 100, "weights__transport": "broadcast"}
-    torn = simulate(scenario("async", **failures)).report
+    found = simulate(scenario("async", **failures))
+    torn = found.report
+    failed, nodes, expected = [float(word.strip(",")) for word in found.failures.split() if word[0].isdigit()][:3]
+    assert (
+        nodes == 3
+        and 3 < failed < len(torn.lost) + 1
+        and expected == pytest.approx(nodes * torn.wall_s / calm.wall_s * 4, rel=0.01)
+    )
     assert not torn.finished.failed and len(torn.lost) > 3
     assert torn.wall_s > calm.wall_s and torn.members.trained == calm.members.trained
     assert torn.tokens.recomputed > calm.tokens.recomputed

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollyard.errors import ConfigError
 from rollyard.layers import resolve_tree
 from rollyard.plan.scenario import Scenario
-from rollyard.plan.split import SIZES, gpus_of, split
+from rollyard.plan.split import SIZES, gpus_of, share_of, split
 
 
 def scenario(placement: str, generate: int = 1, train: int = 1, parallel: int = 1) -> Scenario:
@@ -25,7 +25,8 @@ def scenario(placement: str, generate: int = 1, train: int = 1, parallel: int = 
         (8, scenario("colocated"), (), {"place.generate": 1, "place.train": 8}),
         (8, scenario("colocated", parallel=4), (), {"place.generate": 1, "place.train": 2}),
         (8, scenario("swap"), (), {"place.generate": 1, "place.train": 1, "engine.tensor_parallel_size": 4}),
-        (64, scenario("async", 2, 1, 4), (), {"place.generate": 14, "place.train": 8}),  # 8 : 1
+        (64, scenario("async", 2, 1, 4), (), {"place.generate": 8, "place.train": 32}),
+        (64, scenario("async", 15, 4, 4), (), {"place.generate": 15, "place.train": 4}),  # as they are
         (64, scenario("separate", 3, 1), ("place.train",), {"place.generate": 63, "place.train": 1}),
         (64, scenario("async", 3, 1, 8), ("place.generate",), {"place.generate": 3, "place.train": 40}),
         (64, scenario("async", 4, 32, 8), ("place.generate", "place.train"), {"place.generate": 4, "place.train": 32}),
@@ -36,8 +37,10 @@ def test_by_hand(devices: int, of: Scenario, given: tuple[str, ...], found: Mapp
     assert split(devices, of, given) == found
 
 
-def test_half_of_them_generate_where_nothing_is_said() -> None:
-    assert split(64, scenario("async", parallel=4), (), keep=False) == {"place.generate": 8, "place.train": 32}
+def test_so_large_a_share_generates_where_sizes_do_not_fit() -> None:
+    assert share_of(scenario("async", 2, 1, 4)) == 8 / 9
+    assert split(64, scenario("async", 2, 1, 4), (), share=8 / 9) == {"place.generate": 14, "place.train": 8}
+    assert split(64, scenario("async", 1000, 1, 8), (), share=0.999) == {"place.generate": 7, "place.train": 8}
 
 
 PLACEMENTS = st.sampled_from(["colocated", "separate", "async", "swap"])
@@ -70,7 +73,7 @@ def test_all_devices_are_used(devices: int, placement: str, generate: int, train
         (3, scenario("colocated", parallel=4), (), "--gpus", "use 4, or another"),
         (8, scenario("colocated", 1, 3), ("place.train",), "place.train", "3 x 1 devices are not 8"),
         (7, scenario("swap"), (), "--gpus", "use 8"),
-        (8, scenario("swap", parallel=2), ("engine.tensor_parallel_size",), "engine.tensor_parallel_size", "use 4"),
+        (8, scenario("swap", parallel=2), ("engine.tensor_parallel_size",), "engine.tensor_parallel_size", "use 4 devices"),
         (1, scenario("async"), (), "--gpus", "use 2 or more"),
         (64, scenario("async", 3, 3), ("place.generate", "place.train"), "--gpus", "use 6"),
         (8, scenario("async", 2, 1, 4), ("place.generate",), "place.generate", "use at most 1"),

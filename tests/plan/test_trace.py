@@ -153,6 +153,8 @@ def test_files_that_are_no_trace(tmp_path: Path) -> None:
         assert raised.value.where == "workload.trace"
         return raised.value.problem
 
+    assert "No such file" in refused(tmp_path / "a.csv") and "No such file" in refused(tmp_path / "nowhere")
+    (tmp_path / "a.csv").touch()
     assert "says no format" in refused(tmp_path / "a.csv") and "null" in refused(tmp_path / "a\0.jsonl")
     assert "No such file" in refused(tmp_path / "a.jsonl") and "No such file" in refused(tmp_path / "a.parquet")
     assert "no completion" in refused(lines(tmp_path / "a.jsonl"))

@@ -57,7 +57,8 @@ ROOM: Mapping[str, Mapping[str, object]] = {
     "eval.samples": {"prompts.held_out": 3},
     "exchange.folder": COLOCATED,
     "cluster.cores": {"costs.message_s": 0.1},
-    "cluster.nic": {"weights.transport": "broadcast"},
+    "cluster.nic": {"weights.transport": "broadcast", "cluster.node": 2},
+    "costs.cards": {"weights.transport": "broadcast", "cluster.node": 2},
     "cluster.host": {"weights.transport": "shared_memory"},
     "costs.state_bytes": SHARED,
     "costs.gather": SHARED | {"cluster.link": 1e9},
@@ -74,6 +75,12 @@ ROOM: Mapping[str, Mapping[str, object]] = {
 }
 # What is set, where not simply something else.
 VALUES: Mapping[str, object] = {
+    "cluster.memory": 50e9,
+    "cluster.bandwidth": 1e11,
+    "cluster.flops": 1e12,
+    "cluster.link": 1e8,
+    "cluster.nic": 1e8,
+    "cluster.host": 1e8,
     "train.minibatches": 2,
     "engine.dtype": "bfloat16",
     "costs.decode_flops": 0.001,

@@ -75,6 +75,12 @@ def test_what_was_expected_stands_beside_what_happened() -> None:
     assert ["trainers", "busy", "25.0%", "-", "-"] in lines and ["tokens/s", "100", "80", "0.80"] in lines
 
 
+def test_what_rounding_leaves_is_no_forecast() -> None:
+    rounded = ForecastConfig(step_s=1.00001, generate_s=0.333333, train_s=0.666667, sync_s=0.00000995, source="a")
+    found = compare(rounded, 1, {"rest_s": 0.00077})
+    assert found is not None and found.rows[6] == Compared("rest_s", 0.0, 0.00077, None)
+
+
 def test_without_a_forecast_nothing_is_said() -> None:
     assert compare(ForecastConfig(), 3, {"step_s": 1.0}) is None
     assert foretold(None) == []
