@@ -67,7 +67,6 @@ ROOM: Mapping[str, Mapping[str, object]] = {
     "costs.stages": {"costs.microbatch_s": 0.1},
     "costs.changed": {"weights.delta": True},
     "costs.disk": {"weights.transport": "checkpoint"},
-    "costs.cards": {"weights.transport": "broadcast", "cluster.node": 2},
     "costs.score_workers": {"costs.score_s": 1.0},
     "costs.sleep_s": COLOCATED,
     "costs.offload": COLOCATED,
