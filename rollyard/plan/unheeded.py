@@ -1,4 +1,4 @@
-"""Options that change nothing in a simulated run, and why (PURE).
+"""Options that change nothing in a simulated run, and why.
 
 A run's options are all options of a scenario, and the same file does for both. What somebody sets and nothing comes of is told.
 """

@@ -15,6 +15,7 @@ from rollyard.plan.check import check_scenario
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.simulate import simulate
 from tests.plan import sides
+from tests.plan.compared import compare
 from tests.plan.sides import Case, same
 
 AT_A_LOAD = ((0.84, 0), (1.37, 1), (1.9, 2), (2.43, 0), (2.96, 1))
@@ -116,7 +117,7 @@ def test_another_simulator_would_be_noticed(tmp_path: Path, monkeypatch: pytest.
     one = sides.real(CASES[0], tmp_path)
     monkeypatch.undo()
     with pytest.raises(AssertionError, match="step "):
-        sides.compare(one, sides.simulated(CASES[0], tmp_path))
+        compare(one, sides.simulated(CASES[0], tmp_path))
 
 
 def scenario(placement: str, **changes: object) -> Scenario:
