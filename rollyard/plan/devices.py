@@ -93,8 +93,10 @@ def check_heads(scenario: Scenario, shape: Shape) -> None:
 
 
 def engine_sizes(shape: Shape) -> list[int]:
-    """Devices that an engine may have."""
-    return [size for size in range(1, shape.heads + 1) if _shared(shape, size)]
+    """Devices that an engine may have, the fewest first."""
+    least = [size for size in range(1, math.isqrt(shape.heads) + 1) if not shape.heads % size]
+    divisors = sorted({*least, *(shape.heads // size for size in least)})
+    return [size for size in divisors if _shared(shape, size)]
 
 
 def _shared(shape: Shape, size: int) -> bool:
