@@ -10,11 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from types import GenericAlias
+from typing import Annotated, Any, NamedTuple, get_args
 
 from rollyard.stats import EngineStats as EngineStats
 
 LARGEST = 3.4028235e38  # of float32, which is what losses are computed in
+
+
+class _Tuple:
+    """What pydantic reads such a field as: a record that crossed a line or a file is the one that was written."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return handler.generate_schema(GenericAlias(tuple, (*get_args(source), ...)))
+
+
+Tokens = Annotated[Sequence[int], _Tuple()]
+Logprobs = Annotated[Sequence[float], _Tuple()]
 
 
 class FinishReason(StrEnum):
@@ -117,7 +129,7 @@ class Prompt:
 
     id: int
     row: int  # the row of the data set it came from
-    token_ids: Sequence[int]  # [tokens]
+    token_ids: Tokens  # [tokens]
     text: str
     columns: Mapping[str, object] = field(default_factory=dict)  # handed to the reward by name
     messages: tuple[Mapping[str, str], ...] = ()  # role and content of each, where the data has a conversation
@@ -132,10 +144,10 @@ class Request:
     """
 
     id: RequestId
-    prompt_ids: Sequence[int]  # [tokens]
+    prompt_ids: Tokens  # [tokens]
     sampling: Sampling
     seed: int  # 64 bits, from (run seed, prompt, member)
-    written_ids: Sequence[int] = ()  # [tokens]
+    written_ids: Tokens = ()  # [tokens]
     priority: int = 0  # lower goes first
 
 
@@ -147,8 +159,8 @@ class Segment:
     """
 
     request: RequestId
-    token_ids: Sequence[int]  # [tokens]
-    logprobs: Sequence[float]  # [tokens], under the distribution each token was drawn from
+    token_ids: Tokens  # [tokens]
+    logprobs: Logprobs  # [tokens], under the distribution each token was drawn from
     version: WeightVersion
     oldest_kv: WeightVersion  # the oldest version whose keys and values these tokens attended to
     finish: FinishReason | None = None
@@ -171,7 +183,7 @@ class Turn:
     of a completion with the tokens 5 6 7.
     """
 
-    prompt_ids: Sequence[int]  # [tokens], all that the policy saw before it
+    prompt_ids: Tokens  # [tokens], all that the policy saw before it
     tokens: int  # of the completion's tokens, those of earlier turns come first
     finish: FinishReason
 
@@ -192,7 +204,7 @@ class Asking:
 class Reply:
     """What the policy wrote in one turn. `text` is without special tokens, and cut before a stop string."""
 
-    token_ids: Sequence[int]  # [tokens], as they were sampled
+    token_ids: Tokens  # [tokens], as they were sampled
     text: str
     finish: FinishReason
 
@@ -207,8 +219,8 @@ class Completion:
 
     group: int
     member: int
-    token_ids: Sequence[int]  # [tokens], what the policy sampled, end-of-sequence included
-    logprobs: Sequence[float]  # [tokens]
+    token_ids: Tokens  # [tokens], what the policy sampled, end-of-sequence included
+    logprobs: Logprobs  # [tokens]
     spans: tuple[VersionSpan, ...]
     finish: FinishReason
     text: str
@@ -260,8 +272,8 @@ class Partial:
     """What was written of an answer that has not ended. Spans cover the tokens in order."""
 
     member: int
-    token_ids: Sequence[int]  # [tokens]
-    logprobs: Sequence[float]  # [tokens]
+    token_ids: Tokens  # [tokens]
+    logprobs: Logprobs  # [tokens]
     spans: tuple[VersionSpan, ...]
 
 
