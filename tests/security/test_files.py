@@ -126,16 +126,18 @@ def journal(scratch: Path) -> bytes:
     return (scratch / "sound" / "journal.sqlite").read_bytes()
 
 
-@fuzzed(25, 100, data=st.data())
-def test_journals(scratch: Path, journal: bytes, data: st.DataObject) -> None:
+PLACES = st.integers(0, 2**20)  # in a file, counted round and round
+
+
+@fuzzed(25, 100, changes=st.lists(st.tuples(PLACES, st.integers(0, 255)), min_size=1, max_size=6), end=st.none() | PLACES)
+def test_journals(scratch: Path, journal: bytes, changes: list[tuple[int, int]], end: int | None) -> None:
     """Bytes are changed anywhere in it, or it ends early."""
     folder = RunFolder(scratch / "run")
     (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
     content = bytearray(journal)
-    for _ in range(data.draw(st.integers(1, 6))):
-        at = data.draw(st.integers(0, len(content) - 1))
-        content[at] = data.draw(st.integers(0, 255))
-    folder.journal.write_bytes(content[: data.draw(st.just(len(content)) | st.integers(0, len(content)))])
+    for at, byte in changes:
+        content[at % len(content)] = byte
+    folder.journal.write_bytes(content if end is None else content[: end % (len(content) + 1)])
     found = check_journal(folder.journal, lambda name: None)
     assert found.tables or found.findings
     list(check(folder))
