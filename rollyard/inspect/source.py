@@ -149,7 +149,7 @@ class Source:
             cursor = self._connection.execute(sql)
             names = tuple(column[0] for column in cursor.description or ())
             problem = "" if names else "that is no SELECT"
-        except (sqlite3.Error, sqlite3.Warning) as error:
+        except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:
             if is_stopped(error):
                 raise KeyboardInterrupt from None
             problem = str(error)

@@ -56,13 +56,13 @@ def is_stopped(error: Exception) -> bool:
 
 @contextmanager
 def guarded(path: Path) -> Iterator[None]:
-    """SQLite's errors, and numbers that it has no room for, as JournalError naming the file.
+    """SQLite's errors, texts that are none, and numbers that it has no room for, as JournalError naming the file.
 
     Raises KeyboardInterrupt when it was Ctrl-C that ended what SQLite did.
     """
     try:
         yield
-    except (sqlite3.Error, struct.error, OverflowError) as error:
+    except (sqlite3.Error, struct.error, OverflowError, UnicodeDecodeError) as error:
         if is_stopped(error):
             raise KeyboardInterrupt from None
         raise JournalError(f"{path}: {error}") from error
