@@ -123,6 +123,7 @@ class Recorder:
     def record(self, entries: Sequence[Event | Instruction]) -> None:
         """Keep what the conductor saw and said in one step. Raises JournalError, once."""
         record = self._builder.record
+        self.accounts.requests.hear(entries, self._timeline.spans.now())
         for entry in entries:
             record(entry)
             if type(entry) is Scored:
