@@ -21,6 +21,7 @@ from rollyard.place.child import launch
 from rollyard.watch.read import read_report
 from tests.rewards import patient, share_of_answer
 from tests.tiny import tiny_folder
+from tests.traces import read_strictly
 from tests.watch.page import compare
 
 
@@ -76,6 +77,9 @@ def test_a_run_and_all_that_it_leaves_behind(make):
     assert sum(report["phases"].values()) == pytest.approx(report["wall_s"], rel=1e-6)
     tokens = sum(len(r.completion.token_ids) for step in steps for group in step.groups for r in group.rollouts)
     assert report["generation_tokens"] == tokens
+    trace = read_strictly(run.folder.path / "trace.json")
+    assert trace.trained == {step.step: {group.id for group in step.groups} for step in steps} and not trace.left_out
+    assert sum(each.args["tokens"] for each in trace.of("request")) == tokens
     assert report["reward"]["curve"] == [step.reward_mean for step in steps]
     assert report["eval"]["first"] is not None and report["eval"]["last"] is not None
     assert 0 < report["slots_busy"] <= 1

@@ -29,6 +29,7 @@ from rollyard.resume import NOTHING, OPEN, check_files, check_given, config_of, 
 from rollyard.types import WeightVersion
 from tests.resuming import Death, Life, live, work
 from tests.rewards import share_of_a
+from tests.traces import read_strictly
 
 pytestmark = pytest.mark.filterwarnings("ignore:closing the run. Killed")
 
@@ -94,6 +95,9 @@ def test_twenty_prompts_eight_trained_three_waiting_four_under_way(tmp_path):
         for part in begun.partials:
             assert asked[begun.group, part.member].written_ids == part.token_ids
         assert not {(begun.group, each.completion.member) for each in begun.rollouts} & asked.keys()
+    assert read_strictly(tmp_path / "run" / "trace.json").trained == {
+        step.step: {group.id for group in step.groups} for step in second.steps
+    }
     report = second.report
     assert report is not None and (report.prompts.admitted, report.prompts.trained) == (20, 20)
     assert (report.lives.groups, report.lives.repeated, report.lives.lost) == (3, 0, 0)

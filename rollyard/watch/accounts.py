@@ -10,6 +10,7 @@ from typing import Final
 from rollyard.protocols.devices import Spans
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import DeviceTime, Lane, PoolTime, account
+from rollyard.watch.requests import Requests
 from rollyard.watch.spans import coarser
 from rollyard.watch.timeline import Phase, Timeline
 from rollyard.watch.trace import DRIVER, Mark, Traced, write_trace
@@ -81,6 +82,7 @@ class Accounts:
         self._devices: list[_Watched] = []
         self._built_ns: int | None = None
         self._marks: list[Mark] = []
+        self.requests = Requests()  # told by whoever hears the conductor
 
     def watch(self, name: str, role: str, spans: Spans, devices: int = 1) -> None:
         """A station works on a device. Stations with the same `spans` share one; a station that is started again keeps its own.
@@ -135,7 +137,8 @@ class Accounts:
         """All that was done, up to now: what the trace and the picture show."""
         self.collect()
         lanes = (Lane(DRIVER, (DRIVER,), self._explaining()), *self._lanes())
-        return Traced(lanes, tuple(self._marks), *self._timeline.bounds_ns)
+        start, until = self._timeline.bounds_ns
+        return Traced(lanes, tuple(self._marks), start, until, self.requests.followed(until))
 
     def write_trace(self, path: Path) -> None:
         """See `watch.trace`. Raises OSError."""

@@ -33,6 +33,9 @@ TRACK: Final = "grey23"  # the part of a bar that is not filled
 LEVELS: Final = "▁▂▃▄▅▆▇█"
 EIGHTHS: Final = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 LABEL: Final = 9  # columns of the names at the left
+WIDEST: Final = 120  # columns: beyond, the eye loses the line
+NARROW: Final = 60  # columns, below which tables leave out what others imply
+SHADES: Final = "█▓▒░"  # one after the other, where there are no colours
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
@@ -65,9 +68,15 @@ def cells(parts: Mapping[str, float], width: int) -> dict[str, int]:
     return whole
 
 
-def stacked(parts: Mapping[str, float], width: int) -> Text:
-    """Shares of a whole side by side, in the colours of the phases."""
-    return Text.assemble(*(("█" * size, COLOURS[name]) for name, size in cells(parts, width).items()))
+def stacked(parts: Mapping[str, float], width: int, *, shades: bool = False) -> Text:
+    """Shares of a whole side by side, in the colours of the phases; also in shades, for whom there are no colours."""
+    kinds = _shades(parts) if shades else {}
+    return Text.assemble(*((kinds.get(name, "█") * size, COLOURS[name]) for name, size in cells(parts, width).items()))
+
+
+def _shades(parts: Mapping[str, float]) -> dict[str, str]:
+    """Of each that takes some of the whole: neighbours differ."""
+    return {name: SHADES[at % len(SHADES)] for at, name in enumerate(name for name, part in parts.items() if part > 0)}
 
 
 def bar(share: float, width: int, colour: str) -> Text:
@@ -93,14 +102,13 @@ def shares(phases: PhaseSeconds) -> dict[str, float]:
     return {name: seconds / phases.wall_s for name, seconds in phases.parts().items() if seconds > 0}
 
 
-def _legend(phases: PhaseSeconds, width: int) -> list[Text]:
-    """Names and shares of the phases, in as many lines as it takes."""
+def _flowing(parts: Sequence[Text], width: int, between: str) -> list[Text]:
+    """Parts of a line one after the other, in as many lines as it takes."""
     lines = [Text()]
-    for name, share in shares(phases).items():
-        entry = Text.assemble(("■ ", COLOURS[name]), f"{name} {share:.0%}  ")
-        if lines[-1] and len(lines[-1]) + len(entry) > width:
+    for part in parts:
+        if lines[-1] and len(lines[-1]) + len(between) + len(part) > width:
             lines.append(Text())
-        lines[-1].append_text(entry)
+        lines[-1].append(between if lines[-1] else "").append_text(part)
     return lines
 
 
@@ -113,19 +121,20 @@ def _grid(rows: Sequence[tuple[str, RenderableType]]) -> Table:
     return grid
 
 
-def _reward(rewards: Sequence[float | None], eval_first: float | None, eval_last: float | None) -> Text:
+def _reward(rewards: Sequence[float | None], eval_first: float | None, eval_last: float | None, width: int = 80) -> Text:
+    """In two lines where one is too narrow."""
     known = [reward for reward in rewards if reward is not None]
-    text = Text(f"{number(known[-1] if known else None)}  ")
-    text.append(sparkline(rewards, 30), "green")
+    shown, told = Text(f"{number(known[-1] if known else None)}  "), Text()
     if eval_first is not None:
-        text.append(f"  held-out {number(eval_first)}")
+        told.append(f"held-out {number(eval_first)}")
         if eval_last != eval_first:
-            text.append(f" → {number(eval_last)}")
-    return text
+            told.append(f" → {number(eval_last)}")
+    shown.append(sparkline(rewards, min(30, max(width - len(shown), 1))), "green")
+    return Text("\n").join(_flowing([shown, *([told] if told else [])], width, "  "))
 
 
 class LivePanel:
-    """The live view, readable from 80 columns on. Made of plain lines of text: a frame takes about two milliseconds.
+    """The live view, in as many lines as its width takes. Made of plain lines of text: a frame takes about two milliseconds.
 
     Args:
         since_s: seconds since the snapshot was taken, so that the clock goes on between two.
@@ -133,50 +142,95 @@ class LivePanel:
 
     def __init__(self, header: Header, snapshot: Snapshot, since_s: float = 0.0) -> None:
         self._header, self._snapshot, self._since_s = header, snapshot, since_s
+        self.drawn = 0, 0  # columns and lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = self._lines(max(options.max_width - LABEL - 4, 20))
+        columns = min(options.max_width, WIDEST)
+        lines = self._lines(max(columns - LABEL - 4, 20), shades=_colourless(console))
+        self.drawn = columns, len(lines) + 2
         text = Text("\n", no_wrap=True, overflow="ellipsis").join(
             Text.assemble((label.ljust(LABEL), "bold"), line) for label, line in lines
         )
         title, time = Text(f"rollyard · {self._header.run}", "bold"), Text(self._time())
-        yield Panel(text, title=title, title_align="left", subtitle=time, subtitle_align="right", width=options.max_width)
+        yield Panel(text, title=title, title_align="left", subtitle=time, subtitle_align="right", width=columns)
 
     def _time(self) -> str:
-        eta = self._snapshot.eta_s(self._header.steps)
         time = duration(self._snapshot.phases.wall_s + self._since_s)
-        return time if eta is None else f"{time} · eta {duration(max(eta - self._since_s, 0.0))}"
+        return f"{time} · {told}" if (told := eta(self._snapshot, self._header.steps, self._since_s)) else time
 
-    def _lines(self, width: int) -> list[tuple[str, Text]]:
+    def _lines(self, width: int, *, shades: bool) -> list[tuple[str, Text]]:
         header, snapshot = self._header, self._snapshot
         steps = f" {snapshot.step}/{header.steps}"
         progress = Text.assemble(bar(snapshot.step / header.steps, width - len(steps), "green"), steps)
-        now = Text(snapshot.activity)
+        now = [Text(snapshot.activity)]
         if snapshot.wanted:
-            now.append(f"  {snapshot.judged}/{snapshot.wanted} completions judged", "dim")
+            now.append(Text(f"{snapshot.judged}/{snapshot.wanted} completions judged", "dim"))
         if snapshot.phases.scoring_s:
-            now.append(f"  scoring {snapshot.phases.scoring_hidden_s / snapshot.phases.scoring_s:.0%} hidden", "dim")
-        speed = Text(f"{snapshot.tokens_per_s:,.0f} tokens/s   dropped {snapshot.dropped}")
+            now.append(Text(f"scoring {snapshot.phases.scoring_hidden_s / snapshot.phases.scoring_s:.0%} hidden", "dim"))
+        speed = [Text(f"{snapshot.tokens_per_s:,.0f} tokens/s"), Text(f"dropped {snapshot.dropped}")]
         if snapshot.slots_busy is not None:
-            speed.append(f"   slots busy {snapshot.slots_busy:.0%} ").append_text(bar(snapshot.slots_busy, 16, "blue"))
-        return [
-            ("model", Text(f"{header.model}   {header.placement} · {header.engine}")),
-            ("step", progress),
-            ("now", now),
-            ("reward", _reward(snapshot.rewards, snapshot.eval_first, snapshot.eval_last)),
-            ("speed", speed),
-            ("time", stacked(snapshot.phases.parts(), width)),
-            *(("", line) for line in _legend(snapshot.phases, width)),
+            speed.append(
+                Text(f"slots busy {snapshot.slots_busy:.0%} ").append_text(bar(snapshot.slots_busy, min(16, width - 16), "blue"))
+            )
+        reward = _reward(snapshot.rewards, snapshot.eval_first, snapshot.eval_last, width)
+        kinds = _shades(snapshot.phases.parts()) if shades else {}
+        legend = [
+            Text.assemble((f"{kinds.get(name, '■')} ", COLOURS[name]), f"{name} {share:.0%}")
+            for name, share in shares(snapshot.phases).items()
         ]
+        return [
+            *_labelled("model", _flowing([Text(header.model), Text(f"{header.placement} · {header.engine}")], width, "   ")),
+            ("step", progress),
+            *_labelled("now", _flowing(now, width, "  ")),
+            *_labelled("reward", list(reward.split())),
+            *_labelled("speed", _flowing(speed, width, "   ")),
+            ("time", stacked(snapshot.phases.parts(), width, shades=shades)),
+            *_labelled("", _flowing(legend, width, "  ")),
+        ]
+
+
+def _colourless(console: Console) -> bool:
+    return console.no_color or console.color_system is None
+
+
+def _labelled(label: str, lines: Sequence[Text]) -> list[tuple[str, Text]]:
+    """The first of them has the label."""
+    return [(label if at == 0 else "", line) for at, line in enumerate(lines)]
+
+
+def eta(snapshot: Snapshot, steps: int, since_s: float = 0.0) -> str:
+    """Such as `eta 1:30`, or `eta ~1:30` where no step is done; empty where nothing tells yet.
+
+    Args:
+        since_s: seconds since the snapshot was taken.
+    """
+    left = snapshot.eta_s(steps)
+    rough = "~" if snapshot.left.rough else ""
+    return "" if left is None else f"eta {rough}{duration(max(left - since_s, 0.0))}"
 
 
 def table(report: Report) -> RenderableType:
     """The report for people: what came out, where prompts went, and the phase shares side by side."""
+    return _Table(report)
+
+
+class _Table:
+    """As wide as there is room, and as it can be read."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = min(options.max_width, WIDEST)
+        yield _report_panel(self._report, columns)
+
+
+def _report_panel(report: Report, columns: int) -> Panel:
     speed = f"{report.generation_tokens:,} tokens, {report.generation_tokens_per_s:,.0f} a second of generation"
     rows: list[tuple[str, RenderableType]] = [
         ("model", Text(f"{report.model}   {report.placement} · {report.engine}")),
         ("steps", f"{report.steps} in {duration(report.wall_s)} ({report.wall_s:.1f} s)"),
-        ("reward", _reward(report.reward.curve, report.eval.first, report.eval.last)),
+        ("reward", _reward(report.reward.curve, report.eval.first, report.eval.last, columns - LABEL - 6)),
         *([("", Text(_unscored(report.eval), "bold red"))] if report.eval.unscored else []),
         *(_by_name(report.rewards, report.eval.rewards) if len(report.rewards) > 1 else []),
         ("speed", f"{speed}, slots busy {report.slots_busy:.0%}"),
@@ -197,9 +251,9 @@ def table(report: Report) -> RenderableType:
         ("ended", Text(report.finished.cause, "bold red" if report.finished.failed else "")),
     ]
     title = Text(f"rollyard · {report.name}{' (simulated)' if report.simulated else ''}", "bold")
-    more = (*foretold(report.forecast), *survival(report.survival), *tables(report.usage))
+    more = (*foretold(report.forecast), *survival(report.survival), *tables(report.usage, narrow=columns < NARROW))
     parts = (_grid(rows), Text(), _phases(report.phases), *more)
-    return Panel(Group(*parts), title=title, title_align="left")
+    return Panel(Group(*parts), title=title, title_align="left", width=columns)
 
 
 def _scoring(phases: PhaseSeconds) -> str:

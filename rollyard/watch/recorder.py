@@ -18,6 +18,7 @@ from rollyard.model.machine import Machine
 from rollyard.protocols.devices import Sink
 from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.accounts import Accounts
+from rollyard.watch.eta import Eta
 from rollyard.watch.forecast import StepMeans, busy, compare
 from rollyard.watch.lives import Lives
 from rollyard.watch.paces import together
@@ -63,12 +64,14 @@ class Recorder:
         self._timeline = timeline
         self._batch = batch
         self._forecast, self._means = forecast, StepMeans()
+        self._eta = Eta(forecast.step_s)
         self.accounts = Accounts(timeline)
         self._work: Work | None = None
         self._machine: Machine | None = None
         self._judged = 0
         self._first = WeightVersion(0)  # where this life of the run begins
         self._rewards: list[float | None] = []
+        self._curve: list[float | None] = []  # those of earlier lives first
         self._evaluations: list[float | None] = []
         self._evaluated: Sequence[int] | None = None  # version
         self._before = PhaseSeconds()
@@ -95,6 +98,8 @@ class Recorder:
             rows: metrics of the steps before it.
         """
         self._builder.go_on(lives, totals, rows, self._first.step)
+        self._eta.go_on(rows)
+        self._curve = [_reward(row) for row in rows]
         self._evaluated = None if totals is None else totals["evaluated"]
         self._evaluations = [] if totals is None else list(totals["evaluations"])
 
@@ -123,6 +128,7 @@ class Recorder:
     def record(self, entries: Sequence[Event | Instruction]) -> None:
         """Keep what the conductor saw and said in one step. Raises JournalError, once."""
         record = self._builder.record
+        self.accounts.requests.hear(entries, self._timeline.spans.now())
         for entry in entries:
             record(entry)
             if type(entry) is Scored:
@@ -157,7 +163,9 @@ class Recorder:
         step = Step(version.step, version, groups, train, seconds, written, fresh, self._unchanged)
         self._before, self._tokens_before, self._dropped_before = now, tokens, dict(dropped)
         self._rewards.append(step.reward_mean)
+        self._curve.append(step.reward_mean)
         self._means.add(seconds, written)
+        self._eta.add(seconds)
         self.accounts.stepped(step.step)
         self._builder.add_step(step)
         for sink in self._sinks:
@@ -202,6 +210,7 @@ class Recorder:
     ) -> None:
         """Held-out prompts were judged. `parts`: the means of the rewards by name."""
         self._evaluations.append(mean_reward)
+        self._eta.evaluated(self._timeline.seconds().eval_s)
         self._evaluated = version
         self._builder.add_evaluation(mean_reward, samples, unscored, parts)
         self._journal.record_evaluation(version, mean_reward, samples, unscored)
@@ -214,14 +223,15 @@ class Recorder:
             waiting: for another job, in words.
         """
         self.accounts.collect()
+        phases, judged = self._timeline.seconds(), min(self._judged, self._batch)
         self._view.update(
             Snapshot(
                 step=self._first.step + len(self._rewards),
-                phases=self._timeline.seconds(),
-                rewards=self._rewards,
+                phases=phases,
+                rewards=self._curve,
                 activity=activity or waiting or str(self._timeline.current or ""),
                 waiting=waiting,
-                judged=min(self._judged, self._batch),
+                judged=judged,
                 wanted=self._batch,
                 eval_first=self._evaluations[0] if self._evaluations else None,
                 eval_last=self._evaluations[-1] if self._evaluations else None,
@@ -229,6 +239,7 @@ class Recorder:
                 slots_busy=slots_busy,
                 dropped=sum(self._dropped_before.values()),
                 before=self._first.step,
+                left=self._eta.at(phases.since(self._before), judged / self._batch),
             )
         )
 
@@ -271,3 +282,9 @@ class Recorder:
     def close_journal(self) -> None:
         """Raises JournalError, unless that was told before."""
         self._write(self._journal.close)
+
+
+def _reward(row: Mapping[str, Any]) -> float | None:
+    """Of a step's metrics."""
+    mean = row.get("reward_mean")
+    return mean if isinstance(mean, float | int) else None

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollyard.watch.eta import Left
 from rollyard.watch.timeline import PhaseSeconds
+
+UNKNOWN = Left(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Snapshot:
     slots_busy: float | None = None  # mean share of decode slots doing work; None before the first engine step
     dropped: int = 0  # prompts dropped since the start of the run
     before: int = 0  # steps that earlier lives of the run did
+    left: Left = UNKNOWN
 
     @property
     def tokens_per_s(self) -> float:
@@ -43,6 +47,5 @@ class Snapshot:
         return self.tokens / self.phases.generating_s if self.phases.generating_s else 0.0
 
     def eta_s(self, steps: int) -> float | None:
-        """Seconds until `steps` are done at the pace so far, setup left out. None before the first step."""
-        done = self.step - self.before
-        return (self.phases.wall_s - self.phases.setup_s) / done * (steps - self.step) if done else None
+        """Seconds until the run of `steps` is over, what comes after the last one included. None: nothing tells yet."""
+        return self.left.seconds(steps - self.step)

@@ -10,12 +10,13 @@ from typing import Final, Literal, Protocol
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from rollyard.watch.draw import LivePanel, duration, number, shares, table
+from rollyard.watch.draw import LivePanel, duration, eta, number, shares, table
 from rollyard.watch.report import Report
 from rollyard.watch.screen import Screen
 from rollyard.watch.snapshot import Header, Snapshot
 
 REFRESHES_PER_S: Final = 4.0
+SILENT_S: Final = 60.0  # after which a log has a line, also within a step
 
 
 class Terminal(Screen):
@@ -52,6 +53,7 @@ class LiveView:
         self._console = console
         self._clock = clock
         self._live: Live | None = None
+        self._panel: LivePanel | None = None  # on the screen
 
     def update(self, snapshot: Snapshot) -> None:
         self._newest = (snapshot, self._clock())
@@ -61,7 +63,20 @@ class LiveView:
 
     def _draw(self) -> RenderableType:
         snapshot, taken = self._newest
-        return LivePanel(self._header, snapshot, self._clock() - taken)
+        if self._panel is not None:
+            self._make_way(*self._panel.drawn)
+        self._panel = LivePanel(self._header, snapshot, self._clock() - taken)
+        return self._panel
+
+    def _make_way(self, columns: int, lines: int) -> None:
+        """A terminal that became narrower has broken each line of the panel in several: rich would leave the upper ones."""
+        size = self._console.size
+        if not 0 < size.width < columns:
+            return
+        before = min(lines, size.height)
+        broken = min(before * -(-columns // size.width), size.height)
+        self._console.file.write(f"\r\x1b[{max(broken - 1, 1)}A\x1b[J" + "\n" * (before - 1))
+        self._console.file.flush()
 
     def finish(self, report: Report) -> None:
         self.close()
@@ -73,11 +88,15 @@ class LiveView:
 
 
 class PlainView:
-    """One line a step, for pipes and logs. When they cannot be written it goes quiet; the run goes on."""
+    """One line a step, for pipes and logs, and in a long step one a minute.
 
-    def __init__(self, header: Header, console: Console) -> None:
+    When they cannot be written it goes quiet; the run goes on.
+    """
+
+    def __init__(self, header: Header, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._header = header
         self._console = console
+        self._clock, self._last = clock, clock()
         self._shown: Snapshot | None = None
         self._waiting = ""
         self._broken = False
@@ -90,6 +109,8 @@ class PlainView:
             if snapshot.step > snapshot.before:
                 self._print(self._line(snapshot))
             self._shown = snapshot
+        elif self._clock() - self._last >= SILENT_S and not snapshot.waiting:
+            self._print(self._meanwhile(snapshot))
         if snapshot.waiting not in ("", self._waiting):
             self._print(snapshot.waiting)
         self._waiting = snapshot.waiting
@@ -103,9 +124,19 @@ class PlainView:
             f"{snapshot.tokens_per_s:,.0f} tokens/s",
             " ".join(f"{name} {share:.0%}" for name, share in shares(snapshot.phases).items()),
             f"dropped {snapshot.dropped}",
-            f"{duration(snapshot.phases.wall_s)} eta {duration(snapshot.eta_s(steps) or 0.0)}",
+            f"{duration(snapshot.phases.wall_s)} {eta(snapshot, steps)}".rstrip(),
         ]
         return "  ".join(parts)
+
+    def _meanwhile(self, snapshot: Snapshot) -> str:
+        """Within a step."""
+        parts = [
+            f"after {snapshot.step}/{self._header.steps}: {snapshot.activity}",
+            f"{snapshot.judged}/{snapshot.wanted} completions judged" if snapshot.wanted else "",
+            f"{snapshot.tokens_per_s:,.0f} tokens/s" if snapshot.tokens else "",
+            f"{duration(snapshot.phases.wall_s)} {eta(snapshot, self._header.steps)}".rstrip(),
+        ]
+        return "  ".join(filter(None, parts))
 
     def finish(self, report: Report) -> None:
         self._print(table(report))
@@ -116,6 +147,7 @@ class PlainView:
     def _print(self, what: RenderableType) -> None:
         if self._broken:
             return
+        self._last = self._clock()
         try:
             self._console.print(what, soft_wrap=isinstance(what, str), markup=False, highlight=False)
         except OSError as error:

@@ -2,7 +2,8 @@
 
 A process each device, a line each activity, an instant event each step. Times are microseconds from the run's start. Of
 more than FEW devices those that did the same at the same times are one process. Where that still makes more than MOST intervals,
-every n-th device of a kind stands for itself and those that follow it: its name and its label say for which.
+every n-th device of a kind stands for itself and those that follow it: its name and its label say for which. After the devices
+come prompts, their requests and verdicts, training steps and weight versions, joined by flows (`watch.tracks`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from rollyard.errors import JournalError
 from rollyard.texts import in_a_line
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import Lane
+from rollyard.watch.requests import Followed
+from rollyard.watch.tracks import events, shown, side_by_side
 
 DRIVER: Final = "driver"  # a lane and its role
 FEW: Final = 36  # devices that have a process each, whatever they do
 MOST: Final = 2**18  # intervals of a trace: about 30 MB
+NOTHING: Final = Followed()
 
 
 class Mark(NamedTuple):
@@ -33,12 +37,13 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What was done from `start_ns` to `end_ns`: the driver's lane and that of each device."""
+    """What was done from `start_ns` to `end_ns`: the driver's lane and that of each device, and what became of prompts."""
 
     lanes: tuple[Lane, ...]
     marks: tuple[Mark, ...]
     start_ns: int
     end_ns: int
+    followed: Followed = NOTHING
 
     @property
     def devices(self) -> int:
@@ -48,8 +53,10 @@ class Traced:
 
 def write_trace(path: Path, traced: Traced) -> None:
     """One event a line. Raises OSError."""
-    traced = bounded(traced)
-    other = {"end_us": (traced.end_ns - traced.start_ns) / 1e3}
+    traced = replace(bounded(traced), followed=shown(traced.followed))
+    other: dict[str, object] = {"end_us": (traced.end_ns - traced.start_ns) / 1e3}
+    if left_out := traced.followed.left_out:
+        other["left_out"] = left_out
     with writing(path, "w") as file:
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [')
         between = "\n"
@@ -98,6 +105,7 @@ def _standing(lanes: Sequence[Lane], how: str) -> Lane:
 def _all(traced: Traced) -> Iterator[dict[str, object]]:
     for number, lane in enumerate(traced.lanes):
         yield from _events(number, lane, traced.start_ns)
+    yield from events(traced.followed, len(traced.lanes), traced.start_ns)
     for step, at in traced.marks:
         yield {"ph": "i", "s": "g", "name": f"step {step}", "pid": 0, "tid": 0, "ts": (at - traced.start_ns) / 1e3}
 
@@ -110,28 +118,30 @@ def _events(number: int, lane: Lane, start_ns: int) -> Iterator[dict[str, object
     }
     yield {"ph": "M", "name": "process_labels", "pid": number, "args": labels}
     for line, activity in enumerate(Activity):
-        intervals = [interval for interval in lane.intervals if interval.activity is activity]
-        if intervals:
-            yield {"ph": "M", "name": "thread_name", "pid": number, "tid": line, "args": {"name": activity}}
-        for _, begin, end, what in sorted(intervals, key=lambda interval: interval.start_ns):
-            name, at, length = what or activity, (begin - start_ns) / 1e3, (end - begin) / 1e3
-            yield {"ph": "X", "name": name, "cat": activity, "pid": number, "tid": line, "ts": at, "dur": length}
+        found = [interval for interval in lane.intervals if interval.activity is activity]
+        for more, intervals in enumerate(side_by_side(found)):  # what a device does at once has a line each
+            tid = line + more * len(Activity)
+            named = activity.value if more == 0 else f"{activity} {more + 1}"
+            yield {"ph": "M", "name": "thread_name", "pid": number, "tid": tid, "args": {"name": named}}
+            for _, begin, end, what in intervals:
+                name, at, length = what or activity, (begin - start_ns) / 1e3, (end - begin) / 1e3
+                yield {"ph": "X", "name": name, "cat": activity, "pid": number, "tid": tid, "ts": at, "dur": length}
 
 
 def read_trace(path: Path) -> Traced:
-    """What `write_trace` wrote, with times from 0 on. Raises OSError, or JournalError when it is none."""
+    """The devices of what `write_trace` wrote, with times from 0 on. Raises OSError, or JournalError when it is none."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        events, other = record["traceEvents"], record["otherData"]
-        heads = {event["pid"]: event["args"] for event in events if event["name"] == "process_labels"}
-        names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+        found, other = record["traceEvents"], record["otherData"]
+        heads = {event["pid"]: event["args"] for event in found if event["name"] == "process_labels"}
+        names = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name" and e["pid"] in heads}
         done: dict[int, list[Interval]] = {number: [] for number in names}
-        for event in events:
-            if event["ph"] == "X":
+        for event in found:
+            if event["ph"] == "X" and event["pid"] in heads:
                 what = "" if event["name"] == event["cat"] else event["name"]
                 begin, end = _ns(event["ts"]), _ns(event["ts"] + event["dur"])
                 done[event["pid"]].append(Interval(Activity(event["cat"]), begin, end, what))
-        marks = tuple(Mark(int(e["name"].split()[1]), _ns(e["ts"])) for e in events if e["ph"] == "i")
+        marks = tuple(Mark(int(e["name"].split()[1]), _ns(e["ts"])) for e in found if e["ph"] == "i")
         lanes = tuple(_lane(name, heads[number], done[number]) for number, name in names.items())
         return Traced(lanes, marks, 0, _ns(other["end_us"]))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:

@@ -33,13 +33,13 @@ def lags(staleness: Mapping[int, int]) -> str:
     return ", ".join(f"lag {lag} {tokens / whole:.0%}" for lag, tokens in staleness.items())
 
 
-def tables(usage: Usage) -> list[RenderableType]:
-    """What is known of devices and operations; nothing where nothing is."""
+def tables(usage: Usage, *, narrow: bool = False) -> list[RenderableType]:
+    """What is known of devices and operations; nothing where nothing is. `narrow`: only the columns that say most."""
     found: list[RenderableType] = []
     if usage.devices:
         found += (Text(), _devices(usage.devices, usage.pools))
     if usage.operations:
-        found += (Text(), _operations(usage))
+        found += (Text(), _operations(usage, narrow))
     return found
 
 
@@ -64,17 +64,21 @@ def _waits(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{cause} {share:.1%}" for cause, share in most if share >= SHOWN) or "-"
 
 
-def _operations(usage: Usage) -> Table:
+def _operations(usage: Usage, narrow: bool) -> Table:
     grid = _grid()
-    for name in ("phase", "operation"):
-        grid.add_column(name, no_wrap=True)
-    for name in ("FLOPs/byte", "bound by", "seconds", "share"):
+    grid.add_column("operation" if narrow else "phase", no_wrap=True)
+    if not narrow:
+        grid.add_column("operation", no_wrap=True)
+    for name in ("bound by", "share") if narrow else ("FLOPs/byte", "bound by", "seconds", "share"):
         grid.add_column(name, justify="right", no_wrap=True)
     for row in usage.operations:
         seconds = "-" if row.seconds is None else f"{row.seconds:.2f}"
         share = "-" if row.share is None else f"{row.share:.1%}"
-        grid.add_row(row.phase, row.operation, f"{row.flops_per_byte:.1f}", row.bound or "-", seconds, share)
-    if usage.balance is not None:
+        if narrow:
+            grid.add_row(row.operation, row.bound or "-", share)
+        else:
+            grid.add_row(row.phase, row.operation, f"{row.flops_per_byte:.1f}", row.bound or "-", seconds, share)
+    if usage.balance is not None and not narrow:
         grid.add_row("machine", "balance", f"{usage.balance:.1f}", "", "", "", style="bold")
     return grid
 

@@ -10,14 +10,18 @@ from hypothesis import strategies as st
 
 from rollyard import driver
 from rollyard.errors import ConfigError
+from rollyard.events import BatchTrained, Train
 from rollyard.layers import resolve_tree
 from rollyard.plan.check import check_scenario
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.simulate import simulate
+from rollyard.watch.trace import write_trace
 from tests.plan import sides
 from tests.plan.compared import compare
 from tests.plan.sides import Case, same
+from tests.traces import read_strictly
 
+KINDS = ("prompt", "request", "verdict", "step", "version")
 AT_A_LOAD = ((0.84, 0), (1.37, 1), (1.9, 2), (2.43, 0), (2.96, 1))
 CASES = (
     Case("colocated", judge_s=0.1),
@@ -41,7 +45,25 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}-{CASES.index(case)}")
 def test_the_simulator_does_what_the_loop_does(case: Case, tmp_path: Path) -> None:
-    same(case, tmp_path)
+    one, other = same(case, tmp_path)
+    if one.report is not None and one.report.finished.failed:
+        return
+    assert other.simulated is not None
+    write_trace(tmp_path / "trace.json", other.simulated.traced)
+    traces = [read_strictly(tmp_path / "run" / "trace.json"), read_strictly(tmp_path / "trace.json")]
+    trained = trained_in(other)
+    assert [trace.trained for trace in traces] == [trained, trained]
+    left, right = (sorted(each for each in trace.slices if each.kind in KINDS) for trace in traces)
+    assert [each[:4] for each in left] == [each[:4] for each in right]
+    moments = [(each.start_ns, each.end_ns) for each in left], [(each.start_ns, each.end_ns) for each in right]
+    assert all(abs(a - b) < 10_000 for pair in zip(*moments, strict=True) for a, b in zip(*pair, strict=True))
+
+
+def trained_in(side: sides.Side) -> dict[int, set[int]]:
+    """Prompts of each batch that there is a new version of."""
+    said = [entry for _, events, instructions in side.steps for entry in (*events, *instructions)]
+    taken = {each.step + 1: {group.id for group in each.groups} for each in said if isinstance(each, Train)}
+    return {each.version.step: taken[each.version.step] for each in said if isinstance(each, BatchTrained)}
 
 
 @st.composite

@@ -1,4 +1,5 @@
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rollyard.chaos.survival import Survived, Tally
 from rollyard.types import Canary, Handed
 from rollyard.watch.devices import DeviceTime, PoolTime
-from rollyard.watch.draw import LivePanel, bar, cells, duration, places, shares, sparkline, stacked, table
+from rollyard.watch.draw import WIDEST, LivePanel, bar, cells, duration, places, shares, sparkline, stacked, table
+from rollyard.watch.eta import Left
 from rollyard.watch.report import (
     Counts,
     EvalRewards,
@@ -50,6 +52,7 @@ SNAPSHOT = Snapshot(
     tokens=50_000,
     slots_busy=0.83,
     dropped=2,
+    left=Left(0.4, 0.4, 0.8),
 )
 REPORT = Report(
     name="sort",
@@ -143,11 +146,6 @@ def test_durations_and_shares() -> None:
     assert shares(PHASES) == {"generate": 0.5, "train": 0.25, "setup": 0.2, "unaccounted": 0.05}
 
 
-def test_the_time_left_is_at_the_pace_so_far_without_setup() -> None:
-    assert SNAPSHOT.eta_s(100) == pytest.approx(24.0)  # 16 s for 40 steps, 60 to go
-    assert replace(SNAPSHOT, step=0).eta_s(100) is None
-
-
 def test_the_live_panel_shows_it_all_in_80_columns() -> None:
     shown = lines(LivePanel(HEADER, SNAPSHOT, since_s=2.0))
     assert all(len(line) == 80 for line in shown)
@@ -159,16 +157,38 @@ def test_the_live_panel_shows_it_all_in_80_columns() -> None:
         "generate  180/256 completions judged  scoring 75% hidden",
         "0.750  ▁▅█  held-out 0.390 → 0.620",
         "5,000 tokens/s   dropped 2   slots busy 83% █████████████▎",  # 13.28 of 16
-        "■ generate 50%  ■ train 25%  ■ setup 20%  ■ unaccounted 5%",
-        "0:22 · eta 0:22",
+        "█ generate 50%  ▓ train 25%  ▒ setup 20%  ░ unaccounted 5%",
+        "0:22 · eta 0:22",  # 59 steps of 0.4 s, 0.8 s at the end, less 2 s
     ):
         assert part in text
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
-def test_the_live_panel_fits_any_width(width: int) -> None:
-    shown = lines(LivePanel(HEADER, SNAPSHOT), width)
-    assert all(len(line) == width for line in shown)
+def test_panel_and_table_fit_any_width_and_leave_nothing_out(width: int) -> None:
+    panel, report = lines(LivePanel(HEADER, SNAPSHOT), width), lines(table(REPORT), width)
+    assert {len(line) for line in (*panel, *report)} == {min(width, WIDEST)}
+    if width >= 40:
+        text = " ".join(" ".join(line.strip("│ ").split()) for line in (*panel, *report))
+        for part in (
+            "colocated · embedded",
+            "180/256 completions judged",
+            "held-out 0.390 → 0.620",
+            "unaccounted 5%",
+            "dropped 2",
+        ):
+            assert part in text
+        assert "…" not in text, "nothing is cut"
+
+
+def test_without_colours_the_parts_of_the_time_are_told_apart_by_their_shades() -> None:
+    coloured, plain = io.StringIO(), io.StringIO()
+    for file, options in ((coloured, {}), (plain, {"no_color": True})):
+        console = Console(file=file, width=80, force_terminal=True, color_system="truecolor", **options)  # type: ignore[arg-type]
+        console.print(LivePanel(HEADER, SNAPSHOT))
+    assert "▓" not in coloured.getvalue() and "■ " in coloured.getvalue()
+    assert "█ generate 50%  ▓ train 25%" in re.sub("\x1b[^m]*m", "", plain.getvalue())
+    bars = [line for line in plain.getvalue().splitlines() if "time" in line]
+    assert [bars[0].count(sign) for sign in "█▓▒░"] == [34, 17, 13, 3]  # of 67
 
 
 def test_the_live_panel_before_anything_happened() -> None:

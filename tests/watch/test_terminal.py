@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rollyard.watch.eta import Left
 from rollyard.watch.terminal import LiveView, PlainView, QuietView, open_view
 from tests.watch.test_draw import HEADER, REPORT, SNAPSHOT
 
@@ -43,7 +44,7 @@ def test_plain_prints_a_line_a_step_whatever_the_rate_of_updates() -> None:
     assert head == "run sort  llama 0.43M  colocated  embedded  100 steps"
     assert first == (
         "step   1/100  reward 0.750  held-out 0.620  5,000 tokens/s  "
-        "generate 50% train 25% setup 20% unaccounted 5%  dropped 2  0:20 eta 26:24"  # 16 s a step, 99 to go
+        "generate 50% train 25% setup 20% unaccounted 5%  dropped 2  0:20 eta 0:40"  # 98 steps of 0.4 s and 0.8 s at the end
     )
     assert second.startswith("step   2/100")
     view.finish(REPORT)
@@ -116,3 +117,19 @@ def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     view.finish(REPORT)
     view.close()
     assert capsys.readouterr().out == ""
+
+
+def test_plain_has_a_line_a_minute_within_a_long_step() -> None:
+    out, now = io.StringIO(), [0.0]
+    view = PlainView(HEADER, console(out), clock=lambda: now[0])
+    for now[0] in range(0, 200, 5):
+        view.update(replace(SNAPSHOT, step=0, rewards=[], left=Left(30.0, 10.0, rough=True)))
+    head, *more = out.getvalue().splitlines()
+    assert (
+        head.startswith("run sort")
+        and more
+        == [
+            "after 0/100: generate  180/256 completions judged  5,000 tokens/s  0:20 eta ~49:50"  # 20 s, and 99 steps of 30 s
+        ]
+        * 3
+    )
