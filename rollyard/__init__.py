@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rollyard.layers import resolve
     from rollyard.loop import Run
     from rollyard.prompts.given import GivenPrompt
-    from rollyard.rollouts import Rollouts
+    from rollyard.rollouts import Rollouts, SyncRollouts
     from rollyard.types import Prompt, Reward
     from rollyard.watch.step import Step
 
@@ -53,6 +53,7 @@ __all__ = [
     "Run",
     "RunFailed",
     "Step",
+    "SyncRollouts",
     "Transcript",
     "resolve",
 ]
@@ -65,6 +66,7 @@ _FROM = {  # the others: errors
     "Rollouts": "rollouts",
     "Run": "loop",
     "Step": "watch.step",
+    "SyncRollouts": "rollouts",
     "Transcript": "episode.transcript",
     "resolve": "layers",
 }

@@ -211,7 +211,9 @@ class Builder:
         else:
             from rollyard.weights.given import GivenWeights
 
-            self._caller.begin(GivenWeights(policy.model, policy.folder), device, self._begin.version, self._begin.life)
+            begin = self._begin
+            self._caller.begin(GivenWeights(policy.model, policy.folder), device, begin.version, begin.life)
+            self._caller.model = begin.checkpoint or policy.folder
             trainer = self._caller
         self._built.push_async_callback(trainer.close)
         publisher = worker.build_publisher(config, policy, device, self._scratch)

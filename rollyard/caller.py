@@ -19,7 +19,7 @@ from rollyard.prompts.given import GivenSource
 from rollyard.protocols.devices import Device
 from rollyard.protocols.rollouts import PromptSource
 from rollyard.rollout.state import Counts
-from rollyard.types import Activity, Group, TrainBatch, TrainStats, WeightVersion
+from rollyard.types import Activity, Group, Prompt, TrainBatch, TrainStats, WeightVersion
 
 if TYPE_CHECKING:
     from rollyard.weights.given import GivenWeights, Weights
@@ -65,6 +65,8 @@ class Caller:
         self._conductor: Conductor | None = None
         self._engines: Mapping[EngineId, object] = {}
         self.source: PromptSource | None = None
+        self.submitted: tuple[tuple[Prompt, ...], int] = ((), 0)  # in earlier lives of the run, and the id of the next
+        self.model: Path | None = None  # that this life begins with
         self.ready = asyncio.Event()  # the stations are there
 
     def begin(self, weights: GivenWeights, device: Device, version: WeightVersion, life: int) -> None:
@@ -76,6 +78,7 @@ class Caller:
         self.source, self._conductor, self._engines = source, conductor, engines
         if isinstance(source, GivenSource):
             source.vocabulary = vocabulary
+            source.go_on(*self.submitted)
         self.ready.set()
 
     def heard(self, happened: Sequence[Event | Instruction]) -> None:

@@ -40,6 +40,7 @@ from rollyard.resume import (
     given_directly,
     left_by,
     lives,
+    submitted,
 )
 from rollyard.reward.open import Given
 from rollyard.ring import REFRESH_S, Ring, Stopped
@@ -244,6 +245,8 @@ class Run:
         if not self._again:
             return folder, NOTHING
         past = left_by(folder, self.config.run.steps)
+        if self._caller is not None and past.lives:
+            self._caller.submitted = submitted(folder, past)
         for error in changed_options(folder, self.config) if past.lives else ():
             raise error  # somebody has edited the file
         self.finished = finished(folder, past, self.config.run.steps)

@@ -21,6 +21,7 @@ from rollyard.config import Config
 from rollyard.durable import is_whole, write_file
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.beside import lost_end, options_of, without_metrics
+from rollyard.journal.decode import PROMPT, prompt_of
 from rollyard.journal.folder import CHECKPOINTS, RunFolder, refuse_foreign
 from rollyard.journal.reader import JournalReader, has_lives
 from rollyard.journal.recover import Past, read_past
@@ -29,7 +30,7 @@ from rollyard.layers import options, resolve, value
 from rollyard.lives import GroupsRecovered
 from rollyard.place.mode import USED_UP
 from rollyard.texts import in_a_line, visible
-from rollyard.types import DropReason
+from rollyard.types import DropReason, Prompt
 from rollyard.watch.lives import Lives
 from rollyard.worker import FIRST
 
@@ -176,6 +177,18 @@ def left(folder: RunFolder, past: Past) -> tuple[dict[str, int], dict[str, int]]
                 counts = prompts if member is None else members
                 counts[reason] = counts.get(reason, 0) + 1
     return prompts, members
+
+
+def submitted(folder: RunFolder, past: Past) -> tuple[tuple[Prompt, ...], int]:
+    """Prompts that code had submitted to earlier lives and that are asked again, and the id of the next one.
+
+    One that was not admitted is not in the journal: it has to be submitted again. Raises JournalError when one is damaged.
+    """
+    sql = f"SELECT {PROMPT} FROM prompts p WHERE incarnation = ? AND group_id = ?"
+    with JournalReader(folder.journal) as journal:
+        own = dict(journal.query(OWN))
+        rows = [row for id_, life in sorted(own.items()) if id_ not in past.done for row in journal.query(sql, life, id_)]
+    return tuple(prompt_of(*row) for row in rows), max(own, default=-1) + 1
 
 
 def lives(folder: RunFolder, past: Past) -> Lives:

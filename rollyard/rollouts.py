@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from rollyard.caller import Batch, Caller
 from rollyard.checks import check_judged
@@ -32,6 +35,8 @@ from rollyard.watch.terminal import View
 
 if TYPE_CHECKING:
     from rollyard.weights.given import Weights
+
+T = TypeVar("T")
 
 Submitted = str | Sequence[Mapping[str, str]] | GivenPrompt
 LEFT: Final = "left by the caller"
@@ -81,11 +86,37 @@ class Rollouts:
         view: Callable[[Header], View] | None = None,
         save: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        self._caller = Caller(save)
-        self._hold(Run(config, reward, view, environment, caller=self._caller), reward, environment)
+        caller = Caller(save)
+        self._hold(Run(config, reward, view, environment, caller=caller), caller, reward, environment)
 
-    def _hold(self, run: Run, reward: Given | None, environment: Environment | None) -> None:
-        self._run = run
+    @classmethod
+    def resume(
+        cls,
+        folder: Path | str,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        reward: Given | None = None,
+        environment: Environment | None = None,
+        view: Callable[[Header], View] | None = None,
+        save: Callable[[Path], None] = lambda folder: None,
+    ) -> Self:
+        """The next life of a run that was killed, or left: it goes on from its newest whole checkpoint, as `Run.resume`.
+
+        Your own training goes on from `model`. Prompts that had been admitted and were not trained on come again by
+        themselves; those that were submitted and not admitted, whose ids are `next_prompt` and more, are to be submitted again.
+        """
+        rollouts, caller = cls.__new__(cls), Caller(save)
+        run = Run.resume(folder, overrides, reward=reward, environment=environment, view=view, caller=caller)
+        rollouts._hold(run, caller, reward, environment)
+        return rollouts
+
+    @classmethod
+    def sync(cls, config: Config, **given: Any) -> SyncRollouts:
+        """The same for code without async. Takes what `Rollouts` takes."""
+        return SyncRollouts(cls(config, **given))
+
+    def _hold(self, run: Run, caller: Caller, reward: Given | None, environment: Environment | None) -> None:
+        self._run, self._caller = run, caller
         self._task: asyncio.Task[None] | None = None
         self._suits = cache(lambda columns: check_judged(run.config, reward, environment, columns))
 
@@ -107,6 +138,21 @@ class Rollouts:
     def version(self) -> WeightVersion:
         """What was published last; before the first `publish` what the run began with."""
         return self._caller.version
+
+    @property
+    def model(self) -> Path:
+        """Hugging Face folder of what the engines begin with: load your model from it. There is one once the block is entered.
+
+        Of a run that was resumed it is a checkpoint, with what `save` had added.
+        """
+        if self._caller.model is None:
+            raise ConfigError("the run has not begun", where="model", remedy="enter the block first")
+        return self._caller.model
+
+    @property
+    def next_prompt(self) -> int:
+        """The id of the next prompt that is submitted."""
+        return self._source.next
 
     # -------------------------------------------------------------------------------------- start and end
 
@@ -208,8 +254,12 @@ class Rollouts:
 
         Raises ConfigError when the one before was not published, RunFailed when the run has failed.
         """
-        while (batch := await self._caller.next()) is not None:
+        while (batch := await self.next_batch()) is not None:
             yield batch
+
+    async def next_batch(self) -> Batch | None:
+        """The next of them, None when there will be none any more. Raises as `batches`."""
+        return await self._caller.next()
 
     async def publish(self, weights: Weights, stats: Mapping[str, float] | None = None) -> WeightVersion:
         """Publish what training on the batch came to, for the engines to go on with.
@@ -252,3 +302,129 @@ class Rollouts:
             tokens=counts.tokens.generated,
             cause="" if report is None else report.finished.cause,
         )
+
+
+class SyncRollouts:
+    """`Rollouts` for code without async: in a plain loop, a notebook, or a trainer's hook. The run has a thread of its own.
+
+        with rollyard.Rollouts.sync(config) as rollouts:
+            for batch in rollouts.batches():
+                ...  # generation goes on meanwhile, as far as the placement and the staleness limit allow
+                rollouts.publish(model)
+
+    Its methods are those of `Rollouts`, and block; any thread may call them. Ctrl-C leaves the block, and stops the run.
+    """
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._left = asyncio.Event()
+        self._thread: Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Raises as entering `Rollouts`."""
+        began: Future[None] = Future()
+        self._thread = Thread(target=self._turn, args=(began,), name="rollouts", daemon=True)
+        self._thread.start()
+        began.result()
+        with ExitStack() as failing:
+            failing.callback(self._end)
+            self._call(self._rollouts.__aenter__())
+            failing.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._call(self._rollouts.__aexit__(kind, error, trace))
+        finally:
+            self._end()
+
+    def submit(self, prompts: Sequence[Submitted]) -> tuple[int, ...]:
+        return self._call(self._rollouts.submit(prompts))
+
+    def end_of_prompts(self) -> None:
+        self._now(self._rollouts.end_of_prompts)
+
+    def batches(self) -> Iterator[Batch]:
+        while (batch := self.next_batch()) is not None:
+            yield batch
+
+    def next_batch(self) -> Batch | None:
+        return self._call(self._rollouts.next_batch())
+
+    def publish(self, weights: Weights, stats: Mapping[str, float] | None = None) -> WeightVersion:
+        return self._call(self._rollouts.publish(weights, stats))
+
+    def groups(self) -> Iterator[Group]:
+        stream = self._rollouts.groups()
+
+        async def following() -> Group | None:
+            return await anext(stream, None)
+
+        while (group := self._call(following())) is not None:
+            yield group
+
+    def status(self) -> Status:
+        return self._now(self._rollouts.status)
+
+    def stop(self, cause: str) -> None:
+        self._now(lambda: self._rollouts.stop(cause))
+
+    @property
+    def config(self) -> Config:
+        return self._rollouts.config
+
+    @property
+    def folder(self) -> Path:
+        return self._rollouts.folder
+
+    @property
+    def report(self) -> Report | None:
+        return self._rollouts.report
+
+    @property
+    def version(self) -> WeightVersion:
+        return self._rollouts.version
+
+    @property
+    def model(self) -> Path:
+        return self._rollouts.model
+
+    @property
+    def next_prompt(self) -> int:
+        return self._now(lambda: self._rollouts.next_prompt)
+
+    def _turn(self, began: Future[None]) -> None:
+        """The thread."""
+
+        async def until_left() -> None:
+            self._loop = asyncio.get_running_loop()
+            began.set_result(None)
+            await self._left.wait()
+
+        asyncio.run(until_left())
+
+    def _end(self) -> None:
+        assert self._loop is not None and self._thread is not None
+        self._loop.call_soon_threadsafe(self._left.set)
+        self._thread.join()
+        self._loop = None
+
+    def _now(self, call: Callable[[], T]) -> T:
+        """On the run's thread; here where that is over."""
+
+        async def called() -> T:
+            return call()
+
+        return call() if self._loop is None else self._call(called())
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of it, on the run's thread; given up when this is interrupted. Raises ConfigError outside the block."""
+        if self._loop is None:
+            work.close()
+            raise ConfigError("the run is not going on", where="rollouts", remedy="use it inside `with Rollouts.sync(...)`")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()

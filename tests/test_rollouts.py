@@ -87,3 +87,20 @@ async def test_who_asks_for_a_batch_without_having_published_is_told_so(model_fo
                 pass
     assert rollouts.report is not None and rollouts.report.finished.failed
     assert "nothing was published" in rollouts.report.finished.cause and rollouts.report.prompts.dropped == {"stopped": BATCH}
+
+
+def test_without_async_the_run_has_a_thread_of_its_own(model_folder: Path, tmp_path: Path) -> None:
+    config = given(model_folder, tmp_path / "run")
+    with rollyard.Rollouts.sync(config, reward=share_of_a) as rollouts:
+        model = AutoModelForCausalLM.from_pretrained(rollouts.model)
+        assert rollouts.submit(["ab", "cd", "ef", "gh"]) == (0, 1, 2, 3)
+        rollouts.end_of_prompts()
+        seen = []
+        for batch in rollouts.batches():
+            seen.append(len(batch.groups))
+            rollouts.publish(moved(model))
+        assert rollouts.status().trained == 4
+    assert seen == [BATCH, 1], "the last batch is made of what there is"
+    assert rollouts.report is not None and not rollouts.report.finished.failed
+    with pytest.raises(ConfigError, match="not going on"):
+        rollouts.submit(["ab"])

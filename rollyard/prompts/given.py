@@ -48,10 +48,20 @@ class GivenSource:
         self._ended = False
         self._changed = asyncio.Event()
 
+    def go_on(self, prompts: Sequence[Prompt], after: int) -> None:
+        """Ask these of an earlier life again; the next that is submitted has the id `after`."""
+        self._waiting.extend(prompts)
+        self._next = max(self._next, after)
+        self._change()
+
+    @property
+    def next(self) -> int:
+        """The id of the next prompt that is submitted."""
+        return self._next
+
     @property
     def cursor(self) -> int:
-        """Of what was taken: the id of the next prompt."""
-        return self._next - len(self._waiting)
+        return self._waiting[0].id if self._waiting else self._next
 
     @property
     def waiting(self) -> int:
