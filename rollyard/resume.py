@@ -21,6 +21,7 @@ from rollyard.config import Config
 from rollyard.durable import is_whole, write_file
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.beside import lost_end, options_of, without_metrics
+from rollyard.journal.decode import PROMPT, prompt_of
 from rollyard.journal.folder import CHECKPOINTS, RunFolder, refuse_foreign
 from rollyard.journal.reader import JournalReader, has_lives
 from rollyard.journal.recover import Past, read_past
@@ -29,7 +30,7 @@ from rollyard.layers import options, resolve, value
 from rollyard.lives import GroupsRecovered
 from rollyard.place.mode import USED_UP
 from rollyard.texts import in_a_line, visible
-from rollyard.types import DropReason
+from rollyard.types import DropReason, Prompt
 from rollyard.watch.lives import Lives
 from rollyard.worker import FIRST
 
@@ -178,6 +179,18 @@ def left(folder: RunFolder, past: Past) -> tuple[dict[str, int], dict[str, int]]
     return prompts, members
 
 
+def submitted(folder: RunFolder, past: Past) -> tuple[tuple[Prompt, ...], int]:
+    """Prompts that code had submitted to earlier lives and that are asked again, and the id of the next one.
+
+    One that was not admitted is not in the journal: it has to be submitted again. Raises JournalError when one is damaged.
+    """
+    sql = f"SELECT {PROMPT} FROM prompts p WHERE incarnation = ? AND group_id = ?"
+    with JournalReader(folder.journal) as journal:
+        own = dict(journal.query(OWN))
+        rows = [row for id_, life in sorted(own.items()) if id_ not in past.done for row in journal.query(sql, life, id_)]
+    return tuple(prompt_of(*row) for row in rows), max(own, default=-1) + 1
+
+
 def lives(folder: RunFolder, past: Past) -> Lives:
     """So far, with the one that begins now. One that ended in its start is none."""
     with JournalReader(folder.journal) as journal:
@@ -214,9 +227,10 @@ class Began:
 BEGAN: Final = TypeAdapter(Began)
 
 
-def given_directly(reward: object, environment: object) -> tuple[str, ...]:
+def given_directly(reward: object, environment: object, trainer: object = None) -> tuple[str, ...]:
     """Their names."""
-    return tuple(name for name, each in (("environment", environment), ("reward", reward)) if each is not None)
+    found = {"environment": environment, "reward": reward, "trainer": trainer}
+    return tuple(name for name, each in found.items() if each is not None)
 
 
 def remember(folder: RunFolder, config: Config, model: Path, given: tuple[str, ...]) -> None:
@@ -234,7 +248,8 @@ def check_given(folder: RunFolder, given: tuple[str, ...], past: Past = NOTHING)
     for name in sorted({*_began(folder).given} ^ {*given}):
         if name in given:
             raise ConfigError(f"the run was not given its {name} directly", where=name, remedy="leave it out")
-        problem, remedy = f"the run was given its {name} in Python", f"resume it there: rollyard.Run.resume(folder, {name}=...)"
+        call = "Rollouts.resume(folder)" if name == "trainer" else f"Run.resume(folder, {name}=...)"
+        problem, remedy = f"the run was given its {name} in Python", f"resume it there: rollyard.{call}"
         raise ConfigError(problem, where=name, remedy=remedy)
 
 

@@ -78,6 +78,7 @@ class Shipped:
 
 SHIPPED: Mapping[str, Shipped] = {
     "exact_match": Shipped(shipped.exact_match),
+    "unjudged": Shipped(shipped.unjudged),
     "numeric_match": Shipped(shipped.numeric_match),
     "regex": Shipped(shipped.regex, direct=False, settings=_pattern, option="pattern"),
     "format": Shipped(shipped.format, direct=False, settings=_form, option="format"),
