@@ -33,6 +33,7 @@ from rollyard.texts import visible
 from rollyard.watch.screen import Screen, warnings_as_lines
 
 if TYPE_CHECKING:
+    from rollyard.journal.folder import RunFolder
     from rollyard.loop import Run
     from rollyard.watch.snapshot import Header
     from rollyard.watch.terminal import Terminal, View
@@ -112,7 +113,7 @@ def _done(given: argparse.Namespace, console: Screen) -> int:
         case "resume":
             return _resume(given)
         case "inspect":
-            return inspect(given)
+            return inspect(given, _web)
         case "simulate":
             scenario = scenario_of(given)
             return _explain(scenario) if given.explain else simulate(scenario, as_json=given.json)
@@ -305,6 +306,12 @@ def _train(resolved: Resolved[Config]) -> int:
 
     stopped = asyncio.run(_drive(Training(resolved.config, tell)))
     return STOPPED if stopped else 0
+
+
+def _web(folder: RunFolder, port: int, as_json: bool) -> int:
+    from rollyard.dashboard.command import web
+
+    return web(folder, port, as_json)
 
 
 def _engines(given: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -46,6 +46,9 @@ VIEWS = {
 }
 
 
+Web = Callable[[RunFolder, int, bool], int]  # serves a run on a port; as JSON
+
+
 def add_inspect(commands: Any) -> None:
     """Hang the command into the command line's subparsers."""
     text = TEXT[0].upper() + TEXT[1:] + ". Nothing in its folder is changed."
@@ -54,6 +57,8 @@ def add_inspect(commands: Any) -> None:
     command.add_argument("--check", action="store_true", help="read all of the journal and every checkpoint; say what is sound")
     command.add_argument("--sql", metavar="SELECT", help="rows of a SELECT over the journal: docs/journal.md")
     command.add_argument("--timeline", type=Path, metavar="FILE.svg", help="write a picture of what every device did")
+    command.add_argument("--web", action="store_true", help="show it in a browser, on this machine alone: docs/dashboard.md")
+    command.add_argument("--port", type=port, metavar="N", help="of that (default: one that is free)")
     command.set_defaults(view="", json=False, life=None, each=False, limit=LIMIT)
     _add_common(command, limit=True)
     views = command.add_subparsers(dest="view", required=False, metavar="VIEW", parser_class=type(command))
@@ -100,9 +105,19 @@ def whole(text: str, least: int = 0) -> int:
     return number
 
 
-def inspect(given: argparse.Namespace) -> int:
+def port(text: str) -> int:
+    """Of an option. Raises what argparse tells as it is."""
+    number = whole(text)
+    if number >= 2**16:
+        raise argparse.ArgumentTypeError(f"{text!r} does not fit: ports end at 65535")
+    return number
+
+
+def inspect(given: argparse.Namespace, web: Web) -> int:
     """Do what the command line says; returns the exit code. Raises ConfigError, JournalError, OSError."""
     _check(given)
+    if given.web:
+        return web(find(given.folder), given.port or 0, given.json)
     try:
         return _do(given, Printer(given.json))
     except BrokenPipeError:  # whoever reads has seen enough
@@ -116,12 +131,17 @@ def _check(given: argparse.Namespace) -> None:
         raise ConfigError(f"{' and '.join(asked)} do not go together", where="command line", remedy="give one of them")
     if given.each and given.life is not None:
         raise ConfigError("--life and --all do not go together", where="command line", remedy="give one of them")
+    if given.web and (given.each or given.life is not None):
+        problem = "the page shows what survived of all lives"
+        raise ConfigError(problem, where="--web", remedy="leave --life and --all out, or give `steps`, `groups`, `rollouts`")
+    if given.port is not None and not given.web:
+        raise ConfigError("a port is of the page alone", where="--port", remedy="give --web too")
 
 
 def _asked(given: argparse.Namespace) -> list[str]:
     """What it is to do; nothing: the overview."""
-    flags = (("--check", given.check), ("--sql", given.sql is not None), ("--timeline", given.timeline is not None))
-    return [name for name, on in (*flags, (given.view, given.view)) if on]
+    flags = {"--check": given.check, "--sql": given.sql is not None, "--timeline": given.timeline is not None, "--web": given.web}
+    return [name for name, on in (*flags.items(), (given.view, given.view)) if on]
 
 
 def _simulated(folder: RunFolder, given: argparse.Namespace, printer: Printer) -> int:
@@ -177,9 +197,11 @@ def _several(source: Source) -> bool:
 
 
 def _wanted(given: argparse.Namespace) -> Wanted:
-    more = {"finish": given.finish or "", "group": given.group} if given.view == "rollouts" else {}
+    rollouts = given.view == "rollouts"
+    more = {"finish": given.finish or "", "group": given.group} if rollouts else {}
     limit = given.limit or -1
-    return Wanted(sort=given.sort, dropped=given.dropped, step=given.step, text=given.text, limit=limit, **more)
+    sort, down = (ROLLOUT_SORTS if rollouts else GROUP_SORTS)[given.sort]
+    return Wanted(sort=sort, down=down, dropped=given.dropped, step=given.step, text=given.text, limit=limit, **more)
 
 
 class Printer:

@@ -14,7 +14,9 @@ from rollyard.journal.folder import RunFolder
 
 T = TypeVar("T")
 
-LIVES = "SELECT incarnation, rollyard, seed, started_at, ended_at, cause, failed FROM incarnations i WHERE {lives} ORDER BY 1"
+LIVES = """
+    SELECT incarnation, rollyard, seed, begun_step, started_at, ended_at, cause, failed FROM incarnations i
+    WHERE {lives} ORDER BY 1"""
 TAKEN = """
     SELECT count(*), sum(trained_at IS NOT NULL), max(CASE WHEN trained_at IS NOT NULL THEN step + 1 END)
     FROM batches b WHERE {steps}"""
@@ -34,11 +36,15 @@ EVALUATED = "SELECT version_step, mean_reward, samples, unscored FROM evaluation
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of the run. Times are unix seconds; without an end it goes on, or was killed."""
+    """One life of the run. Times are unix seconds; without an end it goes on, or was killed.
+
+    `begun` is the version that it began with, None where it ended in its start.
+    """
 
     life: int
     rollyard: str
     seed: int
+    begun: int | None
     started_at: float
     ended_at: float | None
     cause: str | None

@@ -5,7 +5,7 @@ What is asked for is found by narrow columns alone; texts are read for the rows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -38,7 +38,7 @@ ROLLOUTS = """
     LEFT JOIN verdicts v ON v.incarnation = m.incarnation AND v.group_id = m.group_id AND v.member = m.member {taken}
     LEFT JOIN drops dm ON dm.incarnation = m.incarnation AND dm.group_id = m.group_id AND ifnull(dm.member, -1) = m.member
     LEFT JOIN drops dg ON dg.incarnation = m.incarnation AND dg.group_id = m.group_id AND ifnull(dg.member, -1) = -1
-    {texts} WHERE {where} ORDER BY {order}, m.group_id, m.member, m.incarnation LIMIT ?"""
+    {texts} WHERE {where} ORDER BY {order}, m.group_id, m.member, m.incarnation LIMIT ? OFFSET ?"""
 
 GROUPS = """
     SELECT p.incarnation, p.group_id, p.row, count(c.member), count(v.value), avg(v.value) AS mean, min(v.value), max(v.value),
@@ -48,24 +48,43 @@ GROUPS = """
     LEFT JOIN completions c ON c.incarnation = p.incarnation AND c.group_id = p.group_id
     LEFT JOIN verdicts v ON v.incarnation = c.incarnation AND v.group_id = c.group_id AND v.member = c.member {taken}
     LEFT JOIN drops d ON d.incarnation = p.incarnation AND d.group_id = p.group_id AND ifnull(d.member, -1) = -1
-    WHERE {where} GROUP BY p.incarnation, p.group_id ORDER BY {order}, p.group_id, p.incarnation LIMIT ?"""
+    WHERE {where} GROUP BY p.incarnation, p.group_id HAVING {having} ORDER BY {order}, p.group_id, p.incarnation
+    LIMIT ? OFFSET ?"""
 
-ROLLOUT_SORTS = {
+# What rows can be ordered by. Rows that have no value of it come last, whichever way.
+ROLLOUT_COLUMNS = {
     "id": "m.group_id",
-    "worst": "v.value NULLS LAST",
-    "best": "v.value DESC NULLS LAST",
-    "longest": "m.tokens DESC NULLS LAST",
-    "shortest": "m.tokens NULLS LAST",
-    "stale": "lag DESC NULLS LAST",
-    "newest": "m.at DESC NULLS LAST",
+    "reward": "v.value",
+    "tokens": "m.tokens",
+    "lag": "lag",
+    "step": "b.step",
+    "finished": "m.at",
+}
+GROUP_COLUMNS = {
+    "id": "p.group_id",
+    "reward": "mean",
+    "tokens": "tokens",
+    "lag": "lag",
+    "step": "b.step",
+    "admitted": "p.rowid",
+}
+# What people call it: a column, and whether the greatest comes first.
+ROLLOUT_SORTS = {
+    "id": ("id", False),
+    "worst": ("reward", False),
+    "best": ("reward", True),
+    "longest": ("tokens", True),
+    "shortest": ("tokens", False),
+    "stale": ("lag", True),
+    "newest": ("finished", True),
 }
 GROUP_SORTS = {
-    "id": "p.group_id",
-    "worst": "mean NULLS LAST",
-    "best": "mean DESC NULLS LAST",
-    "longest": "tokens DESC NULLS LAST",
-    "stale": "lag DESC NULLS LAST",
-    "newest": "p.rowid DESC",
+    "id": ("id", False),
+    "worst": ("reward", False),
+    "best": ("reward", True),
+    "longest": ("tokens", True),
+    "stale": ("lag", True),
+    "newest": ("admitted", True),
 }
 ANY = "any"  # reason of a drop
 
@@ -76,16 +95,20 @@ Row = TypeVar("Row")
 class Wanted:
     """Which rows, and in which order. What is empty or None asks for nothing.
 
-    Example: Wanted(sort="worst", finish="length", limit=5).
+    Example: Wanted(sort="reward", finish="length", limit=5).
     """
 
-    sort: str = "id"
+    sort: str = "id"  # of ROLLOUT_COLUMNS, or GROUP_COLUMNS
+    down: bool = False  # the greatest first
     dropped: str = ""  # for this reason, or for `any`
     step: int | None = None  # taken into the batch of this step; 1 is the first
     finish: str = ""
     text: str = ""  # in the prompt or what was written, whatever the case of ASCII letters
     group: int | None = None
+    least: float | None = None  # reward; of a group the mean
+    most: float | None = None
     limit: int = -1  # rows at most; -1: all
+    offset: int = 0  # rows that are passed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +175,13 @@ def rollouts(source: Source, wanted: Wanted) -> Rows[RolloutRow]:
         where.append("(instr(lower(p.text), lower(?)) OR instr(lower(c.text), lower(?)))")
         values.extend((wanted.text, wanted.text))
     taken = TAKEN.format(table="m", steps=source.of_steps("b"))
-    order, whole = ROLLOUT_SORTS[wanted.sort], " AND ".join(where)
+    for condition, bound in _bounds("v.value", wanted):
+        where.append(condition)
+        values.append(bound)
+    order, whole = _order(ROLLOUT_COLUMNS, wanted), " AND ".join(where)
     sql = ROLLOUTS.format(members=MEMBERS, taken=taken, texts=texts, where=whole, order=order)
-    picked = list(source.rows(sql, *values, wanted.limit))
-    return Rows(tuple(_rollout(source, row) for row in picked), picked[0][-1] if picked else 0)
+    picked, found = _page(source, sql, values, wanted)
+    return Rows(tuple(_rollout(source, row) for row in picked), found)
 
 
 def _rollout(source: Source, row: Sequence[Any]) -> RolloutRow:
@@ -192,9 +218,12 @@ def groups(source: Source, wanted: Wanted) -> Rows[GroupRow]:
         where.append("instr(lower(p.text), lower(?))")
         values.append(wanted.text)
     taken = TAKEN.format(table="p", steps=source.of_steps("b"))
-    sql = GROUPS.format(taken=taken, where=" AND ".join(where), order=GROUP_SORTS[wanted.sort])
-    picked = list(source.rows(sql, *values, wanted.limit))
-    return Rows(tuple(_group(source, row) for row in picked), picked[0][-1] if picked else 0)
+    bounds = list(_bounds("mean", wanted))
+    having = " AND ".join(["TRUE", *(condition for condition, _ in bounds)])
+    order = _order(GROUP_COLUMNS, wanted)
+    sql = GROUPS.format(taken=taken, where=" AND ".join(where), having=having, order=order)
+    picked, found = _page(source, sql, [*values, *(bound for _, bound in bounds)], wanted)
+    return Rows(tuple(_group(source, row) for row in picked), found)
 
 
 def _group(source: Source, row: Sequence[Any]) -> GroupRow:
@@ -218,14 +247,33 @@ def _group(source: Source, row: Sequence[Any]) -> GroupRow:
     )
 
 
+def _page(source: Source, sql: str, values: Sequence[object], wanted: Wanted) -> tuple[list[tuple[Any, ...]], int]:
+    """The rows that are wanted, and how many there are in all. Past the last there is no row to say that."""
+    picked = list(source.rows(sql, *values, wanted.limit, wanted.offset))
+    first = picked or (list(source.rows(sql, *values, 1, 0)) if wanted.offset else [])
+    return picked, first[0][-1] if first else 0
+
+
+def _order(columns: Mapping[str, str], wanted: Wanted) -> str:
+    return f"{columns[wanted.sort]}{' DESC' * wanted.down} NULLS LAST"
+
+
+def _bounds(value: str, wanted: Wanted) -> Iterator[tuple[str, float]]:
+    """Conditions on a reward, with their values. What has none is not within them."""
+    if wanted.least is not None:
+        yield f"{value} >= ?", wanted.least
+    if wanted.most is not None:
+        yield f"{value} <= ?", wanted.most
+
+
 def _where(table: str, source: Source, wanted: Wanted) -> tuple[list[str], list[object]]:
     """Conditions that both lists have, with their values."""
     where, values = [source.of_groups(table)], list[object]()
     if wanted.step is not None:
         where.append("b.step = ?")
         values.append(wanted.step - 1)
-    if wanted.group is not None:
-        where.append(f"{table}.group_id = ?")
+    if wanted.group is not None:  # with its lives, for SQLite to find it by its key
+        where.append(f"{table}.incarnation IN ({', '.join(map(str, source.known))}) AND {table}.group_id = ?")
         values.append(wanted.group)
     return where, values
 

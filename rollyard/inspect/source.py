@@ -214,9 +214,10 @@ def _line(line: bytes) -> dict[str, Any] | None:
 
 
 def read_config(folder: RunFolder) -> dict[str, Any] | None:
-    """The resolved config as it was written; None where it is not there, or damaged."""
+    """The resolved config as it was written, or the scenario; None where it is not there, or damaged."""
+    path = folder.scenario if folder.scenario.exists() else folder.config
     try:
-        return tomllib.loads(folder.config.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -76,6 +76,16 @@ def bounded(traced: Traced, most: int = MOST) -> Traced:
     return replace(traced, lanes=tuple(lanes))
 
 
+def few(traced: Traced, most: int) -> Traced:
+    """About so many lanes at most, whatever is in them: one for several of its kind."""
+    lanes = merged = _merged(traced.lanes) if len(traced.lanes) > most else list(traced.lanes)
+    each = 1
+    while len(lanes) > most and each < len(merged):
+        each *= 2
+        lanes = _picked(merged, each)
+    return replace(traced, lanes=tuple(lanes))
+
+
 def _merged(lanes: Sequence[Lane]) -> list[Lane]:
     """Devices that did the same have one lane."""
     alike: dict[object, list[Lane]] = {}

@@ -32,12 +32,12 @@ EVERY = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 0),
     ("wanted", "expected"),
     [
         ({}, EVERY),
-        ({"sort": "worst", "limit": 3}, [(0, 1), (1, 0), (2, 0)]),
-        ({"sort": "best", "limit": 3}, [(0, 0), (3, 0), (1, 1)]),
-        ({"sort": "longest", "limit": 4}, [(2, 1), (1, 1), (1, 0), (4, 1)]),
-        ({"sort": "shortest", "limit": 2}, [(0, 0), (0, 1)]),
-        ({"sort": "stale", "limit": 2}, [(1, 0), (2, 0)]),  # both one version behind; 0.x and 1.1 and 2.1 are not
-        ({"sort": "newest", "limit": 1}, [(4, 0)]),
+        ({"sort": "reward", "limit": 3}, [(0, 1), (1, 0), (2, 0)]),
+        ({"sort": "reward", "down": True, "limit": 3}, [(0, 0), (3, 0), (1, 1)]),
+        ({"sort": "tokens", "down": True, "limit": 4}, [(2, 1), (1, 1), (1, 0), (4, 1)]),
+        ({"sort": "tokens", "limit": 2}, [(0, 0), (0, 1)]),
+        ({"sort": "lag", "down": True, "limit": 2}, [(1, 0), (2, 0)]),  # both one version behind; 0.x and 1.1 and 2.1 are not
+        ({"sort": "finished", "down": True, "limit": 1}, [(4, 0)]),
         ({"dropped": "stale"}, [(3, 0), (3, 1)]),
         ({"dropped": "any"}, [(3, 0), (3, 1), (4, 0)]),
         ({"dropped": "filtered"}, []),
@@ -47,7 +47,13 @@ EVERY = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 0),
         ({"text": "Prompt 4"}, [(4, 0), (4, 1)]),
         ({"text": "%"}, []),
         ({"group": 3}, [(3, 0), (3, 1)]),
-        ({"step": 2, "sort": "worst", "finish": "length", "limit": 1}, [(1, 0)]),
+        ({"sort": "id", "down": True, "limit": 3}, [(4, 0), (4, 1), (3, 0)]),
+        ({"sort": "step", "limit": 3, "offset": 1}, [(0, 1), (1, 0), (1, 1)]),
+        ({"offset": 9}, [(4, 1)]),
+        ({"offset": 10}, []),
+        ({"least": 0.5, "most": 0.75}, [(1, 1), (2, 0), (2, 1)]),
+        ({"most": 0.0}, [(0, 1)]),
+        ({"step": 2, "sort": "reward", "finish": "length", "limit": 1}, [(1, 0)]),
     ],
 )
 def test_rollouts_are_filtered_and_sorted(run: RunFolder, wanted: dict[str, object], expected: list[tuple[int, int]]) -> None:
@@ -97,11 +103,14 @@ def test_a_step_that_a_later_life_went_back_behind_has_trained_nothing(run: RunF
 
 def test_groups_are_summed_up(run: RunFolder) -> None:
     with Source(run) as source:
-        listed = groups(source, Wanted(sort="worst")).rows
+        listed = groups(source, Wanted(sort="reward")).rows
         assert [(row.group, row.mean) for row in listed] == [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.9), (4, None)]
-        assert [row.group for row in groups(source, Wanted(sort="longest", limit=2)).rows] == [1, 2]
-        assert [row.group for row in groups(source, Wanted(sort="stale", limit=1)).rows] == [1]
+        assert [row.group for row in groups(source, Wanted(sort="tokens", down=True, limit=2)).rows] == [1, 2]
+        assert [row.group for row in groups(source, Wanted(sort="lag", down=True, limit=1)).rows] == [1]
         assert [row.group for row in groups(source, Wanted(dropped="any")).rows] == [3]
+        assert [row.group for row in groups(source, Wanted(least=0.6)).rows] == [3]
+        assert [row.group for row in groups(source, Wanted(sort="admitted", down=True, limit=2, offset=1)).rows] == [2, 3]
+        assert groups(source, Wanted(most=0.6, limit=1)).found == groups(source, Wanted(most=0.6, offset=7)).found == 3
         assert [row.group for row in groups(source, Wanted(text="PROMPT 2")).rows] == [2]
         two, last = listed[1], listed[-1]
     assert (two.members, two.judged, two.worst, two.best, two.tokens, two.lag, two.step) == (2, 2, 0.25, 0.75, 10, 1, 2)

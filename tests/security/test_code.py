@@ -27,7 +27,7 @@ FLAGS = {"shell", "trust_remote_code", "allow_pickle"}  # True is what they may 
 LISTENS = {
     *("bind", "listen", "create_server", "start_server", "start_unix_server", "create_unix_server", "serve_forever"),
     *("create_datagram_endpoint", "TCPStore", "init_process_group", "HTTPServer", "ThreadingHTTPServer", "TCPSite", "run_app"),
-    *("create_device", "init_rpc", "uds", "--uds", "--host", "--port"),
+    *("create_device", "init_rpc", "uds", "--uds", "--host", "--port", "uvicorn"),
 }
 LISTENERS = {
     "rollyard/control.py": {"bind", "start_unix_server"},
@@ -38,6 +38,8 @@ LISTENERS = {
     "rollyard/model/shards.py": {"init_process_group"},  # of torch's "fake" kind, which has no line
     "rollyard/train/external.py": {"bind"},  # of a signature
     "rollyard/ring.py": {"listen"},  # to engines of its own
+    "rollyard/dashboard/serving.py": {"--port", "bind", "uvicorn"},
+    "rollyard/inspect/command.py": {"--port"},  # its option, for that one
     "rollyard/bench/sync.py": {"TCPStore"},
     "rollyard/bench/consumer.py": {"TCPStore", "create_device"},
 }
@@ -88,7 +90,7 @@ def listeners(module: Nodes) -> set[str]:
         match node:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in LISTENS:
                 found.add(name)
-            case ast.keyword(arg=str(name)) | ast.Constant(value=str(name)) if name in LISTENS:
+            case ast.keyword(arg=str(name)) | ast.Constant(value=str(name)) | ast.alias(name=name) if name in LISTENS:
                 found.add(name)
     return found & LISTENS
 
@@ -143,7 +145,7 @@ def test_each_way_to_run_code_would_be_seen(code: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["await asyncio.start_server(f)", "s.bind(x)", "HTTPServer(a, b)", "[x, '--host', y]", "f(uds=x)"]
+    "code", ["await asyncio.start_server(f)", "s.bind(x)", "HTTPServer(a, b)", "[x, '--host', y]", "f(uds=x)", "import uvicorn"]
 )
 def test_each_way_to_listen_would_be_seen(code: str) -> None:
     async_code = f"async def f():\n    {code}"

@@ -1,0 +1,1 @@
+"""A run in a browser: a page on loopback, and the numbers behind it."""

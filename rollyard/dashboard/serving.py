@@ -1,0 +1,67 @@
+"""The server: on loopback, for browsers of this machine alone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from rollyard.errors import ConfigError
+
+LOOPBACK: Final = "127.0.0.1"
+PATIENCE_S: Final = 1  # at the end, for answers that are under way
+
+
+def bound(port: int) -> socket.socket:
+    """A socket of this machine alone. Raises ConfigError when the port is somebody else's.
+
+    Args:
+        port: 0: one that is free.
+    """
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((LOOPBACK, port))
+    except OSError as error:
+        made.close()
+        remedy = "give another one, or none: then one that is free is taken"
+        raise ConfigError(f"port {port} cannot be used: {error.strerror}", where="--port", remedy=remedy) from None
+    return made
+
+
+def address(line: socket.socket) -> str:
+    """What a browser is to be given."""
+    return f"http://{LOOPBACK}:{line.getsockname()[1]}/"
+
+
+class Server(uvicorn.Server):
+    """Says when it answers."""
+
+    def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=PATIENCE_S,
+            ws="none",
+        )
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+
+def serve(app: FastAPI, line: socket.socket, ready: Callable[[], None]) -> None:
+    """Until Ctrl-C, which is how it is meant to end."""
+    try:
+        asyncio.run(Server(app, ready).serve(sockets=[line]))
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,168 @@
+"""What is shown of one run: read of its folder when it is asked for, and kept as long as the files are the same.
+
+Nothing in the folder is changed, and nothing stays open: who writes the journal closes it as if nobody had looked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, TypeVar, cast
+
+from rollyard.dashboard import lists
+from rollyard.dashboard.histograms import histograms, lags
+from rollyard.dashboard.options import shown
+from rollyard.dashboard.overview import overview
+from rollyard.dashboard.state import State, state_of
+from rollyard.dashboard.timeline import Whole
+from rollyard.dashboard.told import (
+    GroupRows,
+    GroupShown,
+    Histograms,
+    OptionShown,
+    Overview,
+    RolloutRows,
+    RolloutShown,
+    Steps,
+    Timeline,
+)
+from rollyard.inspect.select import Wanted
+from rollyard.inspect.simulated import refuse
+from rollyard.inspect.source import Lives, Source, goes_on, read_metrics
+from rollyard.inspect.words import Words, words_of
+from rollyard.journal.folder import RunFolder
+from rollyard.journal.quiet import LOG
+from rollyard.watch.trace import read_trace
+
+KEPT: Final = 64  # answers
+NO_TRACE: Final = "a run leaves its timeline at its end, and this one had none"
+
+T = TypeVar("T")
+
+
+class Shown:
+    """One run. One question is answered at a time, whoever asks: the machine is for the run.
+
+    Every call may raise JournalError or OSError where the file that it needs is damaged, or not there.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._lock = Lock()
+        self._kept: OrderedDict[Hashable, tuple[object, object]] = OrderedDict()
+
+    def overview(self) -> Overview:
+        """See `told.Overview`."""
+        with self._lock:
+            return self._same("overview", self._stamp(), lambda: overview(self.folder, self._state()))
+
+    def steps(self, after: int) -> Steps:
+        """Those beyond this one."""
+        with self._lock:
+            found = self._same("steps", _stamp(self.folder.metrics), lambda: read_metrics(self.folder, Lives()))
+        lines = [line for line in found.lines if line["step"] > after]
+        names = tuple(dict.fromkeys(name for line in lines for name in line))
+        return Steps(names, tuple(tuple(line.get(name) for name in names) for line in lines))
+
+    def timeline(self, start_ns: int, end_ns: int, width: int) -> Timeline:
+        """Of the trace that the run left."""
+        with self._lock:
+            if not self.folder.trace.exists():
+                return Timeline(0, 0, 0, (), why=NO_TRACE)
+            path = self.folder.trace
+            whole = self._same("trace", _stamp(path), lambda: Whole(read_trace(path)))
+            return whole.within(start_ns, end_ns, width)
+
+    def histograms(self) -> Histograms:
+        """See `told.Histograms`."""
+        with self._lock:
+            return self._same("histograms", self._stamp(), self._histograms)
+
+    def groups(self, wanted: Wanted) -> GroupRows:
+        """A page of them."""
+        if not self.folder.journal.exists():
+            return GroupRows(0, ())
+        return self._read(("groups", wanted), lambda source: lists.group_rows(source, wanted))
+
+    def rollouts(self, wanted: Wanted) -> RolloutRows:
+        """A page of them."""
+        if not self.folder.journal.exists():
+            return RolloutRows(0, ())
+        return self._read(("rollouts", wanted), lambda source: lists.rollout_rows(source, wanted))
+
+    def group(self, group: int) -> GroupShown:
+        """Raises ConfigError when there is none."""
+        self._check_journal("a group")
+        return self._read(("group", group), lambda source: lists.group(source, group, self._words()[0]))
+
+    def rollout(self, group: int, member: int) -> RolloutShown:
+        """Raises ConfigError when there is none."""
+        self._check_journal("a rollout")
+        return self._read(("rollout", group, member), lambda source: lists.rollout(source, group, member, *self._words()))
+
+    def options(self) -> tuple[OptionShown, ...]:
+        """All of them."""
+        return shown(self.folder)
+
+    # ------------------------------------------------------------------------------------------------- reading
+
+    def _state(self) -> State:
+        return self._same("state", self._stamp(), lambda: state_of(self.folder))
+
+    def _histograms(self) -> Histograms:
+        stale = self._same("overview", self._stamp(), lambda: overview(self.folder, self._state())).staleness
+        if not self.folder.journal.exists():
+            return Histograms(staleness=lags(stale))
+        with Source(self.folder) as source:
+            return histograms(source, stale)
+
+    def _read(self, key: Hashable, read: Callable[[Source], T]) -> T:
+        def made() -> T:
+            with Source(self.folder) as source:
+                found = read(source)
+                source.check_unchanged()
+                return found
+
+        with self._lock:
+            return self._same(key, self._stamp(), made)
+
+    def _words(self) -> tuple[Words | None, str]:
+        """The tokenizer, which is the same in all checkpoints."""
+        key = "words"
+        if key in self._kept and self._kept[key][1] is not None:
+            return cast(tuple[Words | None, str], self._kept[key][1])
+        found = words_of(self.folder)
+        if found[0] is not None:
+            self._kept[key] = ("", found)
+        return found
+
+    def _check_journal(self, what: str) -> None:
+        if self.folder.scenario.exists():
+            refuse(what, self.folder)
+
+    def _stamp(self) -> Hashable:
+        """Another one once what the run has written is another."""
+        folder = self.folder
+        log = folder.journal.with_name(folder.journal.name + LOG)
+        files = (folder.journal, log, folder.metrics, folder.report, folder.config, folder.scenario)
+        return (goes_on(folder), *map(_stamp, files))
+
+    def _same(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
+        """What was made of the same files, or is made now."""
+        found = self._kept.pop(key, None)
+        if found is None or found[0] != stamp:
+            found = (stamp, make())
+        self._kept[key] = found
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return cast(T, found[1])
+
+
+def _stamp(path: Path) -> Any:
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns
