@@ -1,0 +1,156 @@
+// The run at a glance: its figures, what devices do, and how reward, speed, lengths and staleness went.
+
+import { colourOf, ordered } from "./activities.js";
+import { newest, seldom } from "./api.js";
+import { Chart, dot, panel } from "./chart.js";
+import { histogram, load, midst, phaseShares, rewardCurve, staleness, tokenRate } from "./charts.js";
+import { fill, grid, h } from "./dom.js";
+import { count, NONE, number, percent, rate, reward, seconds, short } from "./format.js";
+import { timelineKeys } from "./lanes.js";
+import { palette } from "./theme.js";
+import { Timeline } from "./timeline.js";
+
+const LANES = 12;
+const HISTOGRAMS_MS = 3000;
+
+/** The view. */
+export class Overview {
+  #run;
+  #histograms = null;
+  #ask = newest();
+  #look = seldom(HISTOGRAMS_MS, () => this.#load());
+
+  constructor(run) {
+    this.#run = run;
+    this.tiles = h("section", { class: "tiles", "aria-label": "Figures" });
+    this.timeline = new Timeline(run, { lanes: LANES });
+    const chart = (title, draw, rest) => new Chart(title, (colour) => draw(run, colour), rest);
+    const drawn = (title, name, draw, rest) => new Chart(title, (colour) => draw(this.#histograms, colour), { name, ...rest });
+    this.curves = [
+      chart("Reward", rewardCurve, { unit: "mean of each step, ± one standard deviation", name: "reward" }),
+      chart("Tokens per second", tokenRate, { unit: "tok/s while engines generate, by step", name: "tokens" }),
+    ];
+    this.shares = chart("Phases", phaseShares, { unit: "share of each step's wall time", name: "phases" });
+    this.load = chart("Slots and queue", load, { unit: "since this page was opened", name: "load",
+      empty: "Told while a run goes on. Of one that is over there is the mean of its busy slots, above." });
+    this.bars = [
+      drawn("Lengths", "lengths", (found, colour) => histogram(found?.lengths, colour, { what: "tokens", of: "completions" }), { unit: "tokens of a completion" }),
+      drawn("Staleness", "staleness", (found, colour) => staleness(found?.staleness, colour), { unit: "trained tokens, by versions behind", empty: "Nothing was trained yet." }),
+      drawn("Rewards", "rewards", (found, colour) => histogram(found?.rewards, colour, { what: "reward", of: "rollouts", hue: "accent", name: midst }), { unit: "of judged rollouts" }),
+    ];
+    this.phases = panel("Where the time went", "seconds of the whole run, by phase", "phase-seconds");
+    this.drops = panel("Drops", "prompts that were not trained on, by reason", "drops");
+    this.forecast = panel("Forecast and what happened", "of a step", "forecast");
+    this.element = h("div", { class: "view overview" }, this.tiles, this.timeline.element,
+      h("div", { class: "cards half" }, this.curves.map((each) => each.element), this.shares.element, this.load.element),
+      h("div", { class: "cards third" }, this.bars.map((each) => each.element)),
+      h("div", { class: "cards third" }, this.phases.element, this.drops.element, this.forecast.element));
+    this.on = { overview: () => this.#figures(), live: () => this.#lives(), steps: () => this.#curves(), changed: () => this.#changed() };
+    this.keys = timelineKeys(this.timeline);
+  }
+
+  /** It is on the page. */
+  shown() {
+    this.#figures();
+    this.#curves();
+    this.load.redraw();
+    this.bars.forEach((each) => each.redraw());
+    this.#look();
+  }
+
+  dispose() {
+    [...this.curves, this.shares, this.load, ...this.bars, this.timeline].forEach((each) => each.dispose());
+  }
+
+  #lives() {
+    this.#tiles();
+    this.load.redraw();
+    this.timeline.update();
+  }
+
+  #changed() {
+    this.timeline.update();
+    this.#look();
+  }
+
+  #curves() {
+    [...this.curves, this.shares].forEach((each) => each.redraw());
+    this.#tiles();
+  }
+
+  #figures() {
+    this.#tiles();
+    const { overview } = this.#run;
+    if (!overview) return;
+    fill(this.phases.body, phaseSeconds(overview.phases ?? {}));
+    fill(this.drops.body, dropsByReason(overview));
+    fill(this.forecast.body, foretold(overview));
+  }
+
+  async #load() {
+    try {
+      const found = await this.#ask("histograms");
+      this.#run.heard(null);
+      if (found) this.#histograms = found;
+      this.bars.forEach((each) => each.redraw());
+    } catch (error) {
+      this.#run.heard(error);
+    }
+  }
+
+  #tiles() {
+    const { overview, live, steps } = this.#run;
+    if (!overview) return;
+    const now = { ...overview, ...live };
+    const curve = steps.column("reward_mean").filter((value) => value !== null);
+    const first = overview.reward?.first ?? curve[0];
+    const last = curve.at(-1) ?? overview.reward?.last;
+    const dropped = Object.values(now.dropped ?? {}).reduce((sum, some) => sum + some, 0);
+    fill(this.tiles,
+      tile("reward", "Reward", reward(number(last)), `from ${reward(number(first))}`),
+      tile("eval", "Held-out reward", reward(number(now.eval?.last)), `from ${reward(number(now.eval?.first))}`),
+      tile("speed", "Tokens per second", rate(number(now.tokens_per_s)), "while engines generate"),
+      tile("tokens", "Tokens", short(number(now.tokens)), "sampled for rollouts"),
+      tile("slots", "Slots busy", percent(number(now.slots_busy)), "of all decode slots"),
+      tile("queue", "Queue", live ? count(number(live.queue)) : NONE, live ? "requests wait" : "the run is over"),
+      tile("groups", "Prompts", count(number(now.admitted)), `${short(number(now.trained))} trained, ${short(dropped)} dropped`),
+      tile("wall", "Wall time", seconds(number(now.wall_s)), overview.lives?.length > 1 ? `of life ${overview.lives.length}` : ""),
+    );
+  }
+}
+
+function tile(name, title, value, beside) {
+  return h("div", { class: "tile", "data-figure": name }, h("span", { class: "name" }, title), h("span", { class: "value" }, value), h("span", { class: "dim" }, beside));
+}
+
+function phaseSeconds(phases) {
+  const whole = Object.values(phases).reduce((sum, spent) => sum + spent, 0);
+  if (!whole) return h("p", { class: "empty" }, "Nothing yet.");
+  const colour = palette();
+  const names = ordered(Object.keys(phases)).filter((name) => phases[name] > 0);
+  return listed("Seconds by phase", names.map((name) => [[dot(colour(colourOf(name))), name], seconds(phases[name]), phases[name] / whole]));
+}
+
+function dropsByReason({ dropped = {}, admitted = 0 }) {
+  const reasons = Object.entries(dropped).sort((one, other) => other[1] - one[1]);
+  if (!reasons.length) return h("p", { class: "empty" }, "No prompt was dropped.");
+  return listed("Drops by reason", reasons.map(([reason, some]) => [reason, count(some), admitted ? some / admitted : 0]));
+}
+
+/** Names, each with a number and its share of the whole as a bar. */
+function listed(label, rows) {
+  return h("table", { class: "grid shares", "aria-label": label }, h("tbody", {}, rows.map(([name, value, share]) => h("tr", {},
+    h("th", { scope: "row" }, name), h("td", { class: "number" }, value), h("td", { class: "number dim" }, percent(share)),
+    h("td", { class: "meter" }, h("meter", { min: 0, max: 1, value: share, "aria-hidden": "true" }))))));
+}
+
+function foretold({ forecast, forecast_of: source }) {
+  if (!forecast.length) return h("p", { class: "empty" }, "The config has no forecast; rollyard plan writes one.");
+  const shown = ({ name }, value) => (name.endsWith("_busy") ? percent(value) : name === "tokens_per_s" ? rate(value) : seconds(value));
+  const off = ({ ratio }) => (ratio > 1.25 || ratio < 0.8 ? "off" : "near");
+  const told = forecast.filter((row) => row.forecast || row.measured);
+  return [grid("Forecast and measured", [{ name: "", text: true }, { name: "forecast" }, { name: "measured" }, { name: "ratio" }],
+    told.map((row) => [row.name.replace(/_s$/, "").replaceAll("_", " "), shown(row, row.forecast), shown(row, row.measured),
+      row.ratio === null ? NONE : h("span", { class: off(row) }, row.ratio.toFixed(2))])),
+  source && h("p", { class: "dim" }, `The forecast is of ${source}.`)];
+}

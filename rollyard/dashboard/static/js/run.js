@@ -1,0 +1,151 @@
+// The run as far as the page knows it: its overview, a row a step, and what is told while it goes on.
+
+import { ask, Gone, seldom } from "./api.js";
+
+const SAMPLES = 900; // of slots and queue that are kept: a quarter of an hour
+const RETRY_MS = 2000;
+const OVERVIEW_MS = 2000; // between two looks at what no event tells
+
+/**
+ * Tells listeners with events: `overview`, `steps`, `live`, `connection`, and `changed` where lists, histograms or timelines may
+ * have more to show.
+ */
+export class Run extends EventTarget {
+  overview = null;
+  steps = new Steps();
+  live = null;
+  samples = [];
+  connection = { state: "connecting", at: null, why: "" };
+  #events = null;
+  #look = seldom(OVERVIEW_MS, () => this.#again());
+
+  get going() {
+    return this.overview?.state === "running";
+  }
+
+  /** Reads all, and listens while the run goes on. */
+  async start() {
+    try {
+      await this.#read();
+    } catch (error) {
+      this.#connected("gone", error.message);
+      setTimeout(() => this.start(), RETRY_MS);
+      return;
+    }
+    if (this.going) this.#listen();
+    else this.#connected("ended");
+  }
+
+  /** Reads all again, as a person asks. */
+  async refresh() {
+    await this.#again();
+    this.#tell("changed");
+  }
+
+  /** Notes that a question was not answered, or was again. */
+  heard(error) {
+    if (error instanceof Gone) this.#connected("gone", error.message);
+    else if (this.connection.state === "gone" && !error) this.#connected(this.going ? "live" : "ended");
+  }
+
+  async #read() {
+    const [overview, steps] = await Promise.all([ask("overview"), ask("steps")]);
+    this.overview = overview;
+    this.steps = new Steps(steps);
+    this.#tell("overview");
+    this.#tell("steps");
+  }
+
+  async #again() {
+    try {
+      const [overview, steps] = await Promise.all([ask("overview"), ask("steps", { after: this.steps.rows.at(-1)?.step })]);
+      this.overview = overview;
+      for (const row of new Steps(steps).rows) this.steps.add(row);
+      this.#tell("overview");
+      if (steps.rows.length) this.#tell("steps");
+      this.heard(null);
+    } catch (error) {
+      if (!(error instanceof Gone)) throw error;
+      this.heard(error);
+    }
+  }
+
+  #listen() {
+    const events = (this.#events = new EventSource("api/live"));
+    events.addEventListener("open", () => {
+      const before = this.connection.state;
+      this.#connected("live");
+      if (before === "gone") this.refresh();
+    });
+    events.addEventListener("live", (event) => this.#lives(JSON.parse(event.data)));
+    events.addEventListener("step", (event) => this.#stepped(JSON.parse(event.data)));
+    events.addEventListener("end", () => this.#ended());
+    events.addEventListener("error", () => {
+      this.#connected("gone", "the server does not answer");
+      if (events.readyState !== EventSource.CLOSED) return; // else the browser tries again by itself
+      events.close();
+      setTimeout(() => this.start(), RETRY_MS);
+    });
+  }
+
+  #lives(told) {
+    this.live = told;
+    this.samples.push({ at: Date.now(), slots: told.slots_busy ?? null, queue: told.queue ?? null, engines: told.engines ?? [] });
+    if (this.samples.length > SAMPLES) this.samples.shift();
+    this.#connected("live");
+    this.#tell("live");
+    this.#look();
+  }
+
+  #stepped(row) {
+    this.steps.add(row);
+    this.#tell("steps");
+    this.#tell("changed");
+  }
+
+  async #ended() {
+    this.#events.close();
+    this.live = null;
+    await this.refresh();
+    if (this.going) this.overview.state = "finished"; // the folder is a moment behind
+    this.#connected("ended");
+    this.#tell("overview");
+  }
+
+  #connected(state, why = "") {
+    if (state === this.connection.state && state !== "live") return;
+    const told = state !== this.connection.state;
+    this.connection = { state, why, at: state === "gone" ? this.connection.at : Date.now() };
+    if (told) this.#tell("connection");
+  }
+
+  #tell(what) {
+    this.dispatchEvent(new Event(what));
+  }
+}
+
+/** Metrics, a column by its name: `steps.column("reward_mean")` has a number a step, or null. */
+export class Steps {
+  constructor({ columns = [], rows = [] } = {}) {
+    this.rows = rows.map((row) => Object.fromEntries(columns.map((name, at) => [name, row[at]])));
+  }
+
+  /** One more step; one that was there already, of an earlier life, is replaced. */
+  add(row) {
+    const at = this.rows.findIndex((known) => known.step >= row.step);
+    if (at >= 0) this.rows.length = at;
+    this.rows.push(row);
+  }
+
+  get length() {
+    return this.rows.length;
+  }
+
+  get names() {
+    return [...new Set(this.rows.flatMap((row) => Object.keys(row)))];
+  }
+
+  column(name) {
+    return this.rows.map((row) => (typeof row[name] === "number" ? row[name] : null));
+  }
+}
