@@ -37,15 +37,32 @@ if TYPE_CHECKING:
     from rollyard.errors import ConfigError, RollyardError, RunFailed
     from rollyard.layers import resolve
     from rollyard.loop import Run
+    from rollyard.prompts.given import GivenPrompt
+    from rollyard.rollouts import Rollouts
     from rollyard.types import Prompt, Reward
     from rollyard.watch.step import Step
 
-__all__ = ["Config", "ConfigError", "Prompt", "Reward", "RollyardError", "Run", "RunFailed", "Step", "Transcript", "resolve"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "GivenPrompt",
+    "Prompt",
+    "Reward",
+    "Rollouts",
+    "RollyardError",
+    "Run",
+    "RunFailed",
+    "Step",
+    "Transcript",
+    "resolve",
+]
 
 _FROM = {  # the others: errors
     "Config": "config",
+    "GivenPrompt": "prompts.given",
     "Prompt": "types",
     "Reward": "types",
+    "Rollouts": "rollouts",
     "Run": "loop",
     "Step": "watch.step",
     "Transcript": "episode.transcript",

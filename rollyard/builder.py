@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rollyard import worker
+from rollyard.caller import Caller
 from rollyard.chaos.injector import Injector
 from rollyard.config import Config
 from rollyard.engine.remote import Bend
@@ -76,6 +77,7 @@ class Builder:
         job: which part of the stations, where two jobs share them.
         begin: what trainers begin with.
         injector: lets the processes be hit, where faults are to happen.
+        caller: trains, in the place of our own trainer.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class Builder:
         job: Job | None = None,
         begin: worker.Beginning = worker.FROM_THE_START,
         injector: Injector | None = None,
+        caller: Caller | None = None,
     ) -> None:
         self._config, self._folder, self._scratch, self._begin = config, folder, scratch, begin
+        self._caller = caller
         self._device, self._built, self._job, self._injector = device, built, job, injector
         self._cluster: Cluster | None = None
         self._places: dict[str, int] = {}  # bundles of the cluster, by host
@@ -201,7 +205,14 @@ class Builder:
         """In this process: the trainer's device is a thread of it."""
         config, device, found = self._config, self._device, self._found
         policy = await device.run(worker.load_policy, config, self._folder, None, self._begin.checkpoint)
-        trainer = await worker.build_trainer(config, policy, device, self._begin)
+        trainer: Trainer
+        if self._caller is None:
+            trainer = await worker.build_trainer(config, policy, device, self._begin)
+        else:
+            from rollyard.weights.given import GivenWeights
+
+            self._caller.begin(GivenWeights(policy.model, policy.folder), device, self._begin.version, self._begin.life)
+            trainer = self._caller
         self._built.push_async_callback(trainer.close)
         publisher = worker.build_publisher(config, policy, device, self._scratch)
         self._built.callback(publisher.close)

@@ -36,6 +36,8 @@ def check(
     architecture: Architecture,
     reward: Given | None = None,
     environment: Environment | None = None,
+    *,
+    caller: bool = False,
 ) -> None:
     """Look at all that the config names. Raises ConfigError; nothing is loaded, and nothing stays written.
 
@@ -43,15 +45,23 @@ def check(
         architecture: of the policy.
         reward: what is given directly, instead of `reward.function`.
         environment: given directly, instead of `environment.name`.
+        caller: who runs this trains by itself.
     """
+    given = config.prompts.source == "given"
+    if caller:
+        _check_caller(config)
+    elif given:
+        problem = "prompts are submitted to a library or a service, and this is a run by itself"
+        raise ConfigError(problem, where="prompts.source", remedy="use rollyard.Rollouts, or prompts of a file or a task")
     if config.exchange.folder:
         check_place(Path(config.exchange.folder))
     check_capabilities(config)
     check_options(config)
     layout(worker.roles_of(config, worker.job_of(config)), worker.devices_there(config))
-    plays, columns = environment_of(config, environment) is not None, check_prompts(config)
-    check_rewards(config, reward, columns, optional=plays)
-    _check_models(config, columns)
+    columns = check_prompts(config)
+    if not given:  # else each is looked at as it comes
+        check_judged(config, reward, environment, columns)
+    _check_models(config)
     check_window(config, architecture.window)
     _check_limit(config, worker.job_of(config))
     if config.run.inject:
@@ -70,7 +80,31 @@ def check(
         raise ConfigError(problem, where="weights.what", remedy="pip install 'rollyard[lora]', or use full")
 
 
-def _check_models(config: Config, columns: Set[str]) -> None:
+def _check_caller(config: Config) -> None:
+    """What goes with a trainer that is code of somebody else in this very process."""
+    place, train = config.place, config.train
+    for wanted, where, problem, remedy in (
+        (place.placement == "swap", "place.placement", "two halves trade their trainers, and the caller has one", "use another"),
+        (place.train > 1, "place.train", f"the caller is one trainer, and {place.train} are asked for", "use 1"),
+        (place.runtime == "ray", "place.runtime", "the caller trains in this process, not in an actor", "use inline"),
+        (bool(train.adapter), "train.adapter", "the caller trains", "leave it out"),
+        (train.kl > 0, "train.kl", "the caller's loss is its own, and so is what it stays near", "leave it out"),
+        (config.advantage.kind == "gae", "advantage.kind", "a caller has no value head that is asked", "use such as grpo"),
+        (config.weights.what == "lora", "weights.what", "what a caller publishes are whole tensors", "use full; merge adapters"),
+        (bool(config.exchange.folder), "exchange.folder", "the caller trains, not another job", "leave it out"),
+    ):
+        if wanted:
+            raise ConfigError(problem, where=where, remedy=remedy)
+
+
+def check_judged(config: Config, reward: Given | None, environment: Environment | None, columns: Set[str]) -> None:
+    """Raises ConfigError when who judges cannot judge prompts with these columns."""
+    check_rewards(config, reward, columns, optional=environment_of(config, environment) is not None)
+    if config.reward.judge.url:
+        check_template(config.reward.judge.template, columns)
+
+
+def _check_models(config: Config) -> None:
     """Those that judge."""
     model, judge = config.reward.model, config.reward.judge
     if model.folder:
@@ -80,7 +114,6 @@ def _check_models(config: Config, columns: Set[str]) -> None:
             remedy = "use own, or one trainer with runtime inline in this job"
             raise ConfigError(problem, where="reward.model.place", remedy=remedy)
     if judge.url:
-        check_template(judge.template, columns)
         check_parse(judge.parse)
 
 

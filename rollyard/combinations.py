@@ -18,6 +18,7 @@ from rollyard.config import (
     JudgeConfig,
     LoraConfig,
     PlaceConfig,
+    PromptsConfig,
     RemoteConfig,
     RewardConfig,
     RewardModelConfig,
@@ -95,8 +96,26 @@ def _check_models(reward: RewardConfig) -> None:
         raise ConfigError(problem, where="reward.judge.temperature", remedy=f"use 0 or at least {LEAST_TEMPERATURE:g}")
 
 
+def _check_given(config: Config) -> None:
+    """Prompts that code submits."""
+    prompts, usual = config.prompts, PromptsConfig()
+    for name in ("path", "task", "options", "field", "held_out", "shuffle", "epochs"):
+        if getattr(prompts, name) != getattr(usual, name):
+            problem = "prompts are submitted by code, and this is of prompts from a file or a task"
+            raise ConfigError(problem, where=f"prompts.{name}", remedy="leave it out, or leave out prompts.source")
+    if not config.model.path:
+        problem = "prompts that are submitted need a model"
+        raise ConfigError(problem, where="model.path", remedy="give --model FOLDER, a Hugging Face causal LM")
+
+
 def _check_prompts(config: Config) -> None:
     prompts = config.prompts
+    if prompts.source == "given":
+        _check_given(config)
+        return
+    if prompts.waiting != PromptsConfig().waiting:
+        problem = "nobody submits prompts: they come from a file or a task"
+        raise ConfigError(problem, where="prompts.waiting", remedy="leave it out, or use --prompts.source given")
     if bool(prompts.path) == bool(prompts.task):
         found = "both are given" if prompts.path else "neither is given"
         remedy = "give --prompts FILE.jsonl, or --prompts.task, or start from a preset such as --preset sort"

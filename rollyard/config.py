@@ -68,6 +68,9 @@ class WarmupConfig(Section):
 
 
 class PromptsConfig(Section):
+    source: Literal["auto", "given"] = Field(
+        "auto", description="where prompts come from: a file or a task, as named; or (given) code that submits them to `Rollouts`"
+    )
     path: str = Field("", description="JSON Lines file of prompts: a text or a list of chat messages in each line")
     field: str = Field("prompt", description="name of the field that holds the prompt; the others go to the reward by name")
     task: str = Field(
@@ -79,6 +82,9 @@ class PromptsConfig(Section):
     held_out: Natural = Field(0, description="prompts set aside for evaluation and never trained on")
     shuffle: bool = Field(True, description="new order in every epoch, from the run's seed")
     epochs: Natural = Field(0, description="times each prompt is used (0: as often as the steps need)")
+    waiting: Count = Field(
+        1024, description="submitted prompts that may wait to be asked, with source given; whoever submits more waits too"
+    )
     chat: bool = Field(True, description="use the tokenizer's chat template where it has one; texts become a user message")
     system: str = Field("", description="system message before each such user message (empty: none)")
 

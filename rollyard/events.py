@@ -40,7 +40,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PromptsOffered(Event):
-    """The source's answer to FetchPrompts. Fewer prompts than asked only when `exhausted`."""
+    """The source's answer to FetchPrompts. Fewer prompts than asked only when `exhausted`, or when it has no more yet; never none
+    then."""
 
     prompts: tuple[Prompt, ...]
     exhausted: bool

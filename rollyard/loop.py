@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from rollyard import events as ev
 from rollyard import worker
+from rollyard.caller import Caller
 from rollyard.chaos.faults import read_faults
 from rollyard.chaos.injector import Injector
 from rollyard.checkpoints import At, clear
@@ -68,6 +69,7 @@ class Run:
         at: told `before NAME` and `after NAME` of every write of the journal and of a checkpoint. What it raises ends the run;
             to have killed it there, it goes on to raise.
         journal: opens the journal; another one, to measure what it costs.
+        caller: trains, in the place of our own trainer (`rollouts.Rollouts`).
 
     Raises:
         ConfigError: at once, before anything loads, when the config cannot work.
@@ -83,9 +85,10 @@ class Run:
         stations: Callable[[Past], Stations] | None = None,
         at: At | None = None,
         journal: Callable[..., Record] = Journal,
+        caller: Caller | None = None,
     ) -> None:
         check_folder(config)
-        self._prepare(config, reward, view, environment, stations, at, journal)
+        self._prepare(config, reward, view, environment, stations, at, journal, caller)
 
     @classmethod
     def resume(cls, folder: Path | str, overrides: Mapping[str, Any] | None = None, **given: Any) -> Self:
@@ -117,18 +120,19 @@ class Run:
         stations: Callable[[Past], Stations] | None = None,
         at: At | None = None,
         journal: Callable[..., Record] = Journal,
+        caller: Caller | None = None,
     ) -> None:
         settle_environment()
         path = config.model.path
         self._shape = Architecture.from_folder(Path(path)) if path else architecture(config)
-        check(config, self._shape, reward, environment)
+        check(config, self._shape, reward, environment, caller=caller is not None)
         self.config = config
         self.folder: RunFolder = folder_of(config)
         self.report: Report | None = None
         self.finished = ""  # of a run that was resumed: why nothing was left to do
         self._reward, self._environment, self._given, self._at = reward, environment, stations, at
         self._again = False  # it had lives before
-        self._open_journal = journal
+        self._open_journal, self._caller = journal, caller
         self.injector = Injector(read_faults(Path(config.run.inject))) if config.run.inject else None
         self._make_view = view or (lambda header: QuietView())
         self._inbox = Inbox()
@@ -160,6 +164,11 @@ class Run:
         """End the run cleanly: training under way is finished and saved, the rest is dropped as `stopped`."""
         self._stop_cause = cause
         self._inbox.put_nowait(ev.StopRequested(cause))
+
+    def fail(self, cause: str) -> None:
+        """End the run as failed, for what whoever iterates over it met. What is trained just now is trained first."""
+        self._stop_cause = cause
+        self._inbox.put_nowait(ev.RunBroken(cause, failed=True))
 
     def add_engine(self, url: str = "") -> EngineId:
         """Begin to start one more engine, or to use a running server; from any thread, while the run is iterated over.
@@ -200,7 +209,7 @@ class Run:
                 return
             with timeline.phase(Phase.SETUP):
                 recorder = self._recorder(folder, timeline)
-                ring = Ring(self.config, folder, timeline, recorder, self._inbox, past, self._at, self.injector)
+                ring = Ring(self.config, folder, timeline, recorder, self._inbox, past, self._at, self.injector, self._caller)
             try:
                 with timeline.phase(Phase.SETUP):
                     await self._unless_stopped(ring, past)
@@ -239,7 +248,7 @@ class Run:
             raise error  # somebody has edited the file
         self.finished = finished(folder, past, self.config.run.steps)
         if not self.finished and self._given is None:
-            check_given(folder, given_directly(self._reward, self._environment), past)
+            check_given(folder, given_directly(self._reward, self._environment, self._caller), past)
             path = self.config.model.path
             model = Path(path) if path else policy_folder(self.config, cache_folder())
             if folder.began.exists() and model.is_dir():  # one that is yet to be made is looked at once it is there
@@ -283,7 +292,7 @@ class Run:
             placement=placement,
             engine=engine,
             transport=worker.transport_of(config),
-            objective=told(config, worker.size_of(config, self._shape)),
+            objective=told(config, worker.size_of(config, self._shape)) if self._caller is None else "the caller's own",
         )
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size

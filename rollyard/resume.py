@@ -214,9 +214,10 @@ class Began:
 BEGAN: Final = TypeAdapter(Began)
 
 
-def given_directly(reward: object, environment: object) -> tuple[str, ...]:
+def given_directly(reward: object, environment: object, trainer: object = None) -> tuple[str, ...]:
     """Their names."""
-    return tuple(name for name, each in (("environment", environment), ("reward", reward)) if each is not None)
+    found = {"environment": environment, "reward": reward, "trainer": trainer}
+    return tuple(name for name, each in found.items() if each is not None)
 
 
 def remember(folder: RunFolder, config: Config, model: Path, given: tuple[str, ...]) -> None:
@@ -234,7 +235,8 @@ def check_given(folder: RunFolder, given: tuple[str, ...], past: Past = NOTHING)
     for name in sorted({*_began(folder).given} ^ {*given}):
         if name in given:
             raise ConfigError(f"the run was not given its {name} directly", where=name, remedy="leave it out")
-        problem, remedy = f"the run was given its {name} in Python", f"resume it there: rollyard.Run.resume(folder, {name}=...)"
+        call = "Rollouts.resume(folder)" if name == "trainer" else f"Run.resume(folder, {name}=...)"
+        problem, remedy = f"the run was given its {name} in Python", f"resume it there: rollyard.{call}"
         raise ConfigError(problem, where=name, remedy=remedy)
 
 

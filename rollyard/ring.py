@@ -33,6 +33,7 @@ from typing import Any
 from rollyard import events as ev
 from rollyard import worker
 from rollyard.builder import Builder
+from rollyard.caller import Caller
 from rollyard.chaos.injector import Injector
 from rollyard.checkpoints import At, Checkpoints
 from rollyard.conducting import conductor_of
@@ -89,8 +90,9 @@ class Ring:
         past: Past,
         at: At | None = None,
         injector: Injector | None = None,
+        caller: Caller | None = None,
     ) -> None:
-        self._config, self._earlier = config, past
+        self._config, self._earlier, self._caller = config, past, caller
         self._folder = folder
         self._timeline = timeline
         self._recorder = recorder
@@ -114,7 +116,7 @@ class Ring:
         self._past: list[EngineStats] = []  # of engines that were lost
         self._episodes: Episodes | None = None
         self._learned: ev.EngineId | None = None  # the half that trained last
-        self._begun = self._finished = self._closing = self._told = False
+        self._begun = self._finished = self._closing = self._told = self._given_up = False
         self._actions: dict[type[ev.Instruction], Callable[[Any], Coroutine[Any, Any, None]]] = {
             ev.Train: self._train,
             ev.HandOver: self._hand_over,
@@ -140,7 +142,7 @@ class Ring:
         if self._folder.began.exists():
             await device.run(check_files, self._folder, config, folder)
         else:
-            given = given_directly(reward, environment)
+            given = given_directly(reward, environment, self._caller)
             await device.run(remember, self._folder, config, folder, given)
         if job is not None:
             self._exchange = Generation(Path(config.exchange.folder), config.exchange.limit_s)
@@ -149,7 +151,7 @@ class Ring:
         self._recorder.works(shape, *await device.run(worker.measure_machine, config), worker.adapter_of(config, shape))
         checkpoint = self._folder.path / self._earlier.checkpoint if self._earlier.checkpoint else None
         begin = worker.Beginning(self._earlier.version, checkpoint, self._earlier.lives)
-        builder = Builder(config, folder, self._folder.path, device, self._built, job, begin, self._injector)
+        builder = Builder(config, folder, self._folder.path, device, self._built, job, begin, self._injector, self._caller)
         self._stations = await builder.build(reward, environment, self._exchange, done)
         await self._join()
 
@@ -238,6 +240,9 @@ class Ring:
     async def turn(self) -> AsyncIterator[Step]:
         """Take events until the conductor says that the run is over. Raises whatever broke in a station."""
         self._begun = True
+        if self._caller is not None and self.conductor is not None:
+            stations = self._stations
+            self._caller.join(stations.source, self.conductor, stations.engines, stations.vocabulary)
         self._controller.listen()
         recovered = self._earlier.recovered if self._exchange is None else self._exchange.recovered
         if recovered != NOTHING.recovered:
@@ -271,8 +276,9 @@ class Ring:
             self._exchange.stop(events[0].cause)
         instructions = self.conductor.steps(events, asyncio.get_running_loop().time())
         self._recorder.record((*events, *instructions))
-        if self._injector is not None:
-            self._injector.heard((*events, *instructions))
+        for each in (self._injector, self._caller):
+            if each is not None:
+                each.heard((*events, *instructions))
         self._controller.carry_out(instructions)
         if self._episodes is not None:
             self._episodes.carry_out(instructions)
@@ -334,6 +340,7 @@ class Ring:
             try:
                 stats = await learner.learn(instruction.step, groups)
             except GivenUp as stopped:
+                self._given_up = True
                 self._inbox.put_nowait(ev.RunBroken(str(stopped), failed=False))
                 return
         self._trained, self._learned = (groups, stats), instruction.half
@@ -417,7 +424,7 @@ class Ring:
 
     async def _rescue(self) -> None:
         """Save what a run that did not end as planned had learnt since its last checkpoint."""
-        if not (self._begun and self._recorder.finish.failed):
+        if not self._begun or not (self._recorder.finish.failed or (self._given_up and self._exchange is None)):
             return
         version = self._newest.version
         try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rollyard import gym
 from rollyard.config import Config, PromptsConfig
 from rollyard.errors import ConfigError
+from rollyard.prompts.given import GivenSource
 from rollyard.prompts.jsonl import read_rows
 from rollyard.prompts.source import Epochs, Render, Row, Source, prompt_of
 from rollyard.prompts.tasks.task import TASKS, Task
@@ -32,6 +33,8 @@ AT_ONCE = 64  # problems made before others have their turn: a run can be stoppe
 def check_prompts(config: Config) -> frozenset[str]:
     """The columns that every prompt has. Raises ConfigError for what is wrong, as far as it shows without a tokenizer."""
     prompts = config.prompts
+    if prompts.source == "given":
+        return frozenset()
     if prompts.path:
         rows = read_rows(Path(prompts.path), prompts.field)
         _split(rows, prompts, config.run.seed)
@@ -55,6 +58,8 @@ async def open_prompts(
     """
     prompts, seed = config.prompts, config.run.seed
     render = _render(tokenizer, prompts)
+    if prompts.source == "given":
+        return GivenSource(render, prompts.waiting), ()
     if prompts.task in TASKS:
         task = TASKS[prompts.task]
         made = map(partial(_task_row, task, HELD_OUT_SEED, held_out=True), range(prompts.held_out))

@@ -41,6 +41,14 @@ class PromptSource(Protocol):
         ...
 
 
+class AwaitedSource(PromptSource, Protocol):
+    """One that may have no prompt yet: it then gives none without being exhausted, or fewer than asked."""
+
+    async def more(self) -> None:
+        """Wait until it has a prompt, or is exhausted."""
+        ...
+
+
 class Engine(Protocol):
     """Token ids in, token ids and logprobs out."""
 

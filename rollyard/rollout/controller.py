@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from rollyard.errors import ConfigError, EngineError, EngineLost, TimeLimitExceeded
 from rollyard.events import (
@@ -36,7 +36,7 @@ from rollyard.events import (
     Sleep,
 )
 from rollyard.fitness import Condemn, EngineUnfit, WrongAnswer
-from rollyard.protocols.rollouts import Engine, PromptSource, Scorer
+from rollyard.protocols.rollouts import AwaitedSource, Engine, PromptSource, Scorer
 from rollyard.rollout.answers import problem_of, wrong_tokens
 from rollyard.rollout.silence import Silence
 from rollyard.types import (
@@ -135,9 +135,7 @@ class Controller:
                 case Generate(engine, request):
                     requests[engine].append(request)
                 case FetchPrompts(count):
-                    with self._timeline.spans.doing(Activity.PROMPTS):
-                        prompts, exhausted = self._source.take(count)
-                    self._post(PromptsOffered(self._in_order(prompts), exhausted))
+                    self._fetch(count)
                 case Score(_, done, Reward() as verdict):
                     self._post(Scored(done.group, done.member, verdict))
                 case Score():
@@ -153,6 +151,23 @@ class Controller:
             asyncio.get_running_loop().call_soon(self._spread)
         if requests:
             self._hand_out(requests)
+
+    def _fetch(self, count: int) -> None:
+        if not self._offer(count):
+            self._start(self._await_prompts(count))
+
+    def _offer(self, count: int) -> bool:
+        """False when the source has none yet."""
+        with self._timeline.spans.doing(Activity.PROMPTS):
+            prompts, exhausted = self._source.take(count)
+        if prompts or exhausted:
+            self._post(PromptsOffered(self._in_order(prompts), exhausted))
+        return bool(prompts) or exhausted
+
+    async def _await_prompts(self, count: int) -> None:
+        source = cast(AwaitedSource, self._source)  # no other has none
+        while not self._offer(count):
+            await source.more()
 
     def _in_order(self, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
         """Raises ConfigError for a source that does not number its prompts as the protocol says."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isnan
 
 from rollyard.types import Group, TrainStats, WeightVersion
 from rollyard.watch.metrics import RewardStats, of_lengths, of_rewards
@@ -48,7 +49,8 @@ class Step:
 
     def to_metrics(self) -> dict[str, object]:
         """A flat record for sinks. Times in seconds; docs/metrics.md defines each."""
-        train = {f"train/{name}": value for name, value in asdict(self.train).items() if name != "step"}
+        told = {name: value for name, value in asdict(self.train).items() if name != "step"}
+        train = {f"train/{name}": None if value is not None and isnan(value) else value for name, value in told.items()}
         return {
             "step": self.step,
             "incarnation": self.version.incarnation,

@@ -1,0 +1,154 @@
+"""Prompts that code submits while the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import cast
+
+from rollyard.errors import ConfigError
+from rollyard.prompts.jsonl import SURROGATE
+from rollyard.prompts.source import Render, Row, prompt_of
+from rollyard.types import Prompt
+
+WHERE = "submit"
+ONE = "exactly one of text, messages and token_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPrompt:
+    """What is submitted: a text, a conversation, or token ids, which are used as they are; and columns for the reward.
+
+    Example: GivenPrompt("2+3=", columns={"answer": "5"}).
+    """
+
+    text: str | None = None
+    messages: Sequence[Mapping[str, str]] | None = None
+    token_ids: Sequence[int] | None = None
+    columns: Mapping[str, object] = field(default_factory=dict)
+
+
+class GivenSource:
+    """Implements `protocols.AwaitedSource` with prompts that are submitted.
+
+    Args:
+        render: makes token ids of a text or conversation.
+        room: prompts that may wait to be taken.
+    """
+
+    def __init__(self, render: Render, room: int) -> None:
+        self._render, self._room = render, room
+        self.vocabulary = 0  # token ids are lower; 0: nobody knows
+        self._waiting: deque[Prompt] = deque()
+        self._next = 0
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    @property
+    def cursor(self) -> int:
+        """Of what was taken: the id of the next prompt."""
+        return self._next - len(self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that were submitted and not taken yet."""
+        return len(self._waiting)
+
+    def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
+        """At most `count` prompts, and whether no more will come."""
+        found = tuple(islice(self._waiting, count))
+        for _ in found:
+            self._waiting.popleft()
+        self._change()
+        return found, self._ended and not self._waiting
+
+    async def more(self) -> None:
+        while not (self._waiting or self._ended):
+            await self._changed.wait()
+
+    @property
+    def full(self) -> bool:
+        return len(self._waiting) >= self._room
+
+    async def room(self) -> None:
+        """Wait until another prompt may wait, or none may come any more."""
+        while self.full and not self._ended:
+            await self._changed.wait()
+
+    def put(self, given: Sequence[GivenPrompt]) -> tuple[int, ...]:
+        """Submit prompts, all or none. Returns their ids. Raises ConfigError for one that is none, or after the end."""
+        if self._ended:
+            raise ConfigError("the prompts were ended before", where=WHERE, remedy="submit before end_of_prompts")
+        found = [self._prompt(self._next + number, each) for number, each in enumerate(given)]
+        self._next += len(found)
+        self._waiting.extend(found)
+        self._change()
+        return tuple(prompt.id for prompt in found)
+
+    def end(self) -> None:
+        """No more prompts will come. Harmless when said again."""
+        self._ended = True
+        self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _prompt(self, id_: int, given: GivenPrompt) -> Prompt:
+        _check_columns(given.columns, id_)
+        wanted = [each for each in (given.text, given.messages, given.token_ids) if each is not None]
+        if len(wanted) != 1:
+            raise _refused(id_, f"it has {len(wanted)} of text, messages and token_ids", f"give {ONE}")
+        if given.token_ids is not None:
+            ids = tuple(given.token_ids)
+            most = self.vocabulary or max(ids, default=0) + 1
+            if not ids or not all(type(token) is int and 0 <= token < most for token in ids):
+                raise _refused(id_, "its token ids are none", f"give whole numbers from 0 to {most - 1}, at least one")
+            return Prompt(id_, id_, ids, "", given.columns)
+        return prompt_of(id_, id_, Row(_checked(id_, given), given.columns), self._render)
+
+
+def given_of(each: object) -> GivenPrompt:
+    """What was submitted, as one kind. Raises ConfigError for what is none."""
+    match each:
+        case GivenPrompt():
+            return each
+        case str():
+            return GivenPrompt(text=each)
+        case [*messages] if messages:
+            return GivenPrompt(messages=cast(Sequence[Mapping[str, str]], messages))  # looked at as it is put
+        case _:
+            remedy = "give a text, a list of chat messages, or a GivenPrompt"
+            raise ConfigError(f"a {type(each).__name__} is no prompt", where=WHERE, remedy=remedy)
+
+
+def _checked(id_: int, given: GivenPrompt) -> str | tuple[Mapping[str, str], ...]:
+    """The text or the messages. Raises ConfigError for those that no tokenizer takes."""
+    if given.text is not None:
+        said: Sequence[object] = [given.text]
+    else:
+        assert given.messages is not None
+        said = [message.get(key) for message in given.messages if isinstance(message, Mapping) for key in ("role", "content")]
+        if not said or len(said) != 2 * len(given.messages):
+            raise _refused(id_, "its messages are none", 'give such as [{"role": "user", "content": "2+3="}]')
+    if not all(isinstance(part, str) and not SURROGATE.search(part) for part in said) or not said[-1]:
+        raise _refused(id_, "it is empty, or has what is no text", "give texts that are not empty")
+    return given.text if given.text is not None else tuple(given.messages or ())
+
+
+def _check_columns(columns: Mapping[str, object], id_: int) -> None:
+    """They are kept in the journal, and given to the reward by name."""
+    if clash := {"prompt", "completion"} & set(columns):
+        raise _refused(id_, f"the column {clash.pop()!r} has the name of what a reward is given anyway", "rename the column")
+    try:
+        json.dumps(dict(columns), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise _refused(id_, f"its columns are no JSON: {error}", "give texts, numbers, lists and objects of these") from None
+
+
+def _refused(id_: int, problem: str, remedy: str) -> ConfigError:
+    return ConfigError(f"prompt {id_}: {problem}", where=WHERE, remedy=remedy)

@@ -1,0 +1,254 @@
+"""`Rollouts`: a run whose trainer is the code that calls. It is the same run in all else: one loop, one conductor, one journal.
+
+async with rollyard.Rollouts(config) as rollouts:
+    async for batch in rollouts.batches():
+        ...  # train on batch.train with whatever loop, loss and optimizer
+        await rollouts.publish(model)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from rollyard.caller import Batch, Caller
+from rollyard.checks import check_judged
+from rollyard.config import Config
+from rollyard.errors import ConfigError
+from rollyard.loop import Run
+from rollyard.prompts.given import GivenPrompt, GivenSource, given_of
+from rollyard.protocols.rollouts import Environment
+from rollyard.reward.open import Given
+from rollyard.types import Group, WeightVersion
+from rollyard.watch.report import Report
+from rollyard.watch.snapshot import Header
+from rollyard.watch.terminal import View
+
+if TYPE_CHECKING:
+    from rollyard.weights.given import Weights
+
+Submitted = str | Sequence[Mapping[str, str]] | GivenPrompt
+LEFT: Final = "left by the caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a run stands."""
+
+    state: str  # running, finished or failed
+    version: WeightVersion  # published last
+    out: int | None  # step of the batch that was handed out and not published yet
+    live: int  # groups that are asked, written or judged
+    waiting: int  # prompts that were submitted and not asked yet
+    engines: tuple[str, ...]
+    admitted: int  # prompts so far
+    trained: int
+    dropped: Mapping[str, int]  # by reason
+    tokens: int  # sampled so far
+    cause: str = ""  # why it ended
+
+
+class Rollouts:
+    """Generates, judges and batches for a training loop that is not ours.
+
+    Entering it starts the run, and returns once the engines are up. Leaving it ends the run: as planned after the last step,
+    else it is stopped; an exception that leaves the block makes it a failed run. In both cases `report` is there afterwards, and
+    the run's folder has all that any run's has.
+
+    Args:
+        config: as of any run; the section `train` is of our own trainer, and is not looked at. With `prompts.source = "given"`
+            prompts come by `submit`.
+        reward, environment, view: as of `Run`.
+        save: called with the folder of each checkpoint, which has the published model already: adds what your training needs to
+            go on. On a thread; the optimizer is at rest as long as you train only between a batch and its `publish`.
+
+    Raises:
+        ConfigError: at once, or when it is entered, when the config cannot work.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        reward: Given | None = None,
+        environment: Environment | None = None,
+        view: Callable[[Header], View] | None = None,
+        save: Callable[[Path], None] = lambda folder: None,
+    ) -> None:
+        self._caller = Caller(save)
+        self._hold(Run(config, reward, view, environment, caller=self._caller), reward, environment)
+
+    def _hold(self, run: Run, reward: Given | None, environment: Environment | None) -> None:
+        self._run = run
+        self._task: asyncio.Task[None] | None = None
+        self._suits = cache(lambda columns: check_judged(run.config, reward, environment, columns))
+
+    @property
+    def config(self) -> Config:
+        return self._run.config
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self._run.folder.path
+
+    @property
+    def report(self) -> Report | None:
+        """Of the whole run, once it is over."""
+        return self._run.report
+
+    @property
+    def version(self) -> WeightVersion:
+        """What was published last; before the first `publish` what the run began with."""
+        return self._caller.version
+
+    # -------------------------------------------------------------------------------------- start and end
+
+    async def __aenter__(self) -> Self:
+        """Raises ConfigError for what only loading shows, EngineError for an engine that does not start."""
+        assert self._task is None, "it is entered once"
+        self._task = asyncio.create_task(self._go(), name="rollouts")
+        ready = asyncio.ensure_future(self._caller.ready.wait())
+        try:
+            await asyncio.wait((self._task, ready), return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            await self._leave(LEFT)
+            raise
+        finally:
+            ready.cancel()
+        if self._task.done():
+            self._task.result()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._task is not None, "it was entered"
+        out = self._caller.out
+        if error is None or isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
+            await self._leave(LEFT if error is None else f"left by the caller: {kind.__name__ if kind else ''}")
+        elif not self._task.done():
+            self.fail(f"the caller failed: {type(error).__name__}: {error}")
+            await asyncio.wait((self._task,))
+        if out is not None:
+            told = f"batch {out.step} ({len(out.groups)} prompts) was handed out and nothing was published for it"
+            warnings.warn(f"{told}: it is dropped as stopped", RuntimeWarning, stacklevel=2)
+        failure = self._task.exception()
+        if error is None and failure is not None:
+            raise failure
+
+    async def _leave(self, cause: str) -> None:
+        """The run ends as planned where nothing is left to train, else it is stopped."""
+        assert self._task is not None
+        if self._caller.version.step < self.config.run.steps:
+            self.stop(cause)
+        await asyncio.wait((self._task,))
+
+    async def _go(self) -> None:
+        """The run itself."""
+        run, cause, failed = self._run, "it ended in its start", True
+        try:
+            async for _ in run.steps():
+                pass
+            assert run.report is not None
+            cause, failed = run.report.finished.cause, False
+        except BaseException as error:
+            cause = str(error)
+            raise
+        finally:
+            self._caller.end(cause, failed=failed)
+
+    def stop(self, cause: str) -> None:
+        """End the run cleanly: a batch that is out is dropped as stopped, what was published is saved."""
+        self._caller.give_up(cause)
+        self._run.stop(cause)
+
+    def fail(self, cause: str) -> None:
+        """End the run as failed."""
+        self._caller.give_up(cause)
+        self._run.fail(cause)
+
+    # ------------------------------------------------------------------------------------------- the prompts
+
+    async def submit(self, prompts: Sequence[Submitted]) -> tuple[int, ...]:
+        """Submit prompts: all of them, or none. Waits first as long as `prompts.waiting` prompts or more wait to be asked.
+
+        Returns their ids, which are those of their groups.
+
+        Raises:
+            ConfigError: one is no prompt, or lacks a column that the reward needs, or prompts come from elsewhere.
+            RunFailed: the run has failed.
+        """
+        source, given = self._source, [given_of(each) for each in prompts]
+        for columns in {frozenset(each.columns) for each in given}:
+            self._suits(columns)
+        await self._caller.unless_over(source.room())
+        return source.put(given)
+
+    def end_of_prompts(self) -> None:
+        """No more prompts come: the last batches are made of those that there are, and then the run ends."""
+        self._source.end()
+
+    @property
+    def _source(self) -> GivenSource:
+        source = self._caller.source
+        if not isinstance(source, GivenSource):
+            problem = "prompts come from a file or a task" if source is not None else "the run has not begun"
+            raise ConfigError(problem, where="submit", remedy="set prompts.source to given, and enter the block")
+        return source
+
+    # -------------------------------------------------------------------------------------------- the circle
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """The batches, each once what the one before came to was published, until all steps are done or prompts are used up.
+
+        Raises ConfigError when the one before was not published, RunFailed when the run has failed.
+        """
+        while (batch := await self._caller.next()) is not None:
+            yield batch
+
+    async def publish(self, weights: Weights, stats: Mapping[str, float] | None = None) -> WeightVersion:
+        """Publish what training on the batch came to, for the engines to go on with.
+
+        All is looked at before anything changes: names, shapes and formats are those of the engines' model, every number is
+        finite. Tensors may be on any device; they are copied, and are yours again when this returns.
+
+        Args:
+            weights: a module, or tensors by their Hugging Face names; a head that is tied may be left out.
+            stats: what your training knows of the step, such as loss, grad_norm, learning_rate: see `TrainStats`.
+
+        Raises:
+            ConfigError: the weights do not suit, or no batch is out. Nothing has changed then, and it may be called again.
+            RunFailed: the run has failed.
+        """
+        return await self._caller.publish(weights, stats or {})
+
+    async def groups(self) -> AsyncIterator[Group]:
+        """Judged groups as they are finished, from now on, before they are batched.
+
+        Raises RollyardError for who is thousands of groups behind, RunFailed when the run has failed.
+        """
+        async for group in self._caller.groups():
+            yield group
+
+    def status(self) -> Status:
+        caller, report = self._caller, self.report
+        source, counts = caller.source, caller.counts
+        state = "running" if report is None else "failed" if report.finished.failed else "finished"
+        return Status(
+            state=state,
+            version=caller.version,
+            out=None if caller.out is None else caller.out.step,
+            live=caller.live,
+            waiting=source.waiting if isinstance(source, GivenSource) else 0,
+            engines=caller.engines,
+            admitted=counts.admitted,
+            trained=counts.trained,
+            dropped=dict(counts.dropped),
+            tokens=counts.tokens.generated,
+            cause="" if report is None else report.finished.cause,
+        )
