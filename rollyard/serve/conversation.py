@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rollyard.types import Prompt
+
 Message = Mapping[str, str]
 Chat = Callable[[Sequence[Message]], tuple[int, ...]]
 Encode = Callable[[str], tuple[int, ...]]
@@ -45,13 +47,14 @@ class Conversation:
     """What was said in one session.
 
     Args:
+        prompt: what it begins with: asked as it is, it has the tokens that the run has for it.
         chat: ids of a whole conversation, up to where an answer begins.
         chat_after: ids of what comes between an answer and the next one.
         encode: ids of a text within others.
     """
 
-    def __init__(self, chat: Chat, chat_after: Chat, encode: Encode) -> None:
-        self._chat, self._chat_after, self._encode = chat, chat_after, encode
+    def __init__(self, prompt: Prompt, chat: Chat, chat_after: Chat, encode: Encode) -> None:
+        self._prompt, self._chat, self._chat_after, self._encode = prompt, chat, chat_after, encode
         self._answered: list[_Answered] = []
 
     def of_messages(self, messages: Sequence[Message]) -> Rendered:
@@ -59,23 +62,21 @@ class Conversation:
         said = _said(messages)
         before = max((each for each in self._answered if _begins(said, each.said)), key=lambda each: len(each.said), default=None)
         if before is None:
-            return Rendered(self._chat(messages), 0, _answers(messages))
+            own = bool(said) and said == _said(self._prompt.messages)
+            return Rendered(tuple(self._prompt.token_ids) if own else self._chat(messages), 0, _answers(messages))
         rest = messages[len(before.said) :]
         after = self._chat_after(rest)
         if after[:1] == (before.last,):
             after = after[1:]  # the policy has ended its answer by itself
         return Rendered((*before.token_ids, *after), before.matched, before.rendered + _answers(rest))
 
-    def of_text(self, text: str, whole: Encode) -> Rendered:
-        """A text that is to be gone on with.
-
-        Args:
-            whole: ids of a text by itself, which may begin with a special token.
-        """
+    def of_text(self, text: str) -> Rendered:
+        """A text that is to be gone on with."""
         fits = (each for each in self._answered if each.text and text.startswith(each.text))
         before = max(fits, key=lambda each: len(each.text), default=None)
         if before is None:
-            return Rendered(whole(text), 0, 0)
+            own = text == self._prompt.text
+            return Rendered(tuple(self._prompt.token_ids) if own else self._encode(text), 0, 0)
         return Rendered((*before.token_ids, *self._encode(text[len(before.text) :])), before.matched, before.rendered)
 
     def answered_messages(self, messages: Sequence[Message], to: Rendered, token_ids: Sequence[int], text: str) -> None:

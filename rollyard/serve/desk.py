@@ -139,11 +139,11 @@ class Desk:
         """
         async with self._publishing:
             self.expect(lease, step)
+            if (before := self.published(step, digest)) is not None:
+                return before
             if self._batch is None or step != self._batch.step + 1:
-                if digest != self._last:
-                    problem = f"version {step} was published, and these are other weights"
-                    raise Refused(HTTPStatus.CONFLICT, problem, "step", "step")
-                return Published(self._rollouts.version, again=True)
+                problem = f"version {step} was published, and these are other weights"
+                raise Refused(HTTPStatus.CONFLICT, problem, "step", "step")
             try:
                 version = await self._rollouts.publish(await asyncio.to_thread(load), stats)
             except ConfigError as error:
@@ -151,6 +151,11 @@ class Desk:
             self._batch, self._last = None, digest
             self._change()
             return Published(version)
+
+    def published(self, step: int, digest: str) -> Published | None:
+        """What came of these very weights, where they were published last."""
+        version = self._rollouts.version
+        return Published(version, again=True) if (version.step, self._last) == (step, digest) else None
 
     @property
     def step(self) -> int | None:

@@ -64,7 +64,7 @@ class Session:
     asking: dict[str, asyncio.Task[Any]] = field(default_factory=dict)  # what was asked and not heard yet, by its content
 
     def __post_init__(self) -> None:
-        self.conversation = Conversation(self.ask.chat, self.ask.chat_after, self.ask.encode)
+        self.conversation = Conversation(self.prompt, self.ask.chat, self.ask.chat_after, self.ask.encode)
 
     @property
     def busy(self) -> bool:
