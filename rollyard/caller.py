@@ -19,7 +19,7 @@ from rollyard.prompts.given import GivenSource
 from rollyard.protocols.devices import Device
 from rollyard.protocols.rollouts import PromptSource
 from rollyard.rollout.state import Counts
-from rollyard.types import Activity, Group, Prompt, TrainBatch, TrainStats, WeightVersion
+from rollyard.types import Activity, Group, Prompt, TensorInfo, TrainBatch, TrainStats, WeightVersion
 
 if TYPE_CHECKING:
     from rollyard.weights.given import GivenWeights, Weights
@@ -61,7 +61,7 @@ class Caller:
         self._over: str | None = None  # why there will be no more batches
         self._failed = False
         self._changed = asyncio.Event()
-        self._streams: set[deque[Group]] = set()
+        self._streams: dict[int, deque[Group]] = {}
         self._conductor: Conductor | None = None
         self._engines: Mapping[EngineId, object] = {}
         self.source: PromptSource | None = None
@@ -88,7 +88,7 @@ class Caller:
                 case Train(_, groups):
                     self._groups = groups
                 case Keep(group):
-                    for stream in self._streams:
+                    for stream in self._streams.values():
                         stream.append(group)
                     if self._streams:
                         self._change()
@@ -98,6 +98,11 @@ class Caller:
     @property
     def version(self) -> WeightVersion:
         return self._version
+
+    @property
+    def tensors(self) -> Sequence[TensorInfo]:
+        """Of the policy."""
+        return () if self._weights is None else self._weights.infos
 
     async def train(self, shards: Sequence[TrainBatch]) -> TrainStats:
         """Hand the batch out, and wait until weights were published for it. Raises GivenUp when that will not be."""
@@ -196,7 +201,7 @@ class Caller:
     async def groups(self) -> AsyncIterator[Group]:
         """Groups as they are finished, from now on, until the run is over. Raises RollyardError for who is far behind."""
         stream = deque[Group]()
-        self._streams.add(stream)
+        self._streams[id(stream)] = stream
         try:
             while stream or self._over is None:
                 if len(stream) > LAG:
@@ -206,7 +211,7 @@ class Caller:
                 while stream:
                     yield stream.popleft()
         finally:
-            self._streams.discard(stream)
+            del self._streams[id(stream)]
         self._check_going()
 
     async def unless_over(self, work: Coroutine[Any, Any, None]) -> None:

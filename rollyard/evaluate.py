@@ -150,7 +150,7 @@ class _Heard:
         finish = FinishReason.CONTEXT if cut else done.finish
         self.taken.append(Turn(asking.prompt_ids, len(done.token_ids), finish))
         self.parts.append(done)
-        return Reply(done.token_ids, done.text, finish)
+        return Reply(done.token_ids, done.text, finish, done.logprobs, done.spans)
 
     def completion(self, text: str) -> Completion:
         ids = tuple(token for part in self.parts for token in part.token_ids)

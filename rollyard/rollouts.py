@@ -28,7 +28,7 @@ from rollyard.loop import Run
 from rollyard.prompts.given import GivenPrompt, GivenSource, given_of
 from rollyard.protocols.rollouts import Environment
 from rollyard.reward.open import Given
-from rollyard.types import Group, WeightVersion
+from rollyard.types import Group, TensorInfo, WeightVersion
 from rollyard.watch.report import Report
 from rollyard.watch.snapshot import Header
 from rollyard.watch.terminal import View
@@ -229,11 +229,28 @@ class Rollouts:
             ConfigError: one is no prompt, or lacks a column that the reward needs, or prompts come from elsewhere.
             RunFailed: the run has failed.
         """
-        source, given = self._source, [given_of(each) for each in prompts]
-        for columns in {frozenset(each.columns) for each in given}:
-            self._suits(columns)
+        source, given = self._source, self._given(prompts)
         await self._caller.unless_over(source.room())
         return source.put(given)
+
+    async def room(self) -> None:
+        """Wait as `submit` would. Raises as it does."""
+        await self._caller.unless_over(self._source.room())
+
+    def check_prompts(self, prompts: Sequence[Submitted]) -> int:
+        """The id that the first of these would have, were they submitted now. Raises ConfigError as `submit` would."""
+        return self._source.check(self._given(prompts))
+
+    def _given(self, prompts: Sequence[Submitted]) -> list[GivenPrompt]:
+        given = [given_of(each) for each in prompts]
+        for columns in {frozenset(each.columns) for each in given}:
+            self._suits(columns)
+        return given
+
+    @property
+    def tensors(self) -> Sequence[TensorInfo]:
+        """What `publish` wants, a tied head left out."""
+        return self._caller.tensors
 
     def end_of_prompts(self) -> None:
         """No more prompts come: the last batches are made of those that there are, and then the run ends."""

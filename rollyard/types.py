@@ -207,6 +207,8 @@ class Reply:
     token_ids: Tokens  # [tokens], as they were sampled
     text: str
     finish: FinishReason
+    logprobs: Logprobs = ()  # [tokens], under the distribution each was drawn from
+    spans: tuple[VersionSpan, ...] = ()  # over the tokens, in order
 
 
 @dataclass(frozen=True, slots=True)

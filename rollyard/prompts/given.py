@@ -91,13 +91,16 @@ class GivenSource:
 
     def put(self, given: Sequence[GivenPrompt]) -> tuple[int, ...]:
         """Submit prompts, all or none. Returns their ids. Raises ConfigError for one that is none, or after the end."""
-        if self._ended:
-            raise ConfigError("the prompts were ended before", where=WHERE, remedy="submit before end_of_prompts")
-        found = [self._prompt(self._next + number, each) for number, each in enumerate(given)]
+        found = self._made(given)
         self._next += len(found)
         self._waiting.extend(found)
         self._change()
         return tuple(prompt.id for prompt in found)
+
+    def check(self, given: Sequence[GivenPrompt]) -> int:
+        """The id that the first of these would have. Raises ConfigError as `put` would."""
+        self._made(given)
+        return self._next
 
     def end(self) -> None:
         """No more prompts will come. Harmless when said again."""
@@ -107,6 +110,11 @@ class GivenSource:
     def _change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _made(self, given: Sequence[GivenPrompt]) -> list[Prompt]:
+        if self._ended:
+            raise ConfigError("the prompts were ended before", where=WHERE, remedy="submit before end_of_prompts")
+        return [self._prompt(self._next + number, each) for number, each in enumerate(given)]
 
     def _prompt(self, id_: int, given: GivenPrompt) -> Prompt:
         _check_columns(given.columns, id_)

@@ -74,11 +74,11 @@ class Playing:
 
     def _told(self, member: Member, asking: Asking, finish: FinishReason, text: str) -> Tell:
         """The next request is another attempt, with its own failures."""
-        ids = member.answer()
-        member.turned(Turn(asking.prompt_ids, len(ids), finish))
+        reply = member.reply(finish, text)
+        member.turned(Turn(asking.prompt_ids, len(reply.token_ids), finish))
         member.phase, member.asking, member.engine, member.avoid = Phase.PLAYING, None, None, None
         member.attempt, member.failures = member.attempt + 1, 0
-        return Tell(member.group, member.index, Reply(ids, text, finish))
+        return Tell(member.group, member.index, reply)
 
     def ended(self, event: EpisodeEnded) -> Iterable[Output]:
         """The member is complete; what its environment gave up while it was written makes it fail."""

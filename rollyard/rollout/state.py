@@ -19,6 +19,7 @@ from rollyard.types import (
     Group,
     Partial,
     Prompt,
+    Reply,
     RequestId,
     Reward,
     Rollout,
@@ -121,6 +122,11 @@ class Member:
         """What it has written in this turn."""
         return () if self.tokens == self.earlier else joined([ids for ids, _ in self.pieces[self.over :]])
 
+    def reply(self, finish: FinishReason, text: str) -> Reply:
+        """The same, for its environment."""
+        logprobs = () if self.tokens == self.earlier else joined([logprobs for _, logprobs in self.pieces[self.over :]])
+        return Reply(self.answer(), text, finish, logprobs, after(self.spans, self.earlier))
+
     def turned(self, turn: Turn) -> None:
         """The turn is over."""
         self.turns = (*self.turns, turn)
@@ -132,6 +138,16 @@ class Member:
         ids, logprobs = self.pieces[0]
         self.completion = Completion(self.group, self.index, ids, logprobs, self.spans, finish, text, self.turns)
         return self.completion
+
+
+def after(spans: Iterable[VersionSpan], tokens: int) -> tuple[VersionSpan, ...]:
+    """The spans without their first tokens."""
+    left = list[VersionSpan]()
+    for span in spans:
+        if span.tokens > tokens:
+            left.append(span._replace(tokens=span.tokens - tokens))
+        tokens = max(0, tokens - span.tokens)
+    return tuple(left)
 
 
 def joined(pieces: Sequence[Sequence[N]]) -> Sequence[N]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rollyard.errors import ConfigError, WeightSyncError
 from rollyard.model.folder import EMBEDDING, HEAD, infos, save, tensors
 from rollyard.model.transformer import CausalLM
+from rollyard.types import TensorInfo
 from rollyard.weights.layout import compare
 
 Weights = nn.Module | Mapping[str, Tensor]
@@ -32,6 +33,11 @@ class GivenWeights:
 
     def __init__(self, model: CausalLM, source: Path) -> None:
         self._model, self._source = model, source
+
+    @property
+    def infos(self) -> Sequence[TensorInfo]:
+        """What is to be given, a tied head left out."""
+        return infos(tensors(self._model))
 
     def take(self, weights: Weights) -> None:
         """Copy the weights into the policy: all, or none of them when one does not suit. Called on the policy's device.

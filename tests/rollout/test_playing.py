@@ -106,13 +106,15 @@ def test_an_episode_of_two_turns():
     assert one(table.begun, Play).member == 0 and not [o for o in table.begun if isinstance(o, ev.Generate)]
     first = one(table.ask(3, 4, most=4, stop=(";",)), ev.Generate)
     assert first.request.prompt_ids == (3, 4) and first.request.sampling == Sampling(4, stop=("#", ";"))
-    assert one(table.write(first.request.id, 5, 6, engine=first.engine), Tell).reply == Reply((5, 6), "t", FinishReason.STOP)
+    assert one(table.write(first.request.id, 5, 6, engine=first.engine), Tell).reply == Reply((5, 6), "t", FinishReason.STOP, (-1.0, -1.0), (VersionSpan(V0, V0, 2),))
     table.core.step(ev.EngineLoaded(first.engine, V1), 0.0)
     second = one(table.ask(3, 4, 5, 6, 8, 9), ev.Generate)
     assert second.engine == first.engine, "it has read most of this"
     assert second.request.id == RequestId(0, 0, 1) and second.request.written_ids == ()
     assert [first.request.seed, second.request.seed] == [completion_seed(0, 0, 0), completion_seed(0, 0, 0, 1)]
     assert len({first.request.seed, second.request.seed}) == 2, "no turn replays the noise of another"
+    told = one(table.write(second.request.id, 7, engine=second.engine, version=V1), Tell).reply
+    assert told == Reply((7,), "t", FinishReason.STOP, (-1.0,), (VersionSpan(V1, V1, 1),)), "of this turn alone"
     table.write(second.request.id, 7, engine=second.engine, version=V1)
     score = one(table.end(Reward(0.5)), ev.Score)
     spans = (VersionSpan(V0, V0, 2), VersionSpan(V1, V1, 1))

@@ -1,0 +1,92 @@
+"""The application: all routes, behind the guard."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from rollyard.errors import ConfigError, RollyardError
+from rollyard.serve.desk import unsuited
+from rollyard.serve.guard import Guard, own_names
+from rollyard.serve.refusals import Refused
+from rollyard.serve.routes import health, openai, prompts, sessions, training
+from rollyard.serve.service import Service
+from rollyard.serve.settings import MIB
+
+SEND_S = 60.0  # seconds that a client may leave what it is sent unread
+
+
+def application(service: Service, token: str) -> Guard:
+    """The ASGI application of a service.
+
+    Args:
+        token: that clients must give; empty: none.
+    """
+    app = FastAPI(
+        title="Rollyard",
+        summary="Rollouts for reinforcement learning on language models.",
+        version=metadata.version("rollyard"),
+        docs_url=None,  # their pages fetch scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.service = service
+    for each in (prompts, training, sessions, openai, health):
+        app.include_router(each.router)
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _of_http)
+    app.add_exception_handler(RollyardError, _failed)
+    if token:
+        _tell_of_token(app)
+    serve = service.config.serve
+    return Guard(app, token, own_names(serve.host, serve.names), serve.body_mib * MIB, serve.body_s, SEND_S)
+
+
+def _answer(refused: Refused) -> JSONResponse:
+    return JSONResponse(refused.content, refused.status, refused.headers)
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Refused)
+    return _answer(error)
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    """The first of what is wrong."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:])
+    return _answer(Refused(400, f"{place or 'the body'}: {first['msg']}", "invalid", place))
+
+
+async def _of_http(request: Request, error: Exception) -> JSONResponse:
+    """No such path, no such method, a body that is no JSON."""
+    assert isinstance(error, HTTPException)
+    refused = Refused(error.status_code, str(error.detail), "http")
+    return JSONResponse(refused.content, refused.status, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RollyardError)
+    if isinstance(error, ConfigError):
+        return _answer(unsuited(error))
+    return _answer(Refused(503, str(error), "failed"))
+
+
+def _tell_of_token(app: FastAPI) -> None:
+    """The document says that a token is needed, and where not."""
+    make = app.openapi
+
+    def document() -> dict[str, Any]:
+        found = make()
+        found.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"token": []}]
+        found["paths"]["/healthz"]["get"]["security"] = []
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]

@@ -1,0 +1,61 @@
+"""What routes have in common: the service behind them, and what their documents say of refusals."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Query, Request
+
+from rollyard.serve.records import LARGEST_ID, Problem
+from rollyard.serve.refusals import Refused
+from rollyard.serve.service import Service
+from rollyard.serve.sessions import Sessions
+
+TOLD = {
+    400: "what is asked makes no sense",
+    401: "the token is missing, or another one",
+    403: "not from here, or not of this",
+    404: "there is no such thing",
+    408: "the body took too long",
+    409: "not now: something else is wanted, or going on",
+    410: "it is over",
+    413: "the body is too long",
+    421: "the service is not called so",
+    422: "what was sent does not suit the run; nothing has changed",
+    429: "come back after the seconds in Retry-After",
+    503: "the service is being stopped, or the run has failed",
+}
+ALWAYS = (400, 401, 403, 408, 413, 421, 422, 503)  # whatever is asked
+
+
+def refusals(*more: int) -> dict[int | str, dict[str, Any]]:
+    """What may be answered besides what was asked for."""
+    return {status: {"model": Problem, "description": TOLD[status]} for status in sorted({*ALWAYS, *more})}
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _sessions(service: Annotated[Service, Depends(_service)]) -> Sessions:
+    """Raises Refused where no harnesses play."""
+    if service.sessions is None:
+        problem, remedy = "no harnesses play here: prompts are answered once", "serve with --serve.episodes"
+        raise Refused(409, problem, "no_episodes", remedy=remedy)
+    return service.sessions
+
+
+Served = Annotated[Service, Depends(_service)]
+Played = Annotated[Sessions, Depends(_sessions)]
+Leased = Annotated[str, Header(alias="X-Rollyard-Lease", min_length=1, max_length=100, description="of the trainer")]
+Waits = Annotated[float, Query(alias="wait_s", ge=0, le=3600, allow_inf_nan=False, description="seconds to wait, at most serve.wait_s")]
+After = Annotated[int, Query(ge=0, le=LARGEST_ID, description="cursor to go on after; 0: from the beginning")]
+
+
+def bounded(service: Service, wait_s: float) -> float:
+    """Raises Refused for more than the service allows."""
+    most = service.config.serve.wait_s
+    if wait_s > most:
+        raise Refused(400, f"a request may wait {most:g} s at most", "wait", "wait_s", "ask again, as often as you like")
+    return wait_s

@@ -1,0 +1,199 @@
+"""What is sent to the service and told by it, OpenAI's part aside (`openai.py`). What the run has words for is `types.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from rollyard.types import Group
+
+Key = Annotated[str, Field(min_length=1, max_length=200)]
+Wait = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
+LARGEST_ID = 2**53
+
+
+class Said(BaseModel):
+    """What a client says: no unknown names, and nothing converted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ChatMessage(Said):
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str
+
+
+class GivenPromptRecord(Said):
+    """A prompt: exactly one of `text`, `messages` and `token_ids`."""
+
+    text: Annotated[str, Field(min_length=1)] | None = Field(None, description="by the chat template where prompts.chat says so")
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(None, description="a conversation")
+    token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] | None = Field(
+        None, description="used as they are"
+    )
+    columns: dict[str, JsonValue] = Field({}, description="given to the reward by name, and to harnesses")
+
+
+class Submission(Said):
+    prompts: Annotated[list[GivenPromptRecord], Field(min_length=1, max_length=10_000)]
+    key: Key | None = Field(None, description="of the client's: the same prompts under the same key are submitted once")
+    wait_s: Wait = Field(0.0, description="seconds to wait for room, at most serve.wait_s; then 429")
+
+
+class Accepted(BaseModel):
+    """Ids of the prompts, which are those of their groups."""
+
+    ids: list[int]
+
+
+class Ok(BaseModel):
+    ok: Literal[True] = True
+
+
+class Problem(BaseModel):
+    """What a client is told that cannot have what it asks for."""
+
+    class Error(BaseModel):
+        message: str
+        type: str
+        param: str | None
+        code: str
+
+    error: Error
+
+
+class FinishedGroup(BaseModel):
+    """A finished group in the stream. `cursor`: where to go on after it."""
+
+    cursor: int
+    group: Group
+
+
+class Groups(BaseModel):
+    """A page of the stream. `cursor`: where to go on; as it was asked where there was nothing."""
+
+    groups: list[FinishedGroup]
+    cursor: int
+
+
+class TrainerClaim(Said):
+    trainer: Key = Field(description="a name; the same trainer may take its lease again")
+    take_over: bool = Field(False, description="also from another trainer whose lease is not over")
+
+
+class LeaseRecord(BaseModel):
+    lease: str = Field(description="sent with what the trainer asks, as X-Rollyard-Lease; each time it is renewed")
+    seconds: float = Field(description="after which another trainer may have it, if nothing is heard")
+    version: int = Field(description="step of the weights that were published last")
+
+
+class FileOfWeights(Said):
+    path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
+        description="safetensors file, or folder with such, below serve.weights_folder"
+    )
+    stats: dict[str, float] = Field({}, description="what training tells of the step, such as loss")
+
+
+class Tensor(Said):
+    name: Annotated[str, Field(min_length=1, max_length=1000)]
+    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**40)]], Field(max_length=8)]
+    dtype: Annotated[str, Field(min_length=1, max_length=32)] = Field(description="such as torch.float32")
+
+
+class GroupOfWeights(Said):
+    tensors: Annotated[list[Tensor], Field(min_length=1, max_length=100_000)] = Field(description="in the order in which they will be sent")
+    stats: dict[str, float] = {}
+
+
+class InvitationRecord(BaseModel):
+    """Where the trainer meets the service, as rank 0 of two."""
+
+    host: str
+    port: int
+    name: str
+    limit_s: float
+
+
+class PublishedRecord(BaseModel):
+    step: int
+    incarnation: int
+    again: bool = Field(description="they had been published before")
+
+
+class Weights(BaseModel):
+    """The weights that are wanted."""
+
+    version: int = Field(description="step of those that were published last")
+    wanted: int | None = Field(description="step of those that come of the batch that is out; null: none is out")
+    tensors: list[Tensor]
+
+
+class SessionClaim(Said):
+    group: Annotated[int, Field(ge=0, le=LARGEST_ID)] | None = Field(None, description="a member of this group; else the one that waits longest")
+    key: Key | None = Field(None, description="of the client's: the same key opens the same session")
+    wait_s: Wait = Field(0.0, description="seconds to wait for a member, at most serve.wait_s; then 429")
+
+
+class SessionRecord(BaseModel):
+    """A member of a group, to be played."""
+
+    session: str
+    group: int
+    text: str
+    messages: list[ChatMessage]
+    token_ids: list[int]
+    columns: dict[str, JsonValue]
+    turns: int = Field(description="answers so far")
+    matched: int = Field(description="answers in the last history that were the tokens which the policy wrote")
+    rendered: int = Field(description="answers in it that were tokenized from their text")
+
+
+class Verdict(Said):
+    """`value` null: the configured rewards judge what was written."""
+
+    value: float | None
+    parts: dict[str, float] = {}
+
+
+class Failure(Said):
+    problem: Annotated[str, Field(min_length=1, max_length=10_000)] = Field(description="why there is no verdict")
+
+
+class SessionCounts(BaseModel):
+    waiting: int
+    going: int
+    judged: int
+    failed: int
+    idle: int
+    gone: int
+    matched: int
+    rendered: int
+
+
+class StatusRecord(BaseModel):
+    """How the run stands, and the service around it."""
+
+    state: str
+    cause: str
+    version: int
+    incarnation: int
+    steps: int = Field(description="that are planned")
+    batch: int | None = Field(description="step of the batch that is out")
+    trainer: str | None = Field(description="who has the lease")
+    live: int = Field(description="groups that are asked, written or judged")
+    waiting: int = Field(description="prompts that were submitted and not asked yet")
+    admitted: int
+    trained: int
+    dropped: dict[str, int]
+    tokens: int
+    engines: list[str]
+    cursor: int = Field(description="of the newest finished group")
+    sessions: SessionCounts | None = Field(description="where harnesses play")
+
+
+class Health(BaseModel):
+    ok: bool
+    state: str
+
+

@@ -1,0 +1,1 @@
+"""What is served, by subject: each module has a router."""

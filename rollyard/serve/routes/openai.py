@@ -1,0 +1,137 @@
+"""OpenAI's interface: what a harness asks here is captured as the turns of its member."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel
+
+from rollyard.serve.answers import Answers, Said, chat_completion, completion
+from rollyard.serve.asked import Played, Served, refusals
+from rollyard.serve.openai import MODEL, ChatCompletion, ChatRequest, Completion, CompletionRequest, Model, Models
+from rollyard.serve.refusals import Refused
+from rollyard.serve.service import Service
+from rollyard.serve.sessions import Session, Sessions
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+STARTED = int(time.time())
+ALIVE_S = 10.0  # seconds between two signs of life of a stream whose answer is being written
+EVENTS = "text/event-stream"
+Named = Annotated[str | None, Header(alias="X-Rollyard-Session", max_length=100, description="the session that asks")]
+Whole = ChatCompletion | Completion
+Make = Callable[[Said], Whole]
+
+
+def _streams(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    told = "with `stream`: pieces as OpenAI's interface has them, then `[DONE]`"
+    return {200: {"description": f"the answers; {told}", "model": model, "content": {EVENTS: {"schema": {"type": "string"}}}}}
+
+
+@router.get("/models", responses=refusals())
+async def models() -> Models:
+    """The policy in training, which is all that there is."""
+    return Models(data=[Model(id=MODEL, created=STARTED, owned_by="rollyard")])
+
+
+@router.post("/chat/completions", response_model=ChatCompletion, responses=_streams(ChatCompletion) | refusals(404, 409, 410))
+async def chat(service: Served, sessions: Played, asked: ChatRequest, request: Request, named: Named = None) -> Response:
+    """Answers to a conversation. What the policy wrote of it before keeps the tokens that it wrote."""
+    asking = _Asking(service, sessions, request, asked, named)
+    return await asking.answer(lambda said: chat_completion(asking.id, asking.session, asked, said))
+
+
+@router.post("/completions", response_model=Completion, responses=_streams(Completion) | refusals(404, 409, 410))
+async def complete(service: Served, sessions: Played, asked: CompletionRequest, request: Request, named: Named = None) -> Response:
+    """Continuations of a text, or of token ids as they are."""
+    asking = _Asking(service, sessions, request, asked, named)
+    return await asking.answer(lambda said: completion(asking.id, asking.session, asked, said))
+
+
+class _Asking:
+    """One request."""
+
+    def __init__(
+        self, service: Service, sessions: Sessions, request: Request, asked: ChatRequest | CompletionRequest, named: str | None
+    ) -> None:
+        service.check_open()
+        self._service, self._request, self._asked = service, request, asked
+        self._answers = Answers(sessions, service.config.rollout)
+        self._answers.check(asked)
+        self.session: Session = self._answers.session_of(asked.model, named)
+        self.id = f"{'chatcmpl' if isinstance(asked, ChatRequest) else 'cmpl'}-{secrets.token_hex(12)}"
+
+    async def answer(self, make: Make) -> Response:
+        """Raises Refused. What a client does not wait for is there when it asks again."""
+        if self._asked.stream:
+            return StreamingResponse(self._pieces(make), media_type=EVENTS)
+        saying, gone = asyncio.ensure_future(self._said()), asyncio.ensure_future(_gone(self._request))
+        try:
+            await asyncio.wait((saying, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not saying.done():
+                raise Refused(408, "the client has hung up", "gone")
+            said = await saying
+        finally:
+            saying.cancel()
+            gone.cancel()
+        self._answers.heard(self.session, self._asked)
+        return Response(make(said).model_dump_json(), media_type="application/json")
+
+    async def _said(self) -> Said:
+        said: Said = await self._service.unless_draining(self._answers.say(self.session, self._asked))
+        return said
+
+    async def _pieces(self, make: Make) -> AsyncIterator[bytes]:
+        """Signs of life until the answer is whole; then it, piece by piece."""
+        saying = asyncio.ensure_future(self._said())
+        try:
+            while not saying.done():
+                await asyncio.wait((saying,), timeout=ALIVE_S)
+                if not saying.done():
+                    yield b": the policy is at work\n\n"
+            whole = make(await saying)
+        except Refused as refused:
+            yield _event(refused.content)
+            return
+        finally:
+            saying.cancel()
+        options = self._asked.stream_options
+        for piece in _cut(whole.model_dump(), usage=options is not None and options.include_usage):
+            yield _event(piece)
+        self._answers.heard(self.session, self._asked)
+        yield b"data: [DONE]\n\n"
+
+
+async def _gone(request: Request) -> None:
+    """Until the client has hung up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+def _cut(whole: dict[str, Any], *, usage: bool) -> Iterator[dict[str, Any]]:
+    """As a stream has it: for each answer who speaks, what it says, and how it ends."""
+    chat = whole["object"] == "chat.completion"
+    choices, counted, about = whole.pop("choices"), whole.pop("usage"), whole.pop("rollyard")
+    whole["object"] = "chat.completion.chunk" if chat else whole["object"]
+    for choice in choices:
+        common = {"index": choice["index"]}
+        said = {"logprobs": choice["logprobs"], "token_ids": choice["token_ids"], "versions": choice["versions"]}
+        if chat:
+            content = {"delta": {"role": "assistant", "content": choice["message"]["content"]}}
+            end: dict[str, Any] = {"delta": {}}
+        else:
+            content, end = {"text": choice["text"]}, {"text": ""}
+        yield whole | {"choices": [common | content | said | {"finish_reason": None}]}
+        yield whole | {"choices": [common | end | {"logprobs": None, "finish_reason": choice["finish_reason"]}], "rollyard": about}
+    if usage:
+        yield whole | {"choices": [], "usage": counted}

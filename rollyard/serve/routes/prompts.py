@@ -1,0 +1,98 @@
+"""Prompts come, and finished groups go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import Response, StreamingResponse
+
+from rollyard.errors import ConfigError
+from rollyard.serve.asked import After, Served, Waits, bounded, refusals
+from rollyard.serve.desk import unsuited
+from rollyard.serve.records import Accepted, FinishedGroup, Groups, Ok, Submission
+from rollyard.serve.service import Record
+
+router = APIRouter(prefix="/v1", tags=["rollouts"])
+NDJSON, EVENTS = "application/x-ndjson", "text/event-stream"
+
+
+@router.post("/prompts", status_code=202, responses=refusals(409, 429))
+async def submit(service: Served, submission: Submission) -> Accepted:
+    """Submit prompts: all of them, or none. What was accepted is sure to be asked, also after the service was killed.
+
+    With a `key`, the same may be sent again and again; it is submitted once.
+    """
+    wait_s = bounded(service, submission.wait_s)
+    found = await service.unless_draining(service.submit(submission.prompts, submission.key or "", wait_s))
+    return Accepted(ids=list(found))
+
+
+@router.post("/prompts/end", responses=refusals(409))
+async def end(service: Served) -> Ok:
+    """No more prompts come: the last batches are made of those that there are, and then the run ends."""
+    service.check_open()
+    try:
+        service.rollouts.end_of_prompts()
+    except ConfigError as error:
+        raise unsuited(error) from error
+    return Ok()
+
+
+@router.get("/groups", response_model=Groups, responses=refusals())
+async def groups(
+    service: Served,
+    after: After = 0,
+    limit: Annotated[int, Query(ge=1, le=256, description="groups at most")] = 64,
+    wait_s: Waits = 0.0,
+) -> Response:
+    """Finished groups after a cursor, in the order in which they were finished: each at least once.
+
+    A group that a later life of the run wrote anew comes again, with a later cursor.
+    """
+    found = await service.groups(after, limit, bounded(service, wait_s))
+    rows = b",".join(map(_line, found))
+    cursor = found[-1][0] if found else after
+    return Response(b'{"groups":[' + rows + b'],"cursor":' + str(cursor).encode() + b"}", media_type="application/json")
+
+
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "a group a line, or (with `Accept: text/event-stream`) a group an event, whose id is its cursor",
+        "content": {
+            NDJSON: {"schema": FinishedGroup.model_json_schema(ref_template="#/components/schemas/{model}")},
+            EVENTS: {"schema": {"type": "string"}},
+        },
+    }
+}
+
+
+@router.get("/groups/stream", response_class=StreamingResponse, responses=STREAM | refusals())
+async def stream(
+    service: Served,
+    after: After = 0,
+    accept: Annotated[str, Header()] = NDJSON,
+    last_event_id: Annotated[str | None, Header(max_length=20, description="as a browser sends it: instead of `after`")] = None,
+) -> StreamingResponse:
+    """The same as they come, until the run is over or the service stopped.
+
+    A reader that is slow gets them later, one that is gone goes on after its last cursor; neither keeps anybody else waiting.
+    """
+    service.check_open()
+    begin = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
+    events = EVENTS in accept
+    return StreamingResponse(_pages(service.stream(begin), events), media_type=EVENTS if events else NDJSON)
+
+
+async def _pages(found: AsyncIterator[list[Record]], events: bool) -> AsyncIterator[bytes]:
+    async for page in found:
+        if events:
+            yield b"".join(b"id: %d\nevent: group\ndata: %b\n\n" % (record[0], _line(record)) for record in page)
+        else:
+            yield b"".join(_line(record) + b"\n" for record in page)
+
+
+def _line(record: Record) -> bytes:
+    return b'{"cursor":' + json.dumps(record[0]).encode() + b',"group":' + record[1] + b"}"

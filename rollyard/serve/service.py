@@ -1,0 +1,213 @@
+"""A run, and what stands between it and its clients.
+
+    prompts ──POST──> store ──> Rollouts ──groups──> store ──stream──> readers, each at its own pace
+                                   │  ^
+                            batches│  │weights
+                                   v  │
+                                   desk <──lease──> one trainer elsewhere
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import TypeAdapter
+
+from rollyard.errors import ConfigError, RollyardError
+from rollyard.prompts.given import GivenPrompt
+from rollyard.rollouts import Rollouts
+from rollyard.serve.desk import Desk, unsuited
+from rollyard.serve.group import Groups
+from rollyard.serve.records import GivenPromptRecord
+from rollyard.serve.refusals import Refused
+from rollyard.serve.sessions import Sessions
+from rollyard.serve.settings import ServeConfig
+from rollyard.serve.store import Store
+from rollyard.types import Group
+
+GROUP = TypeAdapter(Group)
+PAGE = 64  # groups that are read at a time
+Record = tuple[int, bytes]  # cursor, group
+
+
+class Service:
+    """Serves one run. Entered, it goes on until it is closed; the run is entered before, and left after it.
+
+    Args:
+        config: of both.
+        rollouts: the run, which has begun.
+        sessions: where harnesses play its members.
+    """
+
+    def __init__(self, config: ServeConfig, rollouts: Rollouts, sessions: Sessions | None = None) -> None:
+        self.config, self.rollouts, self.sessions = config, rollouts, sessions
+        self.desk = Desk(rollouts, config.serve.lease_s)
+        self.meeting = Groups(config.serve.group_address)
+        self.draining = asyncio.Event()  # no more is begun, and what waits is sent home
+        self.failed = asyncio.Event()
+        self.cause = ""  # why it failed
+        self._submitting = asyncio.Lock()
+        self._kept = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._cursor = 0
+
+    async def __aenter__(self) -> Self:
+        """Raises JournalError when the folder's store cannot be used."""
+        self._store = Store(self.rollouts.folder)
+        self._cursor = await self._store.last()
+        await self._go_on()
+        self._tasks = [asyncio.create_task(work, name=name) for name, work in (("groups", self._keep()), ("batches", self._hand()))]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.drain()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.meeting.close()
+        self._store.close()
+
+    def drain(self) -> None:
+        """Nothing new is begun; whoever waits is told."""
+        self.draining.set()
+        self._change()
+
+    def check_open(self) -> None:
+        """Raises Refused when nothing new is begun any more."""
+        if self.draining.is_set():
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the service is being stopped", "stopping", after_s=5.0)
+        if self.cause:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"the run has failed: {self.cause}", "failed")
+
+    async def unless_draining(self, work: Any) -> Any:
+        """What comes of waiting for it. Raises Refused when the service is stopped meanwhile."""
+        waiting, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self.draining.wait())
+        try:
+            self.check_open()
+            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                self.check_open()
+            return await waiting
+        finally:
+            for task in (waiting, stopping):
+                task.cancel()
+
+    # ---------------------------------------------------------------------------------------------- prompts
+
+    async def submit(self, prompts: Sequence[GivenPromptRecord], key: str, wait_s: float) -> tuple[int, ...]:
+        """Submit them, once; what was answered is sure to be asked. Raises Refused."""
+        content = [prompt.model_dump_json(exclude_defaults=True).encode() for prompt in prompts]
+        try:
+            async with asyncio.timeout(max(wait_s, 1.0)), self._submitting:
+                if key and (before := await self._store.submission(key, content)) is not None:
+                    return before
+                await self._room(wait_s)
+                return await asyncio.shield(asyncio.ensure_future(self._submit(prompts, content, key)))
+        except TimeoutError:
+            raise self._full from None
+
+    async def _room(self, wait_s: float) -> None:
+        if self.rollouts.status().waiting >= self.config.prompts.waiting:
+            if not wait_s:
+                raise self._full
+            await self.rollouts.room()
+
+    async def _submit(self, prompts: Sequence[GivenPromptRecord], content: Sequence[bytes], key: str) -> tuple[int, ...]:
+        """They are written down before the run has them, so that what it admitted is never submitted again."""
+        try:
+            first = self.rollouts.check_prompts(given := [given_of(prompt) for prompt in prompts])
+            await self._store.promise(key, first, content)
+            return await self.rollouts.submit(given)
+        except ConfigError as error:
+            raise unsuited(error) from error
+
+    @property
+    def _full(self) -> Refused:
+        problem, remedy = f"{self.config.prompts.waiting} prompts wait to be asked", "submit again, or with wait_s"
+        return Refused(HTTPStatus.TOO_MANY_REQUESTS, problem, "full", remedy=remedy, after_s=5.0)
+
+    async def _go_on(self) -> None:
+        """What was promised in an earlier life of the service, and the run did not take."""
+        promised = await self._store.promised(self.rollouts.check_prompts(()))
+        if promised:
+            await self.rollouts.submit([given_of(GivenPromptRecord.model_validate_json(each)) for each in promised])
+
+    # ----------------------------------------------------------------------------------------------- groups
+
+    @property
+    def cursor(self) -> int:
+        """Of the newest finished group."""
+        return self._cursor
+
+    async def groups(self, after: int, most: int, wait_s: float) -> list[Record]:
+        """Finished groups after a cursor; none when none comes in that time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while not (found := await self._store.groups(after, most)) and not self.draining.is_set():
+                    await self._newer(after)
+                return found
+        return []
+
+    async def stream(self, after: int) -> AsyncIterator[list[Record]]:
+        """All finished groups after a cursor, as they come, until the run is over or the service stopped."""
+        while True:
+            while found := await self._store.groups(after, PAGE):
+                after = found[-1][0]
+                yield found
+            if self.draining.is_set() or all(task.done() for task in self._tasks):
+                return
+            await self._newer(after)
+
+    async def _newer(self, after: int) -> None:
+        """Wait until there may be a group after this cursor."""
+        if after >= self._cursor:
+            await self._kept.wait()
+
+    async def _keep(self) -> None:
+        async for group in self.rollouts.groups():
+            await self._keep_groups([group])
+
+    async def _keep_groups(self, groups: Sequence[Group]) -> None:
+        await self._store.keep([(group.id, GROUP.dump_json(group)) for group in groups])
+        self._cursor = await self._store.last()
+        self._change()
+
+    # ---------------------------------------------------------------------------------------------- batches
+
+    async def _hand(self) -> None:
+        """Who trains on a batch finds its groups in the stream."""
+        async for batch in self.rollouts.batches():
+            await self._keep_groups(batch.groups)
+            await self.desk.offer(batch)
+        self.desk.end(self.rollouts.status().cause or "all steps are done")
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.cause = self.cause or (str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}")
+            self.desk.end(self.cause)
+            self.failed.set()
+        self._change()
+
+    def _change(self) -> None:
+        self._kept.set()
+        self._kept = asyncio.Event()
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self.rollouts.folder
+
+
+def given_of(record: GivenPromptRecord) -> GivenPrompt:
+    """As the run takes it. Raises ConfigError for one that is none."""
+    messages = None if record.messages is None else [each.model_dump() for each in record.messages]
+    return GivenPrompt(record.text, messages, record.token_ids, record.columns)

@@ -1,0 +1,79 @@
+"""Options of the service: those of a run, and a section of its own."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from pydantic import Field
+
+from rollyard import combinations
+from rollyard.config import Config, Count, Positive, Section, Words
+from rollyard.errors import ConfigError
+
+MIB, GIB = 2**20, 2**30
+
+
+class ServiceConfig(Section):
+    """`rollyard serve`: rollouts over HTTP."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; any but a loopback address needs ROLLYARD_TOKEN")
+    port: int = Field(8000, ge=0, lt=2**16, description="port to listen on (0: one that the system chooses)")
+    names: tuple[Words, ...] = Field(
+        (), description="names by which it may be asked for, besides its own and addresses in numbers (separate several with commas)"
+    )
+    episodes: bool = Field(
+        False, description="members are played by harnesses, through sessions and an OpenAI-compatible address, not answered once"
+    )
+    idle_s: Positive = Field(300.0, description="seconds a session may do nothing; beyond it there is no verdict")
+    lease_s: Positive = Field(120.0, description="seconds after which another trainer may take over from one that says nothing")
+    waiting: Count = Field(1024, description="prompts kept that are not under way yet; beyond it a client is told to wait")
+    wait_s: Positive = Field(60.0, description="seconds at most that a request may ask to wait for something to happen")
+    body_mib: Count = Field(16, description="MiB of a request's body at most, weights aside")
+    weights_gib: Positive = Field(64.0, description="GiB of weights in one upload at most")
+    weights_folder: str = Field(
+        "", description="folder below which weights may be published from files by their path (empty: none are)"
+    )
+    group_address: str = Field(
+        "127.0.0.1", description="of this machine: where a torch group meets by which a trainer sends weights"
+    )
+    body_s: Positive = Field(60.0, description="seconds a request's body may take to come; weights: between two pieces of it")
+    connections: Count = Field(512, description="connections at a time; beyond it a client is told to come back")
+    drain_s: Positive = Field(30.0, description="seconds that what is under way may take to end once the service is told to stop")
+
+
+class ServeConfig(Config):
+    """Everything a service depends on."""
+
+    serve: ServiceConfig = ServiceConfig()
+
+    @property
+    def run_config(self) -> Config:
+        """That of the run inside it."""
+        return Config(**{name: getattr(self, name) for name in Config.model_fields})
+
+
+def check(config: ServeConfig) -> None:
+    """What the options together must satisfy. Raises ConfigError for the first that does not hold."""
+    combinations.check(config.run_config)
+    serve = config.serve
+    if serve.episodes and config.environment.name:
+        problem = f"members are played by harnesses, and by {config.environment.name}"
+        raise ConfigError(problem, where="environment.name", remedy="leave it or --serve.episodes out")
+    if serve.episodes and config.environment.limit_s < serve.idle_s:
+        problem = f"a member waits {config.environment.limit_s:g} s for its harness, less than a session may do nothing"
+        raise ConfigError(problem, where="environment.limit_s", remedy=f"give at least serve.idle_s, {serve.idle_s:g}")
+
+
+def check_address(host: str, token: str) -> None:
+    """Raises ConfigError for an address that others reach, without a token."""
+    if not token and not is_loopback(host):
+        remedy = "set ROLLYARD_TOKEN to a secret that clients give too, or listen on 127.0.0.1"
+        raise ConfigError(f"whoever reaches {host} could publish weights", where="serve.host", remedy=remedy)
+
+
+def is_loopback(host: str) -> bool:
+    """Is it this machine, for itself?"""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

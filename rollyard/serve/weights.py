@@ -1,0 +1,134 @@
+"""Weights that come as a safetensors file: by upload, or by a path on a common disk."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rollyard.errors import ConfigError
+from rollyard.serve.refusals import Refused
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STATS: Final = "rollyard.stats"  # in the metadata of an upload: a JSON object of numbers
+SUFFIX: Final = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that came. `digest`: SHA-256 of its bytes."""
+
+    path: Path
+    digest: str
+
+
+@contextmanager
+def draft(folder: Path) -> Iterator[Path]:
+    """A file that goes away again."""
+    handle, name = tempfile.mkstemp(prefix=".upload-", suffix=SUFFIX, dir=folder)
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+async def receive(chunks: AsyncIterator[bytes], path: Path, most: int, quiet_s: float) -> Upload:
+    """Write a body to the disk as it comes.
+
+    Args:
+        most: bytes.
+        quiet_s: seconds until the next piece of it has come.
+
+    Raises Refused when it is too long, too slow, or does not fit on the disk.
+    """
+    found, size, coming = hashlib.sha256(), 0, aiter(chunks)
+    with path.open("wb") as file:
+        while True:
+            try:
+                async with asyncio.timeout(quiet_s):
+                    chunk = await anext(coming)
+            except StopAsyncIteration:
+                break
+            except TimeoutError:
+                problem = f"nothing of the body came for {quiet_s:g} s"
+                raise Refused(HTTPStatus.REQUEST_TIMEOUT, problem, "slow") from None
+            size += len(chunk)
+            if size > most:
+                problem, remedy = f"weights have at most {most} bytes here", "serve.weights_gib says so"
+                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem, "size", remedy=remedy)
+            found.update(chunk)
+            try:
+                await asyncio.to_thread(file.write, chunk)
+            except OSError as error:
+                raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"the weights cannot be kept: {error.strerror}", "disk") from None
+    return Upload(path, found.hexdigest())
+
+
+def below(folder: str, given: str) -> Path:
+    """The file of this path, which is to lie below `folder` whatever links lead where. Raises Refused."""
+    if not folder:
+        problem, remedy = "weights are not published from files here", "set serve.weights_folder, or upload them"
+        raise Refused(HTTPStatus.FORBIDDEN, problem, "path", "path", remedy)
+    outside = Refused(HTTPStatus.FORBIDDEN, "the path does not lead to a file below serve.weights_folder", "path", "path")
+    try:
+        above = Path(folder).resolve(strict=True)
+        path = (above / given).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):
+        raise outside from None
+    if above not in path.parents or not path.is_file():
+        raise outside
+    return path
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(error) from None
+
+
+def read(path: Path) -> Mapping[str, Tensor]:
+    """Its tensors, as they lie in the file. Raises ConfigError for what is no safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the file is no mapping)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _unreadable(error) from None
+
+
+def stats_of(path: Path) -> Mapping[str, float]:
+    """What its metadata says of the step. Raises ConfigError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(STATS, "{}")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _unreadable(error) from None
+    try:
+        stats = json.loads(text)
+    except (ValueError, RecursionError):
+        stats = None
+    if not isinstance(stats, dict) or not all(type(value) in (int, float) for value in stats.values()):
+        raise ConfigError(f"the metadata {STATS} is no object of numbers", where="weights", remedy='give such as {"loss": 0.1}')
+    return stats
+
+
+def _unreadable(error: Exception) -> ConfigError:
+    problem = f"they are no safetensors file that can be read: {error}"
+    return ConfigError(problem, where="weights", remedy="send a file as safetensors.torch.save_file writes it")
