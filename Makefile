@@ -28,7 +28,7 @@ ROUNDS ?= 5
 WORKERS ?= 2
 RESULTS ?= benchmarks/results/$(shell date +%F).jsonl
 
-.PHONY: help demo test check audit format model vllm bench bench-vllm bench-trl bench-areal bench-all clean $(LANES:%=test-%)
+.PHONY: help demo test check audit docs format model vllm bench bench-vllm bench-trl bench-areal bench-all clean $(LANES:%=test-%)
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -56,6 +56,9 @@ check: $(VENV)/.installed-dev ## lint, format, types, and who may import whom
 audit: $(VENV)/.audit ## look up known vulnerabilities of the tested versions (needs the network)
 	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
+docs: $(VENV)/.installed-docs ## build the documentation site (site/index.html); it can be read from there, without a server
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: $(VENV)/.installed-dev ## put the code into the house's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -79,7 +82,7 @@ bench-all: $(VENV)/.installed $(MODEL)/config.json bench-vllm bench-trl bench-ar
 	failed=0; benchmarks/all.sh $(RESULTS) $(ROUNDS) || failed=$$?; $(BIN)/python benchmarks/render.py && exit $$failed
 
 clean: ## remove the environment and what runs and checks left behind; models/ stays
-	rm -rf $(VENV) $(PEERS) runs build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) runs site build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find rollyard tests benchmarks examples docs -name __pycache__ -prune -exec rm -rf {} +
 
 # ------------------------------------------------------------------------------------------------ setting up
@@ -99,6 +102,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '.[dev,gguf,gym,lora,math,parquet,ray]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 # Apart from the rest, whose versions it must not change.
