@@ -28,6 +28,7 @@ from rollyard.reward.function import Takes
 from rollyard.reward.judge import check_parse, check_template
 from rollyard.reward.open import Given, check_rewards, judges_of, reads_in_workers
 from rollyard.train.external import load_adapter
+from rollyard.watch.trackers.open import check_trackers
 from rollyard.weights.shares import check_divides
 
 
@@ -55,6 +56,7 @@ def check(
         raise ConfigError(problem, where="prompts.source", remedy="use rollyard.Rollouts, or prompts of a file or a task")
     if config.exchange.folder:
         check_place(Path(config.exchange.folder))
+    check_trackers(config.watch.sinks)
     check_capabilities(config)
     check_options(config)
     layout(worker.roles_of(config, worker.job_of(config)), worker.devices_there(config))

@@ -31,7 +31,14 @@ def _held(number: float) -> float:
     return number
 
 
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("one of them is named twice")
+    return names
+
+
 Factor = Annotated[float, AfterValidator(_held)]
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class Section(BaseModel):
@@ -430,6 +437,10 @@ class WatchConfig(Section):
     view: Literal["auto", "live", "plain", "quiet"] = Field(
         "auto", description="what the terminal shows (auto: live on a terminal, else plain)"
     )
+    sinks: Annotated[tuple[Tracker, ...], AfterValidator(_each_once)] = Field(
+        (), description="where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow (separate several with commas)"
+    )
+    project: Words = Field("rollyard", description="what wandb (project) and mlflow (experiment) keep the run under")
 
 
 class ForecastConfig(Section):

@@ -29,6 +29,7 @@ from rollyard.journal.record import Record
 from rollyard.journal.recover import Past
 from rollyard.model.architecture import Architecture
 from rollyard.objective import told
+from rollyard.protocols.devices import Sink, Tracked
 from rollyard.protocols.rollouts import Environment
 from rollyard.resume import (
     NOTHING,
@@ -53,6 +54,7 @@ from rollyard.watch.snapshot import Header
 from rollyard.watch.step import Step
 from rollyard.watch.terminal import QuietView, View
 from rollyard.watch.timeline import Phase, Timeline
+from rollyard.watch.trackers.open import open_trackers
 
 
 class Run:
@@ -300,7 +302,9 @@ class Run:
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size
         journal = self._open_journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9, at=self._at)
-        return Recorder(journal, builder, [JsonlSink(folder.metrics)], view, timeline, batch, config.forecast)
+        sinks: list[Sink] = [JsonlSink(folder.metrics), *open_trackers(config.watch.sinks)]
+        run = Tracked(config.run.name, folder.path, config.watch.project, config.model_dump(mode="json"), not folder.fresh)
+        return Recorder(journal, builder, sinks, view, timeline, batch, config.forecast, run)
 
 
 def _nanoseconds() -> int:

@@ -470,6 +470,7 @@ class Ring:
             finish = self._recorder.finish
             with _warned(JournalError, told=finish.cause) if finish.failed else nullcontext():
                 self._recorder.close_journal()
+        await self._recorder.left()
         return report
 
     def _report(self) -> Report:

@@ -17,6 +17,7 @@ from rollyard.plan.joins import joins_of
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.stations import stations_of
 from rollyard.plan.world import Heard, Stations, World
+from rollyard.protocols.devices import Tracked
 from rollyard.types import DropReason, WeightVersion
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.report import Counts, Filtering, Report, ReportBuilder, TokenLedger
@@ -46,13 +47,22 @@ class Simulated:
 class Rows:
     """Keeps metrics (protocols.Sink)."""
 
+    takes_back = True  # nothing is done again
+
     def __init__(self) -> None:
         self.rows: list[Mapping[str, object]] = []
 
-    def write(self, record: dict[str, object]) -> None:
+    def open(self, run: Tracked) -> str:
+        """There is nothing to open."""
+        return ""
+
+    def write(self, record: Mapping[str, object]) -> None:
         self.rows.append(record)
 
-    def close(self) -> None:
+    def evaluated(self, record: Mapping[str, object]) -> None:
+        """Of steps alone."""
+
+    def close(self, summary: Mapping[str, object], failed: bool) -> None:
         """Nothing is open."""
 
 

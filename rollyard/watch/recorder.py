@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, ParamSpec
 
 from rollyard.chaos.survival import Survived
@@ -15,9 +17,10 @@ from rollyard.events import Event, Finish, Instruction, Score, Scored, Train
 from rollyard.journal.record import Record
 from rollyard.model.architecture import Architecture
 from rollyard.model.machine import Machine
-from rollyard.protocols.devices import Sink
+from rollyard.protocols.devices import Sink, Tracked
 from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.accounts import Accounts
+from rollyard.watch.aside import Aside
 from rollyard.watch.eta import Eta
 from rollyard.watch.forecast import StepMeans, busy, compare
 from rollyard.watch.lives import Lives
@@ -28,8 +31,10 @@ from rollyard.watch.snapshot import Snapshot
 from rollyard.watch.step import Step
 from rollyard.watch.terminal import View
 from rollyard.watch.timeline import PhaseSeconds, Timeline
+from rollyard.watch.tracked import summary
 
 NO_FORECAST: Final = ForecastConfig()
+UNNAMED: Final = Tracked("", Path(), "", {})
 
 P = ParamSpec("P")
 
@@ -45,6 +50,7 @@ class Recorder:
         timeline: the phase accounting.
         batch: completions of one step, for the picture.
         forecast: what is expected of a step.
+        run: what sinks are told of it.
     """
 
     def __init__(
@@ -56,10 +62,11 @@ class Recorder:
         timeline: Timeline,
         batch: int,
         forecast: ForecastConfig = NO_FORECAST,
+        run: Tracked = UNNAMED,
     ) -> None:
         self._journal = journal
         self._builder = builder
-        self._sinks = sinks
+        self._sinks, self._run = sinks, run
         self._view = view
         self._timeline = timeline
         self._batch = batch
@@ -100,6 +107,7 @@ class Recorder:
         self._builder.go_on(lives, totals, rows, self._first.step)
         self._eta.go_on(rows)
         self._curve = [_reward(row) for row in rows]
+        self._run = replace(self._run, earlier=rows)
         self._evaluated = None if totals is None else totals["evaluated"]
         self._evaluations = [] if totals is None else list(totals["evaluations"])
 
@@ -109,6 +117,8 @@ class Recorder:
         self._before = self._timeline.seconds()
         self._journal.record_beginning(self._first)
         self.flush()
+        for sink in self._sinks:
+            sink.open(replace(self._run, begins=self._first.step))
 
     def works(self, architecture: Architecture, item: int, machine: Machine | None, adapter: int = 0) -> None:
         """What is run, and where.
@@ -214,6 +224,9 @@ class Recorder:
         self._evaluated = version
         self._builder.add_evaluation(mean_reward, samples, unscored, parts)
         self._journal.record_evaluation(version, mean_reward, samples, unscored)
+        told = {"step": version.step, "eval/reward_mean": mean_reward, "eval/samples": samples, "eval/unscored": unscored}
+        for sink in self._sinks:
+            sink.evaluated(told | {f"eval/reward/{name}/mean": mean for name, mean in parts.items()})
 
     def picture(self, activity: str, waiting: str, slots_busy: float | None) -> None:
         """Show how things stand.
@@ -224,6 +237,8 @@ class Recorder:
         """
         self.accounts.collect()
         phases, judged = self._timeline.seconds(), min(self._judged, self._batch)
+        for sink in self._aside:
+            sink.hear()
         self._view.update(
             Snapshot(
                 step=self._first.step + len(self._rewards),
@@ -264,8 +279,16 @@ class Recorder:
         self._view.finish(report)
         self._view.close()
         for sink in self._sinks:
-            sink.close()
+            sink.close(summary(report), finished.failed)
         return report
+
+    async def left(self) -> None:
+        """Wait, for a limited time, until sinks have written what they were told."""
+        await asyncio.gather(*(sink.closed() for sink in self._aside))
+
+    @property
+    def _aside(self) -> Iterator[Aside]:
+        return (sink for sink in self._sinks if isinstance(sink, Aside))
 
     def _usage(self, engines: Sequence[EngineStats]) -> Usage:
         devices, pools = self.accounts.close()

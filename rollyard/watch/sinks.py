@@ -11,6 +11,7 @@ from typing import Any
 
 from rollyard.durable import write_file
 from rollyard.journal.beside import rows_by_step
+from rollyard.protocols.devices import Tracked
 
 
 class JsonlSink:
@@ -23,7 +24,16 @@ class JsonlSink:
         self._path = path
         self._failed = False
 
-    def write(self, record: dict[str, object]) -> None:
+    @property
+    def takes_back(self) -> bool:
+        """See `cut`."""
+        return True
+
+    def open(self, run: Tracked) -> str:
+        """There is nothing to open."""
+        return ""
+
+    def write(self, record: Mapping[str, object]) -> None:
         if self._failed:
             return
         try:
@@ -34,7 +44,10 @@ class JsonlSink:
             self._failed = True
             warnings.warn(f"no more metrics are written to {self._path}: {error}", RuntimeWarning, stacklevel=2)
 
-    def close(self) -> None:
+    def evaluated(self, record: Mapping[str, object]) -> None:
+        """The file has steps only; evaluations are in the journal."""
+
+    def close(self, summary: Mapping[str, object], failed: bool) -> None:
         """Nothing is left to write."""
 
 

@@ -18,7 +18,7 @@ def test_one_object_a_line_after_what_is_there(tmp_path: Path) -> None:
     sink = JsonlSink(path)
     sink.write({"step": 1, "reward_mean": None, "loss": float("nan"), "gap": float("-inf")})
     sink.write(STEP.to_metrics())
-    sink.close()
+    sink.close({}, failed=False)
     assert lines(path) == [
         {"step": 0},
         {"step": 1, "reward_mean": None, "loss": "nan", "gap": "-inf"},
@@ -37,7 +37,7 @@ def test_a_sink_that_fails_warns_once_and_stops_nothing(tmp_path: Path, record: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sink.write(record)
-    sink.close()
+    sink.close({}, failed=False)
 
 
 def test_what_will_be_done_again_is_cut_off(tmp_path: Path) -> None:
