@@ -99,7 +99,7 @@ def _check_models(reward: RewardConfig) -> None:
 def _check_given(config: Config) -> None:
     """Prompts that code submits."""
     prompts, usual = config.prompts, PromptsConfig()
-    for name in ("path", "task", "options", "field", "held_out", "shuffle", "epochs"):
+    for name in ("path", "dataset", "subset", "split", "columns", "task", "options", "field", "held_out", "shuffle", "epochs"):
         if getattr(prompts, name) != getattr(usual, name):
             problem = "prompts are submitted by code, and this is of prompts from a file or a task"
             raise ConfigError(problem, where=f"prompts.{name}", remedy="leave it out, or leave out prompts.source")
@@ -116,22 +116,37 @@ def _check_prompts(config: Config) -> None:
     if prompts.waiting != PromptsConfig().waiting:
         problem = "nobody submits prompts: they come from a file or a task"
         raise ConfigError(problem, where="prompts.waiting", remedy="leave it out, or use --prompts.source given")
-    if bool(prompts.path) == bool(prompts.task):
-        found = "both are given" if prompts.path else "neither is given"
+    named = [name for name in ("path", "dataset", "task") if getattr(prompts, name)]
+    if len(named) != 1:
+        found = f"{' and '.join(f'prompts.{name}' for name in named)} are given" if named else "none is given"
         remedy = "give --prompts FILE.jsonl, or --prompts.task, or start from a preset such as --preset sort"
-        raise ConfigError(f"prompts come from a file or from a task, but {found}", where="prompts.path", remedy=remedy)
+        problem = f"prompts come from a file, a data set or a task, but {found}"
+        raise ConfigError(problem, where="prompts.path", remedy=remedy)
+    _check_data(prompts)
     built_in, of_gym = prompts.task in BUILT_IN, prompts.task.startswith("reasoning_gym/")
     if prompts.task and not built_in and not of_gym:
         near = difflib.get_close_matches(prompts.task, BUILT_IN, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(BUILT_IN)}, or reasoning_gym/NAME"
         raise ConfigError(f"there is no task {prompts.task!r}", where="prompts.task", remedy=remedy)
     if not built_in and not config.model.path:
-        problem = "prompts from a file need a model" if prompts.path else "a task of reasoning-gym needs a model"
+        problem = "a task of reasoning-gym needs a model" if prompts.task else "prompts from a file need a model"
         raise ConfigError(problem, where="model.path", remedy="give --model FOLDER, a Hugging Face causal LM")
     _check_object(prompts.options, "prompts.options", '{"min_terms": 2, "max_terms": 3}')
     if prompts.options and not of_gym:
         problem = "options are for a dataset of reasoning-gym, and the prompts are not from one"
         raise ConfigError(problem, where="prompts.options", remedy="leave them out, or use --prompts.task reasoning_gym/NAME")
+
+
+def _check_data(prompts: PromptsConfig) -> None:
+    """Options of files and data sets."""
+    for name in ("subset", "split", "columns"):
+        if getattr(prompts, name) and prompts.task:
+            problem = f"{name} is of a file or a data set, and the prompts are a task's"
+            raise ConfigError(problem, where=f"prompts.{name}", remedy="leave it out")
+    names = [each.partition("=")[0] for each in prompts.columns]
+    if len(set(names)) < len(names) or not all(names):
+        problem = f"{','.join(prompts.columns)!r} names a column twice, or one without a name"
+        raise ConfigError(problem, where="prompts.columns", remedy="give such as answer=solution,level")
 
 
 def _check_rollout(rollout: RolloutConfig) -> None:

@@ -78,8 +78,19 @@ class PromptsConfig(Section):
     source: Literal["auto", "given"] = Field(
         "auto", description="where prompts come from: a file or a task, as named; or (given) code that submits them to `Rollouts`"
     )
-    path: str = Field("", description="JSON Lines file of prompts: a text or a list of chat messages in each line")
+    path: str = Field(
+        "",
+        description="a file of prompts, JSON Lines or Parquet, or a folder with a data set of Hugging Face datasets: in each row "
+        "a text or a list of chat messages",
+    )
+    dataset: str = Field("", description="a data set of the Hugging Face hub, such as openai/gsm8k (with HF_HUB_OFFLINE=0)")
+    subset: str = Field("", description="which subset of such a data set, where it has several")
+    split: str = Field("", description="which split of it, where it has several, such as train")
     field: str = Field("prompt", description="name of the field that holds the prompt; the others go to the reward by name")
+    columns: tuple[Words, ...] = Field(
+        (),
+        description="fields that go to the reward, NAME or NEW_NAME=FIELD, separated with commas (empty: all, by their names)",
+    )
     task: str = Field(
         "",
         description="a task instead of a file: sort, reverse, arithmetic or calculator, or reasoning_gym/NAME for one of "

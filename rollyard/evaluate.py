@@ -32,20 +32,21 @@ from rollyard.types import (
 class Evaluation:
     """Mean reward over the completions that have a verdict; `unscored` of `samples` have none.
 
-    `parts` are the means of the rewards by name, each over the completions that have one of it.
+    `parts` are the means of the rewards by name, each over the completions that have one of it. `tokens` were sampled for it.
     """
 
     mean_reward: float | None
     samples: int
     unscored: int
     parts: Mapping[str, float] = field(default_factory=dict)
+    tokens: int = 0
 
     @classmethod
-    def of(cls, rewards: Sequence[Reward], samples: int) -> Evaluation:
+    def of(cls, rewards: Sequence[Reward], samples: int, tokens: int) -> Evaluation:
         values = [reward.value for reward in rewards if reward.value is not None and math.isfinite(reward.value)]
         names = dict.fromkeys(name for reward in rewards for name in reward.parts)
         parts = {name: _mean([reward.parts[name] for reward in rewards if name in reward.parts]) for name in names}
-        return cls(_mean(values) if values else None, samples, samples - len(values), parts)
+        return cls(_mean(values) if values else None, samples, samples - len(values), parts, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,13 @@ class Evaluator:
         EngineError when an engine fails at a request.
         """
         if self.player is not None:
-            rewards = await self._play(self.player, controller, scorer, version, engines or controller.engines)
+            rewards, tokens = await self._play(self.player, controller, scorer, version, engines or controller.engines)
         else:
             asked = {request.id: prompt for prompt, request in self.requests()}
             completions = await controller.complete([request for _, request in self.requests()], engines, version)
             rewards = await self._judge(scorer, [(asked[_id(done)], done) for done in completions])
-        return Evaluation.of(rewards, len(self.prompts) * self.samples)
+            tokens = sum(len(done.token_ids) for done in completions)
+        return Evaluation.of(rewards, len(self.prompts) * self.samples, tokens)
 
     def requests(self) -> Iterable[tuple[Prompt, Request]]:
         """Negative groups keep these apart from rollouts. A prompt that fills the window is not asked: it stays unscored."""
@@ -97,17 +99,20 @@ class Evaluator:
 
     async def _play(
         self, player: Player, controller: Controller, scorer: Scorer, version: WeightVersion, names: Sequence[EngineId]
-    ) -> list[Reward]:
-        """Every prompt as `samples` episodes, all at once."""
+    ) -> tuple[list[Reward], int]:
+        """Every prompt as `samples` episodes, all at once. Returns the verdicts, and the tokens that were sampled."""
         episodes: list[asyncio.Future[Reward]] = []
+        all_heard: list[_Heard] = []
         for position, prompt in enumerate(self.prompts):
             for member in range(self.samples if len(prompt.token_ids) < self.window else 0):
                 first = len(episodes) % max(len(names), 1)  # each begins with another engine
                 order = (*names[first:], *names[:first])
                 heard = _Heard(self, player, controller, RequestId(-1 - position, member), version, order)
+                all_heard.append(heard)
                 episodes.append(asyncio.ensure_future(heard.judged(prompt, scorer)))
         try:
-            return await asyncio.gather(*episodes)
+            rewards = await asyncio.gather(*episodes)
+            return rewards, sum(len(part.token_ids) for heard in all_heard for part in heard.parts)
         finally:
             for episode in episodes:
                 episode.cancel()

@@ -5,7 +5,6 @@ Nothing here changes the run's folder.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rollyard.checkpoints import Whole
 from rollyard.config import Config
+from rollyard.datafiles import fingerprint
 from rollyard.durable import is_whole, write_file
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.beside import lost_end, options_of, without_metrics
@@ -57,9 +57,6 @@ SET_ANEW: Final = ("run.out", "run.overwrite")  # by each resume
 ABSENT: Final = object()
 NOTHING: Final = Past(FIRST, "", frozenset(), GroupsRecovered(()), {}, 0)  # what a first life goes on from
 
-WHOLLY: Final = 2**24  # bytes of a file that are all looked at, in a fingerprint; of a larger one only some
-LOOKS: Final = 64  # places in it, evenly spread
-LOOK: Final = 2**16  # bytes at each
 PROMPTS: Final = "prompts"
 OF_MODEL: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
 
@@ -258,7 +255,7 @@ def check_files(folder: RunFolder, config: Config, model: Path) -> None:
     before, now = _began(folder).files, _digests(config, model)
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if PROMPTS in changed:
-        problem = f"{config.prompts.path} is not the file that the run began with"
+        problem = f"{config.prompts.path} is not what the run began with"
         raise ConfigError(problem, where="prompts.path", remedy="restore it, or begin a new run")
     if changed:
         problem = f"{model} is not the model that the run began with: of {', '.join(changed[:3])} something is another now"
@@ -276,17 +273,5 @@ def _began(folder: RunFolder) -> Began:
 
 def _digests(config: Config, model: Path) -> dict[str, str]:
     files = {path for pattern in OF_MODEL for path in model.glob(pattern) if path.is_file()}
-    found = {path.name: _digest(path) for path in sorted(files)}
-    return found | ({PROMPTS: _digest(Path(config.prompts.path))} if config.prompts.path else {})
-
-
-def _digest(path: Path) -> str:
-    """Of its size and content, of a large one in many places."""
-    size, found = path.stat().st_size, hashlib.blake2b(digest_size=12)
-    with path.open("rb") as file:
-        if size <= WHOLLY:
-            found.update(file.read())
-        for number in range(LOOKS if size > WHOLLY else 0):
-            file.seek(number * (size - LOOK) // (LOOKS - 1))
-            found.update(file.read(LOOK))
-    return f"{size} {found.hexdigest()}"
+    found = {path.name: fingerprint(path) for path in sorted(files)}
+    return found | ({PROMPTS: fingerprint(Path(config.prompts.path))} if config.prompts.path else {})

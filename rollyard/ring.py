@@ -377,7 +377,8 @@ class Ring:
         except EngineLost:  # the last of them; whether one comes back is decided elsewhere
             self._inbox.put_nowait(ev.EvaluationCut(instruction.version))
             return
-        self._recorder.evaluated(instruction.version, result.mean_reward, result.samples, result.unscored, result.parts)
+        found = result.mean_reward, result.samples, result.unscored, result.parts, result.tokens
+        self._recorder.evaluated(instruction.version, *found)
         self._inbox.put_nowait(ev.Evaluated(instruction.version))
 
     async def _checkpoint(self, instruction: ev.Checkpoint) -> None:

@@ -57,14 +57,14 @@ def test_text_values_are_converted():
 @pytest.mark.parametrize(
     ("values", "where", "told"),
     [
-        ({}, "prompts.path", "neither is given"),
+        ({}, "prompts.path", "none is given"),
         (TASK | {"place.nodes": "spread"}, "place.nodes", "add --place.runtime ray"),
         (
             TASK | APART | {"place.nodes": "spread", "place.runtime": "ray", "weights.transport": "shared_memory"},
             "place.nodes",
             "--weights.transport broadcast",
         ),
-        (TASK | {"prompts.path": "x.jsonl"}, "prompts.path", "both are given"),
+        (TASK | {"prompts.path": "x.jsonl"}, "prompts.path", "prompts.path and prompts.task are given"),
         ({"prompts.path": "x.jsonl"}, "model.path", "need a model"),
         (TASK | {"rollout.gruop_size": 3}, "command line", "did you mean rollout.group_size?"),
         (TASK | {"group_size": 3}, "command line", "did you mean rollout.group_size?"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rollyard.config import Config
+from rollyard.datafiles import fingerprint
 from rollyard.errors import ConfigError
 from rollyard.exchange.files import read_whole, write_whole
 from rollyard.exchange.folder import Folder, Job
@@ -19,7 +19,7 @@ from rollyard.objective import own_engine
 
 FORMAT = 4
 SAMPLING = ("group_size", "groups_per_step", "max_tokens", "temperature", "top_p", "top_k", "stop", "ignore_eos")
-PROMPTS = ("field", "held_out", "shuffle", "epochs", "chat", "options", "system")
+PROMPTS = ("dataset", "subset", "split", "field", "columns", "held_out", "shuffle", "epochs", "chat", "options", "system")
 
 Agreed = dict[str, Any]  # what JSON can hold, by the option that it comes from
 AGREED = TypeAdapter(Agreed)
@@ -44,7 +44,7 @@ def agreed(config: Config, architecture: Architecture, job: Job) -> Agreed:
         found |= {f"prompts.{name}": getattr(config.prompts, name) for name in PROMPTS}
         found |= {f"environment.{name}": getattr(config.environment, name) for name in ("name", "turns")}
         if path := config.prompts.path:
-            found["prompts.path (contents)"] = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+            found["prompts.path (contents)"] = fingerprint(Path(path))
     return dict(json.loads(json.dumps(found)))
 
 

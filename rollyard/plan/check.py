@@ -53,7 +53,7 @@ def refusal(scenario: Scenario) -> str:
 
 def _refusal(scenario: Scenario, *checks: Callable[[Config], None]) -> str:
     config = Config(**{name: getattr(scenario, name) for name in Config.model_fields})
-    if not config.prompts.path and not config.prompts.task:
+    if not (config.prompts.path or config.prompts.dataset or config.prompts.task):
         config = config.model_copy(update={"prompts": config.prompts.model_copy(update={"task": ANY_TASK})})
     try:
         for check in checks:

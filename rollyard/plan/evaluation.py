@@ -10,6 +10,7 @@ from rollyard import events as ev
 from rollyard.evaluate import Evaluation, Evaluator
 from rollyard.plan.clock import Clock
 from rollyard.plan.engines import Engines
+from rollyard.plan.tokens import Told
 from rollyard.types import Completion, Request, RequestId, Reward, Segment, VersionSpan
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.timeline import Phase, Timeline
@@ -42,6 +43,7 @@ class Evaluations:
         self._left: dict[RequestId, Request] = {}  # that have no answer
         self._asked: dict[RequestId, ev.EngineId] = {}  # who is at it
         self._lost: set[ev.EngineId] = set()  # since this began
+        self._written: dict[RequestId, int] = {}  # tokens of answers that go on
         self._answers: dict[RequestId, Completion] = {}
         self._rewards: list[Reward] = []
 
@@ -53,19 +55,25 @@ class Evaluations:
         self._ask()
 
     def hear(self, engine: ev.EngineId, segment: Segment) -> None:
-        """What an engine wrote for it. Only how many answers there are counts, so what was told in part is left alone."""
-        if segment.finish is None or self._asked.get(segment.request) != engine:
+        """What an engine wrote for it. Of tokens only how many there are counts."""
+        if self._asked.get(segment.request) != engine:
+            return
+        written = self._written.get(segment.request, 0) + len(segment.token_ids)
+        if segment.finish is None:
+            self._written[segment.request] = written
             return
         del self._left[segment.request]
-        (group, member, _), tokens = segment.request, (segment.token_ids, segment.logprobs)
-        span = VersionSpan(segment.version, segment.oldest_kv, len(segment.token_ids))
-        self._answers[segment.request] = Completion(group, member, *tokens, (span,), segment.finish, "")
+        self._written.pop(segment.request, None)
+        (group, member, _), tokens = segment.request, Told(written)
+        span = VersionSpan(segment.version, segment.oldest_kv, written)
+        self._answers[segment.request] = Completion(group, member, tokens, tokens, (span,), segment.finish, "")
         self._answered(segment.request)
 
     def gone(self, engine: ev.EngineId) -> None:
         """It is lost; what it had is asked again once the others are done."""
         self._lost.add(engine)
         for request in [request for request, asked in self._asked.items() if asked == engine]:
+            self._written.pop(request, None)
             self._answered(request)
 
     def _answered(self, request: RequestId) -> None:
@@ -115,6 +123,7 @@ class Evaluations:
         told, evaluator = self._told, self._evaluator
         assert told is not None
         self._timeline.close(Phase.EVAL)
-        found = Evaluation.of(self._rewards, len(evaluator.prompts) * evaluator.samples)
-        self._recorder.evaluated(told.version, found.mean_reward, found.samples, found.unscored, found.parts)
+        tokens = sum(len(done.token_ids) for done in self._answers.values())
+        found = Evaluation.of(self._rewards, len(evaluator.prompts) * evaluator.samples, tokens)
+        self._recorder.evaluated(told.version, found.mean_reward, found.samples, found.unscored, found.parts, found.tokens)
         self._post(ev.Evaluated(told.version))

@@ -151,7 +151,7 @@ def write(found: Plan, space: Space, path: Path) -> str:
     folder = not config.model.path or is_folder(config.model.path)
     if not folder:
         run += " --model FOLDER"
-    if not (config.prompts.path or config.prompts.task):
+    if not (config.prompts.path or config.prompts.dataset or config.prompts.task):
         run += " --prompts FILE.jsonl --reward FILE.py:function"
     lines = _comment(choice, space)
     if config.engine.window:

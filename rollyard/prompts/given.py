@@ -11,7 +11,7 @@ from itertools import islice
 from typing import cast
 
 from rollyard.errors import ConfigError
-from rollyard.prompts.jsonl import SURROGATE
+from rollyard.prompts.rows import SURROGATE
 from rollyard.prompts.source import Render, Row, prompt_of
 from rollyard.types import Prompt
 

@@ -1,4 +1,4 @@
-"""The prompts a config names: a file or a built-in task, and the held-out ones beside them."""
+"""The prompts a config names: of a file, a data set or a built-in task, and the held-out ones beside them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollyard import gym
 from rollyard.config import Config, PromptsConfig
 from rollyard.errors import ConfigError
 from rollyard.prompts.given import GivenSource
-from rollyard.prompts.jsonl import read_rows
 from rollyard.prompts.source import Epochs, Render, Row, Source, prompt_of
+from rollyard.prompts.tables import read_data
 from rollyard.prompts.tasks.task import TASKS, Task
 from rollyard.protocols.rollouts import PromptSource
 from rollyard.texts import visible
@@ -35,8 +34,8 @@ def check_prompts(config: Config) -> frozenset[str]:
     prompts = config.prompts
     if prompts.source == "given":
         return frozenset()
-    if prompts.path:
-        rows = read_rows(Path(prompts.path), prompts.field)
+    if prompts.path or prompts.dataset:
+        rows = read_data(prompts)
         _split(rows, prompts, config.run.seed)
         return frozenset.intersection(*(frozenset(row.columns) for row in rows))
     if prompts.epochs:
@@ -70,7 +69,7 @@ async def open_prompts(
         apart = _numbered(gym.held_out(name, options, prompts.held_out))
         source = Source(lambda place: (place, _gym_row(gym.training(name, options, seed, place))), render, None, done)
     else:
-        rows, apart = _split(read_rows(Path(prompts.path), prompts.field), prompts, seed)
+        rows, apart = _split(read_data(prompts), prompts, seed)
         limit = prompts.epochs * len(rows) or None
         source = Source(Epochs(rows, shuffle=prompts.shuffle, seed=seed), render, limit, done)
     held_out: list[Prompt] = []

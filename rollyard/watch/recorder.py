@@ -216,13 +216,19 @@ class Recorder:
         return self._journal.commit_checkpoint(version, folder, cursor, counters)
 
     def evaluated(
-        self, version: WeightVersion, mean_reward: float | None, samples: int, unscored: int, parts: Mapping[str, float]
+        self,
+        version: WeightVersion,
+        mean_reward: float | None,
+        samples: int,
+        unscored: int,
+        parts: Mapping[str, float],
+        tokens: int,
     ) -> None:
-        """Held-out prompts were judged. `parts`: the means of the rewards by name."""
+        """Held-out prompts were judged. `parts`: the means of the rewards by name. `tokens`: sampled for it."""
         self._evaluations.append(mean_reward)
         self._eta.evaluated(self._timeline.seconds().eval_s)
         self._evaluated = version
-        self._builder.add_evaluation(mean_reward, samples, unscored, parts)
+        self._builder.add_evaluation(mean_reward, samples, unscored, parts, tokens)
         self._journal.record_evaluation(version, mean_reward, samples, unscored)
         told = {"step": version.step, "eval/reward_mean": mean_reward, "eval/samples": samples, "eval/unscored": unscored}
         for sink in self._sinks:

@@ -52,7 +52,7 @@ class EvalRewards:
     """Mean reward on held-out prompts, at the first and the last evaluation. None before there is one.
 
     `unscored` of the `samples` completions of all evaluations have no verdict, and are in no mean. `rewards` has the same two
-    means by the name of a reward.
+    means by the name of a reward. `tokens` were sampled for all of them, besides rollouts; `phases.eval_s` is the time.
     """
 
     first: float | None
@@ -60,6 +60,7 @@ class EvalRewards:
     samples: int = 0
     unscored: int = 0
     rewards: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ class ReportBuilder:
         self._rewards: list[float | None] = []
         self._evaluations: list[float | None] = []
         self._held_out: dict[str, list[float]] = {}  # mean of each evaluation, by reward
-        self._samples = self._unscored = 0  # of evaluations
+        self._samples = self._unscored = self._eval_tokens = 0  # of evaluations
         self._versions: list[WeightVersion] = []
         self._parts: dict[str, list[float | None]] = {}  # mean of each step, by reward
         self._lengths = LengthCounts(Counter())
@@ -268,7 +269,7 @@ class ReportBuilder:
         ends = self._evaluations[:1] + self._evaluations[-1:]
         held_out = {name: means[:1] + means[-1:] for name, means in self._held_out.items()}
         staleness = {str(lag): tokens for lag, tokens in self._staleness.items()}
-        counted = {"samples": self._samples, "unscored": self._unscored, "staleness": staleness}
+        counted = {"samples": self._samples, "unscored": self._unscored, "tokens": self._eval_tokens, "staleness": staleness}
         return {"evaluations": ends, "held_out": held_out, **counted}
 
     def go_on(self, lives: Lives, totals: Mapping[str, Any] | None, rows: Sequence[Mapping[str, Any]], steps: int) -> None:
@@ -288,7 +289,7 @@ class ReportBuilder:
         self._parts = {name[len("reward/") : -len("/mean")]: [_mean(row.get(name)) for row in each] for name in named}
         if totals is not None:
             self._evaluations, self._held_out = list(totals["evaluations"]), dict(totals["held_out"])
-            self._samples, self._unscored = totals["samples"], totals["unscored"]
+            self._samples, self._unscored, self._eval_tokens = totals["samples"], totals["unscored"], totals["tokens"]
             self._staleness = Counter({int(lag): tokens for lag, tokens in totals["staleness"].items()})
 
     def record(self, entry: Event | Instruction) -> None:
@@ -332,12 +333,15 @@ class ReportBuilder:
             for span in done.spans:
                 self._staleness[step.step - 1 - span.version.step] += span.tokens
 
-    def add_evaluation(self, mean_reward: float | None, samples: int, unscored: int, parts: Mapping[str, float]) -> None:
+    def add_evaluation(
+        self, mean_reward: float | None, samples: int, unscored: int, parts: Mapping[str, float], tokens: int
+    ) -> None:
         self._evaluations.append(mean_reward)
         for name, mean in parts.items():
             self._held_out.setdefault(name, []).append(mean)
         self._samples += samples
         self._unscored += unscored
+        self._eval_tokens += tokens
 
     def add_bytes_copied(self, count: int) -> None:
         """Bytes that one weight sync had to copy."""
@@ -379,7 +383,7 @@ class ReportBuilder:
     def _evaluated(self) -> EvalRewards:
         first, last = (self._evaluations[at] if self._evaluations else None for at in (0, -1))
         by_name = {name: (means[0], means[-1]) for name, means in self._held_out.items()}
-        return EvalRewards(first, last, self._samples, self._unscored, by_name)
+        return EvalRewards(first, last, self._samples, self._unscored, by_name, self._eval_tokens)
 
     def _traffic(self, copied: int) -> WeightTraffic:
         unchanged = sum(self._unchanged) / len(self._unchanged) if self._unchanged else None

@@ -59,7 +59,7 @@ def whole() -> Report:
     report.record(SegmentArrived("e", Segment(RequestId(1, 0), (4,), (0.0,), V0, V0)))
     for rollout in STEP.groups[0].rollouts + STEP.groups[1].rollouts:  # 2, 4, 6 and 8 tokens
         report.record(Score(STEP.groups[0].prompt, rollout.completion))
-    report.add_evaluation(0.25, 4, 1, {"right": 0.5})
+    report.add_evaluation(0.25, 4, 1, {"right": 0.5}, 40)
     report.add_step(replace(STEP, groups=(group(0, (1, None)),)))
     report.add_step(STEP)
     report.record(Published(WeightVersion(1)))
@@ -69,7 +69,7 @@ def whole() -> Report:
     report.add_sent(Sent(10, 0.5))
     report.add_sent(Sent(10))
     report.add_sent(Sent(10, 1.0))
-    report.add_evaluation(0.75, 4, 2, {"right": 0.625, "late": 1.0})
+    report.add_evaluation(0.75, 4, 2, {"right": 0.625, "late": 1.0}, 60)
     return finish(report)
 
 
@@ -156,6 +156,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
             "samples": 8,
             "unscored": 3,
             "rewards": {"right": [0.5, 0.625], "late": [1.0, 1.0]},
+            "tokens": 100,
         },
         "lengths": {"mean": 5.0, "p50": 4, "p95": 8, "max": 8, "truncated_share": 0.0},
         "slots_busy": 0.75,
