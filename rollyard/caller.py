@@ -66,7 +66,7 @@ class Caller:
         self._over: str | None = None  # why there will be no more batches
         self._failed = False
         self._changed = asyncio.Event()
-        self._streams: set[deque[Group]] = set()
+        self._streams: list[deque[Group]] = []
         self._asking = False  # the run wants prompts
         self._trainer: object = None  # who takes batches, or else who began the run: see `who`
         self._told = False
@@ -227,7 +227,7 @@ class Caller:
     async def groups(self) -> AsyncIterator[Group]:
         """Groups as they are finished, from now on, until the run is over. Raises RollyardError for who is far behind."""
         stream = deque[Group]()
-        self._streams.add(stream)
+        self._streams.append(stream)
         try:
             while stream or self._over is None:
                 if len(stream) > LAG:
@@ -237,7 +237,7 @@ class Caller:
                 while stream:
                     yield stream.popleft()
         finally:
-            self._streams.discard(stream)
+            self._streams = [each for each in self._streams if each is not stream]
         self._check_going()
 
     async def room(self, source: GivenSource) -> None:

@@ -183,10 +183,10 @@ class Rollouts:
         elif not self._task.done():
             self.fail(f"the caller failed: {type(error).__name__}: {error}")
             await asyncio.wait((self._task,))
+        failure = self._task.exception()
         if out is not None:
             told = f"batch {out.step} ({len(out.groups)} prompts) was handed out and nothing was published for it"
             warnings.warn(f"{told}: it is dropped as stopped", RuntimeWarning, stacklevel=2)
-        failure = self._task.exception()
         if error is None and failure is not None:
             raise failure
 

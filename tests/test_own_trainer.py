@@ -15,6 +15,7 @@ from torch import Tensor
 
 import rollyard
 from rollyard.config import Config
+from rollyard.errors import ConfigError
 from rollyard.model.folder import load, tensors
 from rollyard.objective import options_of
 from rollyard.place.inline import DeviceThread
@@ -89,3 +90,12 @@ async def test_a_plain_loop_with_the_same_loss_makes_the_same_weights(tmp_path: 
     begun = tensors(load(await with_transformers(config(tmp_path / "run", **OPTIONS))))
     found = last_weights(tmp_path / "run")
     assert far_apart(found, reference) < 1e-6 < 1e-3 < far_apart(reference, begun)
+
+
+async def test_who_resumes_it_without_its_trainer_is_told(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="batch 0"):
+        async with rollyard.Rollouts(config(tmp_path / "run", **OPTIONS), reward=share_of_a) as rollouts:
+            await rollouts.next_batch()
+    with pytest.raises(ConfigError, match=r"given its trainer in Python.*Rollouts.resume"):
+        async for _ in rollyard.Run.resume(tmp_path / "run", reward=share_of_a):
+            raise AssertionError
