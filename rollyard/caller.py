@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from time import monotonic
+from typing import TYPE_CHECKING, Final
 
 from rollyard.conductor import Conductor
 from rollyard.errors import CheckpointError, ConfigError, RollyardError, RunFailed, TrainError
-from rollyard.events import EngineId, Event, Instruction, Keep, Train
+from rollyard.events import EngineId, Event, FetchPrompts, Instruction, Keep, PromptsOffered, Train
 from rollyard.exchange.waiting import GivenUp
 from rollyard.prompts.given import GivenSource
 from rollyard.protocols.devices import Device
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 LAG: Final = 4096  # groups that a stream of them may be behind
 TOLD: Final = frozenset(each.name for each in fields(TrainStats)) - {"step", "tokens", "thread_s"}
+TELL_S: Final = 10.0  # seconds without a prompt after which that is worth a word
+CALLING: Final = ContextVar[int | None]("calling", default=None)  # the thread that asks, where the run has another
 NAN: Final = math.nan
 UNTOLD: Final = TrainStats(0, NAN, NAN, NAN, 0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN)
 
@@ -61,7 +66,11 @@ class Caller:
         self._over: str | None = None  # why there will be no more batches
         self._failed = False
         self._changed = asyncio.Event()
-        self._streams: dict[int, deque[Group]] = {}
+        self._streams: list[deque[Group]] = []
+        self._asking = False  # the run wants prompts
+        self._trainer: object = None  # who takes batches, or else who began the run: see `who`
+        self._told = False
+        self._began = (0, 0.0)  # tokens and time when the stations were ready
         self._conductor: Conductor | None = None
         self._engines: Mapping[EngineId, object] = {}
         self.source: PromptSource | None = None
@@ -79,6 +88,7 @@ class Caller:
         if isinstance(source, GivenSource):
             source.vocabulary = vocabulary
             source.go_on(*self.submitted)
+        self._began = self.counts.tokens.generated, monotonic()
         self.ready.set()
 
     def heard(self, happened: Sequence[Event | Instruction]) -> None:
@@ -87,11 +97,13 @@ class Caller:
             match each:
                 case Train(_, groups):
                     self._groups = groups
-                case Keep(group):
-                    for stream in self._streams.values():
+                case FetchPrompts() | PromptsOffered():
+                    self._asking = isinstance(each, FetchPrompts)
+                    self._change()
+                case Keep(group) if self._streams:
+                    for stream in self._streams:
                         stream.append(group)
-                    if self._streams:
-                        self._change()
+                    self._change()
 
     # ------------------------------------------------------------------------------------------ as a trainer
 
@@ -160,6 +172,12 @@ class Caller:
         """Groups that are asked, written or judged."""
         return 0 if self._conductor is None else self._conductor.live
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Sampled in this life of the run, per second since the stations were ready."""
+        tokens, at = self._began
+        return (self.counts.tokens.generated - tokens) / max(monotonic() - at, 1e-9)
+
     async def next(self) -> Batch | None:
         """The next batch, None when there will be none any more.
 
@@ -168,11 +186,24 @@ class Caller:
         if self._out is not None:
             problem = f"batch {self._out.step} was handed out, and nothing was published for it"
             raise ConfigError(problem, where="batches", remedy="call publish with the weights that it came to, then go on")
+        self._trainer = who()
         while self._offered is None and self._over is None:
-            await self._changed.wait()
+            await self._news()
         self._check_going()
         self._out, self._offered = self._offered, None
         return self._out
+
+    async def _news(self) -> None:
+        """Wait for something to happen. Says so when that takes long because nobody submits prompts."""
+        try:
+            async with asyncio.timeout(TELL_S):
+                await self._changed.wait()
+        except TimeoutError:
+            source = self.source
+            if isinstance(source, GivenSource) and self._asking and not (source.waiting or self._told):
+                self._told = True
+                problem = f"since {TELL_S:g} s a batch is waited for, and no prompt is submitted: {self.live} are under way"
+                warnings.warn(f"{problem}; submit more, or end_of_prompts()", RuntimeWarning, stacklevel=2)
 
     async def publish(self, weights: Weights, told: Mapping[str, float]) -> WeightVersion:
         """Take the weights as what came of the batch that is out.
@@ -201,7 +232,7 @@ class Caller:
     async def groups(self) -> AsyncIterator[Group]:
         """Groups as they are finished, from now on, until the run is over. Raises RollyardError for who is far behind."""
         stream = deque[Group]()
-        self._streams[id(stream)] = stream
+        self._streams.append(stream)
         try:
             while stream or self._over is None:
                 if len(stream) > LAG:
@@ -211,24 +242,34 @@ class Caller:
                 while stream:
                     yield stream.popleft()
         finally:
-            del self._streams[id(stream)]
+            self._streams = [each for each in self._streams if each is not stream]
         self._check_going()
 
-    async def unless_over(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for it. Raises RunFailed when the run fails meanwhile, ConfigError when it has ended."""
-        waiting = asyncio.ensure_future(work)
-        try:
-            while True:
-                self._check_going()
-                if self._over is not None:
-                    raise ConfigError(f"the run has ended: {self._over}", where="submit", remedy="begin another one")
-                if waiting.done():
-                    return waiting.result()
-                changed = asyncio.ensure_future(self._changed.wait())
-                await asyncio.wait((waiting, changed), return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
-        finally:
-            waiting.cancel()
+    async def room(self, source: GivenSource) -> None:
+        """Wait until prompts may be submitted.
+
+        Raises RunFailed when the run fails meanwhile, ConfigError when it has ended, or when who trains would wait for itself.
+        """
+        while True:
+            self._check_going()
+            if self._over is not None:
+                raise ConfigError(f"the run has ended: {self._over}", where="submit", remedy="begin another one")
+            if not source.full:
+                return
+            if not self._asking and (self._out or self._offered) and who() == self._trainer:
+                problem = f"{source.waiting} prompts wait, and none is asked until batch {self.next_step} is published"
+                remedy = "submit fewer ahead, or from another task than the one that trains, or use a larger prompts.waiting"
+                raise ConfigError(f"{problem}: this would wait for itself", where="submit", remedy=remedy)
+            await self._changed.wait()
+
+    @property
+    def next_step(self) -> int:
+        """Of the batch that is out, or comes next."""
+        return self._version.step
+
+    def enter(self) -> None:
+        """Who calls this begins the run; the same will take batches, unless somebody else does."""
+        self._trainer = who()
 
     def give_up(self, cause: str) -> None:
         """Nothing will be published any more: whatever is trained, now or next, is given up."""
@@ -248,6 +289,11 @@ class Caller:
     def _change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def who() -> object:
+    """Who calls: the thread that is named, or the task."""
+    return CALLING.get() or asyncio.current_task()
 
 
 def _stats(batch: Batch, told: Mapping[str, float]) -> TrainStats:

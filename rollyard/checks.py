@@ -53,7 +53,8 @@ def check(
         _check_caller(config)
     elif given:
         problem = "prompts are submitted to a library or a service, and this is a run by itself"
-        raise ConfigError(problem, where="prompts.source", remedy="use rollyard.Rollouts, or prompts of a file or a task")
+        remedy = "use rollyard.Rollouts, or its resume, or prompts of a file or a task"
+        raise ConfigError(problem, where="prompts.source", remedy=remedy)
     if config.exchange.folder:
         check_place(Path(config.exchange.folder))
     check_trackers(config.watch.sinks)

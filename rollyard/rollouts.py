@@ -13,14 +13,15 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from rollyard.caller import Batch, Caller
+from rollyard.caller import CALLING, Batch, Caller
 from rollyard.checks import check_judged
 from rollyard.config import Config
 from rollyard.errors import ConfigError
@@ -56,6 +57,7 @@ class Status:
     trained: int
     dropped: Mapping[str, int]  # by reason
     tokens: int  # sampled so far
+    tokens_per_s: float  # since the engines were up
     cause: str = ""  # why it ended
 
 
@@ -159,6 +161,7 @@ class Rollouts:
     async def __aenter__(self) -> Self:
         """Raises ConfigError for what only loading shows, EngineError for an engine that does not start."""
         assert self._task is None, "it is entered once"
+        self._caller.enter()
         self._task = asyncio.create_task(self._go(), name="rollouts")
         ready = asyncio.ensure_future(self._caller.ready.wait())
         try:
@@ -180,10 +183,10 @@ class Rollouts:
         elif not self._task.done():
             self.fail(f"the caller failed: {type(error).__name__}: {error}")
             await asyncio.wait((self._task,))
+        failure = self._task.exception()
         if out is not None:
             told = f"batch {out.step} ({len(out.groups)} prompts) was handed out and nothing was published for it"
             warnings.warn(f"{told}: it is dropped as stopped", RuntimeWarning, stacklevel=2)
-        failure = self._task.exception()
         if error is None and failure is not None:
             raise failure
 
@@ -230,12 +233,12 @@ class Rollouts:
             RunFailed: the run has failed.
         """
         source, given = self._source, self._given(prompts)
-        await self._caller.unless_over(source.room())
+        await self._caller.room(source)
         return source.put(given)
 
     async def room(self) -> None:
         """Wait as `submit` would. Raises as it does."""
-        await self._caller.unless_over(self._source.room())
+        await self._caller.room(self._source)
 
     def check_prompts(self, prompts: Sequence[Submitted]) -> int:
         """The id that the first of these would have, were they submitted now. Raises ConfigError as `submit` would."""
@@ -317,6 +320,7 @@ class Rollouts:
             trained=counts.trained,
             dropped=dict(counts.dropped),
             tokens=counts.tokens.generated,
+            tokens_per_s=caller.tokens_per_s,
             cause="" if report is None else report.finished.cause,
         )
 
@@ -440,7 +444,9 @@ class SyncRollouts:
         if self._loop is None:
             work.close()
             raise ConfigError("the run is not going on", where="rollouts", remedy="use it inside `with Rollouts.sync(...)`")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        calling = copy_context()
+        calling.run(CALLING.set, get_ident())
+        future = calling.run(asyncio.run_coroutine_threadsafe, work, self._loop)
         try:
             return future.result()
         finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import rollyard
+from rollyard.caller import Batch
 from rollyard.config import Config
 from rollyard.errors import ConfigError
 from rollyard.prompts.given import GivenPrompt
-from tests.rewards import share_of_a
+from tests.rewards import share_of_a, share_of_answer
 from tests.tiny import tiny_folder
 
 SIZE, BATCH = 2, 3
@@ -104,3 +107,213 @@ def test_without_async_the_run_has_a_thread_of_its_own(model_folder: Path, tmp_p
     assert rollouts.report is not None and not rollouts.report.finished.failed
     with pytest.raises(ConfigError, match="not going on"):
         rollouts.submit(["ab"])
+
+
+async def test_an_exception_in_the_block_makes_a_failed_run_with_its_report(model_folder: Path, tmp_path: Path) -> None:
+    config = given(model_folder, tmp_path / "run")
+    with pytest.raises(ZeroDivisionError), pytest.warns(RuntimeWarning, match="batch 0 .3 prompts. was handed out"):
+        async with rollyard.Rollouts(config, reward=share_of_a) as rollouts:
+            await rollouts.submit(["ab", "cd", "ef", "gh"])
+            async for _ in rollouts.batches():
+                raise ZeroDivisionError("of mine")
+    report = rollouts.report
+    assert report is not None and report.finished.failed
+    assert report.finished.cause == "the caller failed: ZeroDivisionError: of mine"
+    assert report.prompts.dropped == {"stopped": report.prompts.admitted} and rollouts.status().state == "failed"
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["finished"]["failed"] is True
+
+
+async def test_who_leaves_early_stops_the_run_and_what_was_published_is_saved(model_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    config = given(model_folder, tmp_path / "run", run__steps=5)
+    with pytest.warns(RuntimeWarning, match="batch 1 .* dropped as stopped"):
+        async with rollyard.Rollouts(config, reward=share_of_a) as rollouts:
+            await rollouts.submit(["ab"] * 9)
+            async for batch in rollouts.batches():
+                if batch.step == 1:
+                    break
+                await rollouts.publish(moved(model))
+    report = rollouts.report
+    assert report is not None and not report.finished.failed and report.finished.cause == "left by the caller"
+    assert report.prompts.trained == BATCH and report.prompts.dropped == {"stopped": report.prompts.admitted - BATCH}
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    stored = AutoModelForCausalLM.from_pretrained(checkpoint).state_dict()
+    assert all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
+
+
+async def test_a_cancelled_block_is_left_and_no_failure(model_folder: Path, tmp_path: Path) -> None:
+    rollouts = rollyard.Rollouts(given(model_folder, tmp_path / "run"), reward=share_of_a)
+    waiting = asyncio.Event()
+
+    async def going() -> None:
+        async with rollouts:
+            waiting.set()
+            async for _ in rollouts.batches():  # no prompt ever comes
+                raise AssertionError
+
+    task = asyncio.create_task(going())
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rollouts.report is not None and not rollouts.report.finished.failed
+
+
+async def test_weights_that_do_not_suit_are_told_and_others_may_follow(model_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    async with rollyard.Rollouts(given(model_folder, tmp_path / "run", run__steps=1), reward=share_of_a) as rollouts:
+        with pytest.raises(ConfigError, match="no batch is out"):
+            await rollouts.publish(model)
+        await rollouts.submit(["ab", "cd", "ef"])
+        async for _ in rollouts.batches():
+            with pytest.raises(ConfigError, match="only on one side"):
+                await rollouts.publish({"model.norm.weight": torch.zeros(64)})
+            with pytest.raises(ConfigError, match="nothing is told of 'speed'"):
+                await rollouts.publish(model, {"speed": 1.0})
+            with pytest.raises(ConfigError, match="loss is nan"):
+                await rollouts.publish(model, {"loss": float("nan")})
+            assert rollouts.version.step == 0
+            await rollouts.publish(model)
+            with pytest.raises(ConfigError, match="no batch is out"):
+                await rollouts.publish(model)
+    assert rollouts.report is not None and not rollouts.report.finished.failed
+
+
+BAD: list[tuple[Any, str]] = [
+    ("", "it is empty"),
+    (7, "a int is no prompt"),
+    ([{"role": "user"}], "it is empty, or has what is no text"),
+    (["ab"], "its messages are none"),
+    ("a\ud800", "no text"),
+    (GivenPrompt(), "0 of text, messages and token_ids"),
+    (GivenPrompt("ab", token_ids=[3]), "2 of text"),
+    (GivenPrompt(token_ids=[]), "its token ids are none"),
+    (GivenPrompt(token_ids=[49]), "from 0 to 48"),
+    (GivenPrompt(token_ids=[True]), "its token ids are none"),
+    (GivenPrompt("ab", columns={"answer": "b", "prompt": "c"}), "the column 'prompt' has the name"),
+    (GivenPrompt("ab", columns={"answer": object()}), "its columns are no JSON"),
+    (GivenPrompt("ab", columns={"solution": "b"}), "the reward needs a column 'answer'"),
+]
+
+
+async def test_what_is_no_prompt_is_told_and_nothing_of_its_call_is_taken(model_folder: Path, tmp_path: Path) -> None:
+    good = GivenPrompt("ab", columns={"answer": "b"})
+    async with rollyard.Rollouts(given(model_folder, tmp_path / "run"), reward=share_of_answer) as rollouts:
+        for bad, message in BAD:
+            bad = GivenPrompt(bad) if isinstance(bad, str) else bad
+            bad = GivenPrompt(messages=bad) if isinstance(bad, list) else bad
+            if isinstance(bad, GivenPrompt) and not bad.columns:
+                bad = replace(bad, columns=good.columns)
+            with pytest.raises(ConfigError, match=message):
+                await rollouts.submit([good, bad])
+        assert rollouts.status().waiting + rollouts.status().admitted == 0 == rollouts.next_prompt
+        rollouts.end_of_prompts()
+        with pytest.raises(ConfigError, match="ended before"):
+            await rollouts.submit([good])
+        assert [batch async for batch in rollouts.batches()] == []
+    assert rollouts.report is not None and rollouts.report.finished.cause == "the prompts are used up"
+
+
+async def test_who_submits_waits_while_many_wait_and_never_for_itself(model_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    config = given(model_folder, tmp_path / "run", prompts__waiting=2, run__steps=4)
+    async with rollyard.Rollouts(config, reward=share_of_a) as rollouts:
+        most = 0
+
+        async def submitting() -> None:
+            nonlocal most
+            for _ in range(4 * BATCH):
+                await rollouts.submit(["ab"])
+                most = max(most, rollouts.status().waiting)
+
+        task = asyncio.create_task(submitting())
+        async for batch in rollouts.batches():
+            if batch.step == 1:
+                await asyncio.sleep(0.05)
+                with pytest.raises(ConfigError, match="2 prompts wait, and none is asked until batch 1 is published"):
+                    await rollouts.submit(["cd"])
+            await rollouts.publish(moved(model))
+        await task
+    assert most == 2
+    assert rollouts.report is not None and rollouts.report.prompts.trained == 4 * BATCH
+
+
+async def test_groups_come_as_they_are_finished(model_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    seen: list[int] = []
+    async with rollyard.Rollouts(given(model_folder, tmp_path / "run"), reward=share_of_a) as rollouts:
+
+        async def following() -> None:
+            async for group in rollouts.groups():
+                assert len(group.rollouts) == SIZE and None not in group.rewards
+                seen.append(group.id)
+
+        task = asyncio.create_task(following())
+        await rollouts.submit(["ab"] * 2 * BATCH)
+        async for batch in rollouts.batches():
+            assert {group.id for group in batch.groups} <= set(seen)
+            await rollouts.publish(moved(model))
+    await task
+    assert sorted(seen) == list(range(2 * BATCH))
+
+
+def rows(batch: Batch) -> list[tuple[object, ...]]:
+    return [(sample.group, sample.member, sample.token_ids, sample.spans) for sample in batch.train.samples]
+
+
+async def test_a_run_that_is_resumed_asks_again_what_was_live(model_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    config = given(model_folder, tmp_path / "run", run__steps=3, checkpoint__every=1, **{"prompts.waiting": 100})
+
+    def save(folder: Path) -> None:
+        (folder / "mine.txt").write_text("an optimizer")
+
+    with pytest.warns(RuntimeWarning, match="batch 1"):
+        async with rollyard.Rollouts(config, reward=share_of_a, save=save) as rollouts:
+            await rollouts.submit(["ab", "cd", "ef", "gh", "ij", "kl", "not admitted"])
+            async for batch in rollouts.batches():
+                if batch.step == 1:
+                    taken = batch
+                    break
+                await rollouts.publish(moved(model))
+    with pytest.raises(ConfigError, match="or its resume"):
+        rollyard.Run.resume(tmp_path / "run", reward=share_of_a)
+    async with rollyard.Rollouts.resume(tmp_path / "run", reward=share_of_a, save=save) as again:
+        assert (again.model / "mine.txt").read_text() == "an optimizer"
+        model = AutoModelForCausalLM.from_pretrained(again.model)
+        assert again.version.step == 1 and again.next_prompt == 6
+        assert await again.submit(["mn", "op", "qr"]) == (6, 7, 8)
+        seen = []
+        async for batch in again.batches():
+            seen.append([group.id for group in batch.groups])
+            if batch.step == 1:
+                assert rows(batch) == rows(taken), "its rollouts are used again"
+            await again.publish(moved(model))
+    assert seen == [[3, 4, 5], [6, 7, 8]]
+    assert again.report is not None and again.report.prompts.trained == 9 and len(again.report.lives.begun) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"place.placement": "swap", "rollout.max_staleness": 1}, "place.placement"),
+        ({"place.train": 2}, "place.train"),
+        ({"place.runtime": "ray"}, "place.runtime"),
+        ({"train.kl": 0.1}, "train.kl"),
+        ({"advantage.kind": "gae"}, "advantage.kind"),
+        ({"weights.what": "lora"}, "weights.what"),
+        ({"prompts.held_out": 3}, "prompts.held_out"),
+        ({"prompts.task": "sort"}, "prompts.task"),
+    ],
+)
+def test_what_does_not_go_with_a_caller_is_refused_at_once(
+    model_folder: Path, tmp_path: Path, options: dict[str, object], where: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        rollyard.Rollouts(given(model_folder, tmp_path / "run", **options), reward=share_of_a)
+    assert refused.value.where == where and not (tmp_path / "run").exists()
+
+
+def test_a_run_by_itself_is_given_no_prompts(model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="use rollyard"):
+        rollyard.Run(given(model_folder, tmp_path / "run"), reward=share_of_a)

@@ -82,12 +82,8 @@ class GivenSource:
 
     @property
     def full(self) -> bool:
-        return len(self._waiting) >= self._room
-
-    async def room(self) -> None:
-        """Wait until another prompt may wait, or none may come any more."""
-        while self.full and not self._ended:
-            await self._changed.wait()
+        """No further prompt may wait."""
+        return not self._ended and len(self._waiting) >= self._room
 
     def put(self, given: Sequence[GivenPrompt]) -> tuple[int, ...]:
         """Submit prompts, all or none. Returns their ids. Raises ConfigError for one that is none, or after the end."""

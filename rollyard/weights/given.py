@@ -127,3 +127,33 @@ def _check_tied(head: Tensor, embedding: Tensor | None) -> None:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:SHOWN])
     return shown + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a PEFT model with its active LoRA adapters merged into them, to be published. The model stays as it is.
+
+    W + alpha / rank x B A of each adapted linear or embedding, in the number format of W; the others are its own tensors.
+
+    Raises ConfigError for a model of another kind, or one whose adapter is more than LoRA.
+    """
+    try:
+        from peft import PeftModel
+        from peft.tuners.lora import LoraLayer
+    except ImportError:
+        raise ConfigError("PEFT is not installed", where=WHERE, remedy="pip install 'rollyard[lora]'") from None
+    if not isinstance(model, PeftModel):
+        remedy = "publish the model itself, where it has no adapter"
+        raise ConfigError(f"a {type(model).__name__} is no PEFT model", where=WHERE, remedy=remedy)
+    base: nn.Module = model.get_base_model()
+    found = {name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name}
+    for name, module in base.named_modules():
+        if isinstance(module, LoraLayer) and not module.merged:
+            for adapter in module.active_adapters:
+                if adapter in module.lora_A or adapter in module.lora_embedding_A:
+                    weight = f"{name}.weight"
+                    found[weight] = found[weight] + module.get_delta_weight(adapter).to(found[weight].dtype)
+    odd = [name for name in (*found, *base.state_dict()) if "modules_to_save" in name or "lora_magnitude" in name]
+    if odd or str(model.peft_type) not in ("PeftType.LORA", "LORA"):
+        problem = f"the adapter is more than LoRA: {_some(odd) or model.peft_type}"
+        raise ConfigError(problem, where=WHERE, remedy="publish model.merge_and_unload() of a copy")
+    return found
