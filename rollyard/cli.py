@@ -25,7 +25,7 @@ from rollyard.control import Order, ask
 from rollyard.durable import is_full
 from rollyard.environment import settle_environment
 from rollyard.errors import ConfigError, RollyardError
-from rollyard.inspect.command import add_inspect, inspect, whole
+from rollyard.inspect.command import add_inspect, inspect, port, whole
 from rollyard.layers import Resolved, nearest, options, presets, resolve, value
 from rollyard.plan.command import add_simulate, scenario_of, simulate
 from rollyard.plan.plan_command import add_plan, plan
@@ -111,7 +111,7 @@ def _done(given: argparse.Namespace, console: Screen) -> int:
         case "engines":
             return _engines(given)
         case "resume":
-            return _resume(given)
+            return _resume(given, _port(given))
         case "inspect":
             return inspect(given, _web)
         case "simulate":
@@ -123,7 +123,8 @@ def _done(given: argparse.Namespace, console: Screen) -> int:
             return _explain(_resolved(given))
         case "train":
             return _train(_resolved(given))
-    return _run(_resolved(given))
+    port = _port(given)
+    return _run(_resolved(given), port)
 
 
 def _plain(text: str) -> str:
@@ -143,11 +144,14 @@ def _parser() -> argparse.ArgumentParser:
             "file", nargs="?", type=Path, metavar="FILE.toml", help="options as TOML, sections as in `rollyard explain`"
         )
         command.add_argument("--preset", default="", metavar="NAME", help=f"start from a preset: {', '.join(presets())}")
+        if name == "run":
+            _add_dashboard(command)
         _add_options(command, SHORT)
     text = "go on with a run that was killed or stopped, from its newest whole checkpoint"
     command = commands.add_parser("resume", help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
     command.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="of the run, such as runs/NAME")
     command.remedies = {"--preset": KEEPS}
+    _add_dashboard(command)
     _add_options(command, SHORT)
     _add_bench(commands)
     _add_engines(commands)
@@ -155,6 +159,19 @@ def _parser() -> argparse.ArgumentParser:
     add_simulate(commands, lambda command, short, tree: _add_options(command, short, tree=tree))
     add_plan(commands, lambda command, short, tree: _add_options(command, short, tree=tree))
     return parser
+
+
+def _add_dashboard(command: Any) -> None:
+    text = "show the run in a browser, on this machine alone; prints the address: docs/dashboard.md"
+    command.add_argument("--dashboard", action="store_true", help=text)
+    command.add_argument("--port", type=port, metavar="N", help="of the dashboard (default: one that is free)")
+
+
+def _port(given: argparse.Namespace) -> int | None:
+    """Of the dashboard, 0 for any; None where none is wanted."""
+    if given.port is not None and not given.dashboard:
+        raise ConfigError("a port is of the dashboard alone", where="--port", remedy="give --dashboard too")
+    return (given.port or 0) if given.dashboard else None
 
 
 def _add_engines(commands: Any) -> None:
@@ -263,16 +280,16 @@ def _explain(resolved: Resolved[Any]) -> int:
     return 0
 
 
-def _run(resolved: Resolved[Config]) -> int:
+def _run(resolved: Resolved[Config], port: int | None) -> int:
     from rollyard.loop import Run
     from rollyard.watch.terminal import Terminal, open_view
 
     console = Terminal()
     kind = resolved.config.watch.view
-    return _go(Run(resolved.config, view=lambda header: open_view(kind, header, console)), console)
+    return _go(Run(resolved.config, view=lambda header: open_view(kind, header, console)), console, port)
 
 
-def _resume(given: argparse.Namespace) -> int:
+def _resume(given: argparse.Namespace, port: int | None) -> int:
     from rollyard.loop import Run
     from rollyard.watch.terminal import Terminal, open_view
 
@@ -282,16 +299,40 @@ def _resume(given: argparse.Namespace) -> int:
         return open_view(run.config.watch.view, header, console)
 
     run: Run = Run.resume(given.folder, _overrides(given), view=view)
-    return _go(run, console)
+    return _go(run, console, port)
 
 
-def _go(run: Run, console: Terminal) -> int:
-    """To its end."""
-    stopped = asyncio.run(_drive(run))
+def _go(run: Run, console: Terminal, port: int | None) -> int:
+    """To its end. `port`: of its dashboard."""
+    stopped = asyncio.run(_drive(run) if port is None else _shown(run, console, port))
     if run.config.watch.view != "quiet":
         line = run.finished or f"run folder: {run.folder.path}"
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     return STOPPED if stopped else 0
+
+
+async def _shown(run: Run, console: Terminal, port: int) -> bool:
+    """To its end, beside its dashboard, which stays until Ctrl-C where somebody sits at a terminal."""
+    from rollyard.dashboard.beside import beside, until_stopped
+
+    def tell(line: str) -> None:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    async with beside(run.folder, port) as address:
+        tell(f"dashboard: {address}")
+        try:
+            stopped = await _drive(run)
+        except ConfigError:
+            raise
+        except RollyardError as error:
+            if console.is_terminal:
+                tell(f"run failed: {error}\nthe dashboard stays at {address} until Ctrl-C")
+                await until_stopped()
+            raise
+        if console.is_terminal and not stopped and not run.finished:
+            tell(f"run finished; the dashboard stays at {address} until Ctrl-C")
+            await until_stopped()
+        return stopped
 
 
 def _train(resolved: Resolved[Config]) -> int:

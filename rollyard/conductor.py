@@ -14,6 +14,7 @@ from rollyard.place.modes import MODES
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts
+from rollyard.stats import EngineNow
 from rollyard.types import WeightVersion
 from rollyard.weights.rollover import RolloverMachine
 
@@ -119,6 +120,16 @@ class Conductor:
     def slow(self) -> Mapping[EngineId, int]:
         """Engines that write several times slower than the median, and how many."""
         return self._core.slow
+
+    @property
+    def engines(self) -> tuple[EngineNow, ...]:
+        """What each engine holds."""
+        return self._core.engines
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no engine has."""
+        return self._core.waiting
 
     @property
     def live(self) -> int:

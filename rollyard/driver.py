@@ -1,15 +1,17 @@
-"""The driver's own process: the inbox of what happened, orders that have their turn in it, how seldom Python looks for cycles."""
+"""The driver's own process: the inbox of what happened, orders that have their turn, cycles that Python looks for, its end."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Final
 
 from rollyard.events import EngineDown, EngineId, EngineLeaving, Event, Scored, SegmentArrived
+from rollyard.texts import visible
 
 NEWS: Final = (SegmentArrived, Scored)  # that come by the thousand, and are taken together
 TOGETHER: Final = 256  # at most
@@ -117,3 +119,13 @@ def collecting_seldom(thresholds: tuple[int, int, int] = COLLECTING) -> Iterator
         yield
     finally:
         gc.set_threshold(*before)
+
+
+@contextmanager
+def warned(kind: type[Exception], told: str = "") -> Iterator[None]:
+    """The rest is closed all the same, and what ended the run is what is raised. What was `told` already is not said again."""
+    try:
+        yield
+    except kind as error:
+        if str(error) not in told:
+            warnings.warn(visible(f"closing the run: {type(error).__name__}: {error}"), RuntimeWarning, stacklevel=3)

@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
@@ -28,7 +29,9 @@ from rollyard.stations import Stations
 from rollyard.texts import visible
 from rollyard.types import Activity, EngineStats
 from rollyard.watch.accounts import ENGINE
+from rollyard.watch.live import Glance
 from rollyard.watch.recorder import Recorder
+from rollyard.watch.report import Counts
 from rollyard.weights.sync import Sync
 
 SLOW = 3  # times slower than the median: that is reported
@@ -125,6 +128,19 @@ class Fleet:
         except ConfigError as error:
             return Answer(problem=error.problem, where=error.where, remedy=error.remedy)
         return Answer(engines=self.states())
+
+    def glance(self, glance: Glance) -> Glance:
+        """With what engines hold and where prompts are."""
+        conductor, counts = self._conductor, self._conductor.counts
+        return replace(
+            glance,
+            engines=conductor.engines,
+            states=dict(self.states()),
+            queue=conductor.waiting,
+            live=conductor.live,
+            prompts=Counts(counts.admitted, counts.trained, counts.dropped),
+            members=Counts(counts.members_admitted, counts.members_trained, counts.members_dropped),
+        )
 
     # --------------------------------------------------------------------------------------------- on the loop
 

@@ -214,13 +214,13 @@ class Run:
                 recorder = self._recorder(folder, timeline)
                 ring = Ring(self.config, folder, timeline, recorder, self._inbox, past, self._at, self.injector, self._caller)
             try:
-                with timeline.phase(Phase.SETUP):
-                    await self._unless_stopped(ring, past)
-                    if self._again:
-                        self._go_on(folder, recorder, past)
-                recorder.begin()
-                self._ring = ring
-                async with serving(folder.path, ring.fleet.answer):
+                async with serving(folder.path, ring.answer):
+                    with timeline.phase(Phase.SETUP):
+                        await self._unless_stopped(ring, past)
+                        if self._again:
+                            self._go_on(folder, recorder, past)
+                    recorder.begin()
+                    self._ring = ring
                     async for step in ring.turn():
                         yield step
             except Stopped as stopped:

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ from rollyard.checkpoints import At, Checkpoints
 from rollyard.conducting import conductor_of
 from rollyard.conductor import Conductor
 from rollyard.config import Config
-from rollyard.driver import Inbox, collecting_seldom
+from rollyard.control import LOOK, Answer, Order
+from rollyard.driver import Inbox, collecting_seldom, warned
 from rollyard.environment import cache_folder
 from rollyard.episode.shell import Episodes
 from rollyard.errors import ConfigError, EngineError, EngineLost, JournalError, RollyardError, TimeLimitExceeded, TrainError
@@ -60,10 +61,10 @@ from rollyard.reward.open import Given
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.state import Counts as CoreCounts
 from rollyard.stations import Nodes, Stations
-from rollyard.texts import visible
 from rollyard.types import Activity, DropReason, EngineStats, Group, TrainStats, WeightVersion
 from rollyard.warmup import base_policy
 from rollyard.watch.accounts import ENGINE
+from rollyard.watch.live import Glance
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.report import Counts, Filtering, Report, TokenLedger
 from rollyard.watch.step import Step
@@ -71,6 +72,7 @@ from rollyard.watch.timeline import Phase, Timeline
 from rollyard.weights.remote import hand_over
 
 REFRESH_S = 0.2  # seconds between two pictures of the run
+STARTING = Answer(problem="the run is still starting", where="engine", remedy="wait until it generates")
 
 
 class Stopped(Exception):
@@ -397,9 +399,20 @@ class Ring:
             await asyncio.sleep(REFRESH_S)
 
     def _picture(self) -> None:
+        self._recorder.picture(*self._doing())
+
+    def _doing(self) -> tuple[str, str, float | None]:
+        """What goes on, what is waited for, and the share of slots at work."""
         busy = [engine.stats() for engine in self._engines]
         waiting = self._exchange.waiting if self._exchange is not None else ""
-        self._recorder.picture(self._activity, waiting, busy[0].slots_busy if busy and busy[0].steps else None)
+        return self._activity, waiting, busy[0].slots_busy if busy and busy[0].steps else None
+
+    def answer(self, order: Order) -> Answer | bytes:
+        """What another process is told that gives this order."""
+        glance = Glance(self._config.run.steps, *self._doing())
+        if order.do == LOOK:
+            return self._recorder.look(self.fleet.glance(glance) if self._begun else glance, order.known)
+        return self.fleet.answer(order) if self._begun else STARTING
 
     # ----------------------------------------------------------------------------------------------- the end
 
@@ -451,25 +464,25 @@ class Ring:
         """
         self._closing = True
         if self._injector is not None:
-            with _warned(OSError):
+            with warned(OSError):
                 await self._injector.close()  # nobody stands still who is to end
             self._recorder.survived(self._injector.survival)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with _warned(Exception), self._timeline.phase(Phase.SETUP), self._timeline.spans.doing(Activity.CLOSING, "stations"):
+        with warned(Exception), self._timeline.phase(Phase.SETUP), self._timeline.spans.doing(Activity.CLOSING, "stations"):
             await self._built.aclose()
         self._recorder.placed(self.nodes(), {} if self.conductor is None else self.fleet.slow)
         try:
             report = self._report()
             if self._folder.fresh or self.conductor is not None:
-                with _warned(OSError):
+                with warned(OSError):
                     report.write(self._folder.report)
-                with _warned(OSError):
+                with warned(OSError):
                     self._recorder.accounts.write_trace(self._folder.trace)
         finally:
             finish = self._recorder.finish
-            with _warned(JournalError, told=finish.cause) if finish.failed else nullcontext():
+            with warned(JournalError, told=finish.cause) if finish.failed else nullcontext():
                 self._recorder.close_journal()
         await self._recorder.left()
         return report
@@ -483,13 +496,3 @@ class Ring:
             Filtering(counts.dropped.get(DropReason.FILTERED, 0), counts.refills, counts.unfiltered),
             [*self._past, *(engine.stats() for engine in self._engines)],
         )
-
-
-@contextmanager
-def _warned(kind: type[Exception], told: str = "") -> Iterator[None]:
-    """The rest is closed all the same, and what ended the run is what is raised. What was `told` already is not said again."""
-    try:
-        yield
-    except kind as error:
-        if str(error) not in told:
-            warnings.warn(visible(f"closing the run: {type(error).__name__}: {error}"), RuntimeWarning, stacklevel=3)

@@ -50,3 +50,14 @@ class EngineStats:
         """Mean share of decode slots doing work while the engine was stepping."""
         whole = self.step_s * self.slots
         return self.busy_slot_s / whole if whole else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNow:
+    """What one engine holds at one moment."""
+
+    name: str
+    slots: int
+    running: int  # requests
+    version: int | None  # step of its weights; None: it acknowledged none yet
+    held: bool  # it gets no request just now: it sleeps, or its weights are about to change

@@ -118,7 +118,7 @@ def test_a_full_disk_is_told_with_the_folder_and_what_helps(here, capsys, monkey
     assert cli.main(["run", "--preset", "tiny", "--out", "x"]) == 2
     told = capsys.readouterr().err
     assert f"{os.strerror(cause)}: 'x'" in told and "make room there" in told
-    monkeypatch.setattr(cli, "_run", lambda resolved: full(None, b""))
+    monkeypatch.setattr(cli, "_run", lambda resolved, port: full(None, b""))
     assert cli.main(["run", "--preset", "tiny"]) == 1
     assert "make room there" in capsys.readouterr().err
 

@@ -6,6 +6,7 @@ how a page from elsewhere would read what is answered), and what a run wrote is 
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -13,12 +14,14 @@ from fastapi import FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from rollyard.dashboard import told
+from rollyard.dashboard.events import events
 from rollyard.dashboard.secure import HOSTS, Secure
 from rollyard.dashboard.shown import Shown
 from rollyard.errors import ConfigError, JournalError
@@ -30,6 +33,7 @@ MOST: Final = 2**63 - 1
 ROWS: Final = 1000  # of a page at most
 WIDTH: Final = 8192  # columns of a timeline at most
 TEXT: Final = 1000  # characters to look for at most
+PAGES: Final = 32  # that are told what goes on, at once
 CHECK: Final = "`rollyard inspect RUN --check` says what is sound"
 
 Natural = Annotated[int, Field(ge=0, le=MOST)]
@@ -105,6 +109,12 @@ class After(Asked):
     after: Natural = 0
 
 
+class Since(Asked):
+    """The last step that is known; the newest where nothing is said."""
+
+    after: Natural | None = None
+
+
 ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
@@ -130,6 +140,7 @@ def make_app(shown: Shown) -> FastAPI:
     app.add_middleware(Secure)
     _add_lists(app, shown)
     _add_numbers(app, shown)
+    _add_live(app, shown)
     _add_problems(app)
 
     @app.get("/healthz")
@@ -164,6 +175,22 @@ def _add_numbers(app: FastAPI, shown: Shown) -> None:
     @app.get("/api/config", response_model=tuple[told.OptionShown, ...])
     def config() -> Response:
         return answer(shown.options(), tuple[told.OptionShown, ...])
+
+
+def _add_live(app: FastAPI, shown: Shown) -> None:
+    pages = 0
+
+    @app.get("/api/live", response_class=EventSourceResponse)
+    async def live(asked: Annotated[Since, Query()]) -> AsyncIterator[ServerSentEvent]:
+        nonlocal pages
+        if pages >= PAGES:
+            raise HTTPException(503, f"{PAGES} pages are open already")
+        pages += 1
+        try:
+            async for event in events(shown, asked.after):
+                yield event
+        finally:
+            pages -= 1
 
 
 def _add_lists(app: FastAPI, shown: Shown) -> None:

@@ -10,15 +10,19 @@ from typing import Any, Final
 from rollyard.dashboard.state import State, named
 from rollyard.dashboard.told import RUNNING, Curve, Evaluated, Members, Overview
 from rollyard.errors import ConfigError
-from rollyard.inspect.source import Lives, Source, read_config, read_metrics
+from rollyard.inspect.overview import Overview as Seen
+from rollyard.inspect.overview import overview as seen_of
+from rollyard.inspect.source import Lives, Source, read_config
 from rollyard.journal.codec import unpack_spans
 from rollyard.journal.folder import RunFolder
 from rollyard.layers import resolve
+from rollyard.watch.live import Live
 from rollyard.watch.metrics import LengthCounts
 from rollyard.watch.report import Lengths, Report
 from rollyard.watch.timeline import BESIDE
 from rollyard.worker import transport_of
 
+PHASE: Final = "phase/"
 MEAN: Final = "/mean"
 PART: Final = "reward/"
 # CROSS: batches come first, see inspect.steps. Rows of the same versions and step are counted by SQLite.
@@ -39,12 +43,25 @@ GROUP_SIZE: Final = "SELECT group_size FROM incarnations ORDER BY incarnation DE
 FINISHES: Final = "SELECT tokens, finish IN ('length', 'context'), count(*) FROM completions c WHERE {groups} GROUP BY 1, 2"
 
 
-def overview(folder: RunFolder, state: State) -> Overview:
-    """As far as the files of the run say it. Raises JournalError, OSError where a simulated one is damaged."""
+def overview(folder: RunFolder, state: State, lines: Sequence[Mapping[str, Any]], live: Live | None) -> Overview:
+    """What there is to say.
+
+    Args:
+        lines: of the metrics.
+        live: what the run says, where it goes on and does.
+
+    Raises JournalError where the journal is damaged.
+    """
     told = _known(folder, state)
     if state.report is not None:
         return of_report(told, state.report)
-    return _of_files(told, folder, state)
+    told = _of_metrics(told, folder, lines)
+    if live is not None:
+        return _of_live(told, live)
+    if not folder.journal.exists():
+        return told
+    seen = state.seen if state.name != RUNNING else seen_of(folder, Lives())
+    return told if seen is None or seen.admitted is None else _of_journal(told, folder, seen)
 
 
 def _known(folder: RunFolder, state: State) -> Overview:
@@ -111,50 +128,69 @@ def of_report(told: Overview, report: Report) -> Overview:
     )
 
 
-def _of_files(told: Overview, folder: RunFolder, state: State) -> Overview:
-    """Of a run that goes on, or was killed."""
-    lines = read_metrics(folder, Lives()).lines
-    seconds = _sums(lines, "phase/")
+def _of_metrics(told: Overview, folder: RunFolder, lines: Sequence[Mapping[str, Any]]) -> Overview:
+    """What is in the metrics of a run that has no report."""
+    phases = _sums(lines, PHASE)
     beside = {name: sum(_number(line.get(name)) for line in lines) for name in BESIDE}
     tokens = sum(int(_number(line.get("tokens"))) for line in lines)
     generating = beside["generating_s"]
     names = dict.fromkeys(name for line in lines for name in line if name.startswith(PART) and name.endswith(MEAN))
-    told = replace(
+    return replace(
         told,
         transport=_transport(folder),
         steps=int(lines[-1]["step"]) if lines else 0,
         wall_s=sum(_number(line.get("seconds")) for line in lines),
-        phases={name.removesuffix("_s"): value for name, value in seconds.items()},
+        phases={name.removesuffix("_s"): value for name, value in phases.items()},
         beside=beside,
         reward=_curve([_mean(line.get("reward_mean")) for line in lines]),
         rewards={name[len(PART) : -len(MEAN)]: _curve([_mean(line.get(name)) for line in lines]) for name in names},
         tokens=tokens,
         tokens_per_s=tokens / generating if generating else 0.0,
     )
-    seen = state.seen
-    if seen is None or seen.admitted is None:
-        return told
-    evaluations = seen.evaluations or ()
-    dropped, trained = seen.dropped or {}, seen.trained or 0
-    told = replace(
+
+
+def _of_live(told: Overview, live: Live) -> Overview:
+    """What the run says of itself, which counts."""
+    prompts, members = live.prompts, live.members
+    return replace(
         told,
-        eval=Evaluated(
-            evaluations[0][1] if evaluations else None,
-            evaluations[-1][1] if evaluations else None,
-            sum(samples for *_, samples, _ in evaluations),
-            sum(unscored for *_, unscored in evaluations),
-        ),
-        admitted=seen.admitted,
-        trained=trained,
-        dropped=dropped,
-        live=seen.admitted - trained - sum(dropped.values()),
+        steps=live.step,
+        wall_s=live.wall_s,
+        phases=live.phases,
+        beside=live.beside,
+        eval=Evaluated(live.eval.first, live.eval.last, live.eval.samples, live.eval.unscored),
+        tokens=live.tokens,
+        tokens_per_s=live.tokens_per_s,
+        slots_busy=live.slots_busy,
+        admitted=prompts.admitted,
+        trained=prompts.trained,
+        dropped=prompts.dropped,
+        live=live.live,
+        members=Members(members.admitted, members.trained, members.dropped),
+        staleness=live.staleness,
+        lost=live.lost,
     )
+
+
+def _of_journal(told: Overview, folder: RunFolder, seen: Seen) -> Overview:
+    """What the journal of a run has that does not say it itself."""
+    evaluations = seen.evaluations or ()
+    admitted, trained, dropped = seen.admitted or 0, seen.trained or 0, seen.dropped or {}
     with Source(folder, Lives()) as source:
-        admitted = seen.admitted * source.row(GROUP_SIZE)[0]
         members = source.row(TRAINED_MEMBERS.format(steps=source.of_steps("b")))[0]
         return replace(
             told,
-            members=Members(admitted, members, seen.members_dropped or {}),
+            eval=Evaluated(
+                evaluations[0][1] if evaluations else None,
+                evaluations[-1][1] if evaluations else None,
+                sum(samples for *_, samples, _ in evaluations),
+                sum(unscored for *_, unscored in evaluations),
+            ),
+            admitted=admitted,
+            trained=trained,
+            dropped=dropped,
+            live=admitted - trained - sum(dropped.values()),
+            members=Members(admitted * source.row(GROUP_SIZE)[0], members, seen.members_dropped or {}),
             lengths=lengths(source),
             staleness=staleness(source),
         )

@@ -12,17 +12,21 @@ from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
 from rollyard.dashboard import lists
+from rollyard.dashboard.feed import Feed
 from rollyard.dashboard.histograms import histograms, lags
 from rollyard.dashboard.options import shown
 from rollyard.dashboard.overview import overview
-from rollyard.dashboard.state import State, state_of
+from rollyard.dashboard.rows import MetricRows
+from rollyard.dashboard.state import State, going, state_of
 from rollyard.dashboard.timeline import Whole
 from rollyard.dashboard.told import (
+    RUNNING,
     GroupRows,
     GroupShown,
     Histograms,
     OptionShown,
     Overview,
+    Pulse,
     RolloutRows,
     RolloutShown,
     Steps,
@@ -30,7 +34,7 @@ from rollyard.dashboard.told import (
 )
 from rollyard.inspect.select import Wanted
 from rollyard.inspect.simulated import refuse
-from rollyard.inspect.source import Lives, Source, goes_on, read_metrics
+from rollyard.inspect.source import Source, goes_on
 from rollyard.inspect.words import Words, words_of
 from rollyard.journal.folder import RunFolder
 from rollyard.journal.quiet import LOG
@@ -38,6 +42,7 @@ from rollyard.watch.trace import read_trace
 
 KEPT: Final = 64  # answers
 NO_TRACE: Final = "a run leaves its timeline at its end, and this one had none"
+STARTING: Final = "the run does not say what its devices do: it is starting, or busy"
 
 T = TypeVar("T")
 
@@ -52,28 +57,40 @@ class Shown:
         self.folder = folder
         self._lock = Lock()
         self._kept: OrderedDict[Hashable, tuple[object, object]] = OrderedDict()
+        self._rows, self._feed = MetricRows(folder.metrics), Feed(folder.path)
 
     def overview(self) -> Overview:
         """See `told.Overview`."""
         with self._lock:
-            return self._same("overview", self._stamp(), lambda: overview(self.folder, self._state()))
+            return self._overview()
 
     def steps(self, after: int) -> Steps:
         """Those beyond this one."""
         with self._lock:
-            found = self._same("steps", _stamp(self.folder.metrics), lambda: read_metrics(self.folder, Lives()))
-        lines = [line for line in found.lines if line["step"] > after]
+            lines = [line for line in self._rows.rows() if line["step"] > after]
         names = tuple(dict.fromkeys(name for line in lines for name in line))
         return Steps(names, tuple(tuple(line.get(name) for name in names) for line in lines))
 
-    def timeline(self, start_ns: int, end_ns: int, width: int) -> Timeline:
-        """Of the trace that the run left."""
+    def pulse(self, after: int) -> Pulse:
+        """What is new since this step was done."""
         with self._lock:
-            if not self.folder.trace.exists():
-                return Timeline(0, 0, 0, (), why=NO_TRACE)
-            path = self.folder.trace
-            whole = self._same("trace", _stamp(path), lambda: Whole(read_trace(path)))
-            return whole.within(start_ns, end_ns, width)
+            rows = tuple(line for line in self._rows.rows() if line["step"] > after)
+            if going(self.folder):
+                return Pulse(RUNNING, "", self._feed.live(), self._rows.files, rows)
+            state = self._state()
+            return Pulse(state.name, state.cause, None, self._rows.files, rows)
+
+    def timeline(self, start_ns: int, end_ns: int, width: int) -> Timeline:
+        """Of the trace that the run left, or of what it says while it goes on."""
+        with self._lock:
+            state = self._state()
+            if state.report is not None and self.folder.trace.exists():
+                path = self.folder.trace
+                return self._same("trace", _stamp(path), lambda: Whole(read_trace(path))).within(start_ns, end_ns, width)
+            traced = self._feed.traced(ask=state.name == RUNNING)
+            if traced is None:
+                return Timeline(0, 0, 0, (), why=STARTING if state.name == RUNNING else NO_TRACE)
+            return self._same("trace", traced.end_ns, lambda: Whole(traced)).within(start_ns, end_ns, width)
 
     def histograms(self) -> Histograms:
         """See `told.Histograms`."""
@@ -111,8 +128,14 @@ class Shown:
     def _state(self) -> State:
         return self._same("state", self._stamp(), lambda: state_of(self.folder))
 
+    def _overview(self) -> Overview:
+        state = self._state()
+        live = self._feed.live() if state.name == RUNNING else None
+        stamp = (self._stamp(), None if live is None else live.wall_s)
+        return self._same("overview", stamp, lambda: overview(self.folder, state, self._rows.rows(), live))
+
     def _histograms(self) -> Histograms:
-        stale = self._same("overview", self._stamp(), lambda: overview(self.folder, self._state())).staleness
+        stale = self._overview().staleness
         if not self.folder.journal.exists():
             return Histograms(staleness=lags(stale))
         with Source(self.folder) as source:

@@ -15,6 +15,7 @@ from rollyard.watch.read import read_report
 from rollyard.watch.report import Report
 
 NO_END: Final = "no end: it was killed, or goes on elsewhere"
+BRIEF: Final = ("lives", "problems")  # what is asked of the journal while the run says the rest itself
 NOT_BEGUN: Final = "it ended before it had begun"
 
 
@@ -25,18 +26,18 @@ class State:
     name: str
     cause: str
     report: Report | None
-    seen: Overview | None  # of the journal; None of a run that was simulated
+    seen: Overview | None  # of the journal, in brief while the run goes on; None of a run that was simulated
     why: str = ""  # the report cannot be read
 
 
 def state_of(folder: RunFolder) -> State:
     """As it is now. Raises JournalError, OSError where a simulated run has no report."""
+    if going(folder):
+        return State(RUNNING, "", None, overview(folder, Lives(), BRIEF))
     if folder.scenario.exists():
         simulated = read_report(folder.report)
         return State(SIMULATED, simulated.finished.cause, simulated, None)
     seen = overview(folder, Lives())
-    if seen.goes_on:
-        return State(RUNNING, "", None, seen)
     report, why = _report(folder)
     lives = seen.lives or ()
     if report is not None and not _is_of(report, lives):

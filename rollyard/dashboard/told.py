@@ -12,6 +12,7 @@ from rollyard.inspect.overview import Life
 from rollyard.inspect.select import GroupRow, RolloutRow
 from rollyard.watch.devices import PoolTime
 from rollyard.watch.forecast import Compared
+from rollyard.watch.live import Live
 from rollyard.watch.report import Lengths
 
 RUNNING: Final = "running"
@@ -102,6 +103,25 @@ class Overview:
     problems: tuple[tuple[float, str, str, str], ...] = ()  # the newest of engines: when, which, what, why
     unreadable: Mapping[str, str] = field(default_factory=dict)  # files, and what is wrong with them
     has_journal: bool = True  # without one there are no groups and no rollouts to look at
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What goes on. `file` is another number when a new life began, and all steps may be others."""
+
+    state: str
+    cause: str
+    live: Live | None
+    file: int
+    rows: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the run stands that does not go on."""
+
+    state: str
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,8 +86,12 @@ class Overview:
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
-def overview(folder: RunFolder, lives: Lives) -> Overview:
-    """Raises ConfigError for a life that there was not."""
+def overview(folder: RunFolder, lives: Lives, only: Collection[str] = ()) -> Overview:
+    """Raises ConfigError for a life that there was not.
+
+    Args:
+        only: what is read of the journal, such as `lives`; empty: all.
+    """
     config = read_config(folder) or {}
     run = config.get("run", {}) if isinstance(config.get("run"), dict) else {}
     seen = _Seen()
@@ -100,7 +104,7 @@ def overview(folder: RunFolder, lives: Lives) -> Overview:
     source = seen.get("journal.sqlite", lambda: Source(folder, lives))
     if source is not None:
         with source:
-            found = {name: seen.get(name, look) for name, look in _looks(source).items()}
+            found = {name: seen.get(name, look) for name, look in _looks(source).items() if not only or name in only}
     return Overview(
         folder=str(folder.path),
         name=str(run.get("name") or folder.path.resolve().name),

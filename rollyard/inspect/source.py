@@ -195,7 +195,7 @@ def read_metrics(folder: RunFolder, lives: Lives) -> Metrics:
     broken = 0
     with folder.metrics.open("rb") as file:
         for line in file:
-            found = _line(line)
+            found = metrics_line(line)
             if found is None:
                 broken += 1
             elif lives.one in (None, found["incarnation"]):
@@ -203,7 +203,7 @@ def read_metrics(folder: RunFolder, lives: Lives) -> Metrics:
     return Metrics(tuple(sorted(kept.values(), key=lambda line: (line["step"], line["incarnation"]))), broken)
 
 
-def _line(line: bytes) -> dict[str, Any] | None:
+def metrics_line(line: bytes) -> dict[str, Any] | None:
     """None for one that was not written to its end, or by somebody else."""
     try:
         found = json.loads(line)

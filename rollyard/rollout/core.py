@@ -58,6 +58,7 @@ from rollyard.rollout.playing import Playing
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.recovery import Recovery
 from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase
+from rollyard.stats import EngineNow
 from rollyard.turns import Asked, EpisodeEnded, Tell
 from rollyard.types import DropReason, FinishReason, Prompt, RequestId, Segment, Verdict
 
@@ -161,6 +162,16 @@ class RolloutCore:
     def slow(self) -> Mapping[EngineId, int]:
         """Engines that are several times slower than the median, and how many."""
         return self._router.slow
+
+    @property
+    def engines(self) -> tuple[EngineNow, ...]:
+        """What each engine holds."""
+        return tuple(EngineNow(load.id, load.slots, load.running, load.version, load.held) for load in self._router)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no engine has."""
+        return len(self._dispatch.waiting)
 
     @property
     def live(self) -> int:

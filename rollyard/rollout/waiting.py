@@ -36,6 +36,10 @@ class Waiting:
     def __bool__(self) -> bool:
         return self.first() is not None
 
+    def __len__(self) -> int:
+        """Members that wait. Looks at every group that has one."""
+        return sum(len(members) for group, members in self._members.items() if group in self._live)
+
     def add(self, member: Member) -> None:
         members = self._members.get(member.group)
         if members is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Final
 from rollyard.protocols.devices import Spans
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import DeviceTime, Lane, PoolTime, account
+from rollyard.watch.live import LaneNews, Place
 from rollyard.watch.requests import Requests
 from rollyard.watch.spans import coarser
 from rollyard.watch.timeline import Phase, Timeline
@@ -43,6 +45,7 @@ class _Watched:
     since_ns: int | None = None  # it came later
     until_ns: int | None = None  # it left
     devices: int = 1
+    generation: int = 0  # of the intervals: how often they were made anew
 
     def collect(self) -> None:
         """Take what is new. A piece that goes on where the one before ended becomes part of it."""
@@ -53,6 +56,14 @@ class _Watched:
         if len(self.intervals) > MOST:
             self.intervals = coarser(self.intervals, MOST // 2, _kind)
             self.newest = {_kind(interval): at for at, interval in enumerate(self.intervals)}
+            self.generation += 1
+
+    def beyond(self, place: Place, since_ns: int, most: int) -> tuple[Place, list[Interval]]:
+        """See `LaneNews`: at most so many, besides those that went on since."""
+        index = place.read if place.generation == self.generation else 0
+        grown = [self.intervals[at] for at in self.newest.values() if at < index and self.intervals[at].end_ns > since_ns]
+        until = min(index + most, len(self.intervals))
+        return Place(self.generation, until), grown + self.intervals[index:until]
 
     def _take(self, interval: Interval) -> None:
         kind = _kind(interval)
@@ -119,6 +130,52 @@ class Accounts:
         """Take what is new. Cheap, and to be called now and then."""
         for watched in (self._driver, *self._devices):
             watched.collect()
+
+    def news(self, places: Sequence[Place], since_ns: int, most: int) -> tuple[LaneNews, ...]:
+        """What every lane has beyond these places; lanes that have nothing are left out.
+
+        Lane 0 has the driver's phases, as far as they explain waits, lane 1 what it does besides; devices follow.
+
+        Args:
+            places: of as many lanes as are known, from the first on.
+            since_ns: when that was asked last: intervals that were known and have gone on since are told again.
+            most: intervals in all, about.
+        """
+        self.collect()
+        lanes = [self._driver, *self._devices]
+        known = [*places, *[Place()] * (len(lanes) + 1 - len(places))]
+        each = max(most // (len(lanes) + 1), 1)
+        found = [self._phases(known[0], each)]
+        for number, (watched, place) in enumerate(zip(lanes, known[1:], strict=True), 1):
+            until, intervals = watched.beyond(place, since_ns, each)
+            name, roles = ("+".join(watched.names), tuple(watched.roles)) if number > 1 else (DRIVER, (DRIVER,))
+            about = (watched.devices, watched.since_ns, watched.until_ns)
+            found.append(LaneNews(number, name, roles, *about, until, intervals))
+        return tuple(lane for lane in found if lane.intervals or lane.lane >= len(places))
+
+    def _phases(self, place: Place, most: int) -> LaneNews:
+        """Phases that have ended, and explain waits."""
+        timeline, start = self._timeline, self._timeline.bounds_ns[0]
+        index = place.read if place.generation == timeline.generation else 0
+        ended = timeline.intervals[index : index + most]
+        told = [Interval(EXPLAINS[kind], begin + start, end + start) for kind, begin, end in ended if kind in EXPLAINS]
+        until = Place(timeline.generation, index + len(ended))
+        return LaneNews(0, DRIVER, (DRIVER,), 1, None, None, until, told)
+
+    def more(self, lanes: Sequence[LaneNews]) -> bool:
+        """Is there more than these tell?"""
+        lengths = [len(self._timeline.intervals), len(self._driver.intervals), *(len(each.intervals) for each in self._devices)]
+        return any(lane.place.read < lengths[lane.lane] for lane in lanes)
+
+    @property
+    def marks(self) -> Sequence[Mark]:
+        """Steps that were done, and when."""
+        return self._marks
+
+    @property
+    def built_ns(self) -> int | None:
+        """When all stations were built."""
+        return self._built_ns
 
     def close(self) -> tuple[tuple[DeviceTime, ...], tuple[PoolTime, ...]]:
         """The accounts of devices and of roles, up to the moment of the timeline's last accounts."""

@@ -23,6 +23,7 @@ from rollyard.watch.accounts import Accounts
 from rollyard.watch.aside import Aside
 from rollyard.watch.eta import Eta
 from rollyard.watch.forecast import StepMeans, busy, compare
+from rollyard.watch.live import ASKED, LOOKED, NEWS, Glance, Live, Look
 from rollyard.watch.lives import Lives
 from rollyard.watch.paces import together
 from rollyard.watch.report import Counts, Filtering, Finished, Report, ReportBuilder, TokenLedger, Usage
@@ -242,27 +243,69 @@ class Recorder:
             waiting: for another job, in words.
         """
         self.accounts.collect()
-        phases, judged = self._timeline.seconds(), min(self._judged, self._batch)
         for sink in self._aside:
             sink.hear()
-        self._view.update(
-            Snapshot(
-                step=self._first.step + len(self._rewards),
-                phases=phases,
-                rewards=self._curve,
-                activity=activity or waiting or str(self._timeline.current or ""),
-                waiting=waiting,
-                judged=judged,
-                wanted=self._batch,
-                eval_first=self._evaluations[0] if self._evaluations else None,
-                eval_last=self._evaluations[-1] if self._evaluations else None,
-                tokens=self._builder.generation_tokens,
-                slots_busy=slots_busy,
-                dropped=sum(self._dropped_before.values()),
-                before=self._first.step,
-                left=self._eta.at(phases.since(self._before), judged / self._batch),
-            )
+        self._view.update(self._snapshot(activity, waiting, slots_busy))
+
+    def _snapshot(self, activity: str, waiting: str, slots_busy: float | None) -> Snapshot:
+        phases, judged = self._timeline.seconds(), min(self._judged, self._batch)
+        return Snapshot(
+            step=self._first.step + len(self._rewards),
+            phases=phases,
+            rewards=self._curve,
+            activity=activity or waiting or str(self._timeline.current or ""),
+            waiting=waiting,
+            judged=judged,
+            wanted=self._batch,
+            eval_first=self._evaluations[0] if self._evaluations else None,
+            eval_last=self._evaluations[-1] if self._evaluations else None,
+            tokens=self._builder.generation_tokens,
+            slots_busy=slots_busy,
+            dropped=sum(self._dropped_before.values()),
+            before=self._first.step,
+            left=self._eta.at(phases.since(self._before), judged / self._batch),
         )
+
+    def look(self, glance: Glance, known: str) -> bytes:
+        """A `Look` as a line of JSON: how things stand, and what devices did since it was asked last.
+
+        Args:
+            known: what the asker knows, an `Asked` as JSON. Raises ValueError for something else.
+        """
+        asked = ASKED.validate_json(known or "{}")
+        shown, builder = self._snapshot(glance.activity, glance.waiting, glance.slots_busy), self._builder
+        means = [reward for reward in builder.rewards if reward is not None]
+        live = Live(
+            step=shown.step,
+            planned=glance.planned,
+            activity=shown.activity,
+            waiting=shown.waiting,
+            wall_s=shown.phases.wall_s,
+            phases=shown.phases.parts(),
+            beside=shown.phases.beside(),
+            reward_first=means[0] if means else None,
+            reward_last=means[-1] if means else None,
+            eval=builder.evaluated(),
+            tokens=shown.tokens,
+            tokens_per_s=shown.tokens_per_s,
+            slots_busy=shown.slots_busy,
+            engines=glance.engines,
+            states=glance.states,
+            queue=glance.queue,
+            live=glance.live,
+            judged=shown.judged,
+            wanted=shown.wanted,
+            prompts=glance.prompts,
+            members=glance.members,
+            staleness=builder.staleness,
+            version=max(builder.version, self._first.step),
+            eta_s=shown.eta_s(glance.planned),
+            lost=builder.lost,
+        )
+        lanes = self.accounts.news(asked.places, asked.since_ns, NEWS)
+        start, now = self._timeline.bounds_ns
+        marks = tuple(self.accounts.marks[asked.marks :])
+        return LOOKED.dump_json(Look(live, start, now, self.accounts.built_ns, marks, lanes, self.accounts.more(lanes)))
 
     def close(
         self, prompts: Counts, members: Counts, tokens: TokenLedger, filtering: Filtering, engines: Iterable[EngineStats]

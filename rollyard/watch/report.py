@@ -376,11 +376,28 @@ class ReportBuilder:
         return tuple(self._rewards)
 
     @property
+    def staleness(self) -> Mapping[int, int]:
+        """Tokens trained so far, by lag."""
+        return dict(sorted(self._staleness.items()))
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Engines that were lost so far, and started again."""
+        return tuple(self._lost)
+
+    @property
+    def version(self) -> int:
+        """Step of the weights that were published last, 0 before."""
+        return self._versions[-1].step if self._versions else 0
+
+    @property
     def bytes_copied(self) -> int:
         """By transports."""
         return self._bytes_copied
 
-    def _evaluated(self) -> EvalRewards:
+    def evaluated(self) -> EvalRewards:
+        """So far."""
+
         first, last = (self._evaluations[at] if self._evaluations else None for at in (0, -1))
         by_name = {name: (means[0], means[-1]) for name, means in self._held_out.items()}
         return EvalRewards(first, last, self._samples, self._unscored, by_name, self._eval_tokens)
@@ -414,7 +431,7 @@ class ReportBuilder:
             generation_tokens_per_s=self.generation_tokens / phases.generating_s if phases.generating_s else 0.0,
             reward=RewardCurve.of(self._rewards),
             rewards={name: RewardCurve.of(curve) for name, curve in self._parts.items()},
-            eval=self._evaluated(),
+            eval=self.evaluated(),
             lengths=Lengths.of(self._lengths),
             slots_busy=slots_busy(stats),
             decoder=", ".join(dict.fromkeys(engine.decoder for engine in stats if engine.decoder)),

@@ -97,6 +97,7 @@ class Timeline:
         self._spent = dict.fromkeys(Phase, 0)
         self._beside = dict.fromkeys(BESIDE, 0)
         self._intervals: list[Interval] = []
+        self.generation = 0  # of the intervals: how often they were made anew
 
     def open(self, phase: Phase) -> None:
         """The phase begins. It may be opened again before it is closed; it ends with the last close."""
@@ -113,6 +114,7 @@ class Timeline:
             self._intervals.append(Interval(phase, self._opened[phase] - self._start, now - self._start))
             if len(self._intervals) > MOST:
                 self._intervals = coarser(self._intervals, MOST // 2, lambda interval: interval.phase)
+                self.generation += 1
         self._depth[phase] -= 1
 
     def end(self) -> None:

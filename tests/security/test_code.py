@@ -40,6 +40,7 @@ LISTENERS = {
     "rollyard/ring.py": {"listen"},  # to engines of its own
     "rollyard/dashboard/serving.py": {"--port", "bind", "uvicorn"},
     "rollyard/inspect/command.py": {"--port"},  # its option, for that one
+    "rollyard/cli.py": {"--port"},  # the same
     "rollyard/bench/sync.py": {"TCPStore"},
     "rollyard/bench/consumer.py": {"TCPStore", "create_device"},
 }

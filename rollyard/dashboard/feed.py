@@ -1,0 +1,110 @@
+"""What a run that goes on says of itself: asked through the socket in its folder, seldom, and kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from rollyard.control import LOOK, Order, asked
+from rollyard.errors import ConfigError
+from rollyard.types import Activity, Interval
+from rollyard.watch.devices import Lane
+from rollyard.watch.live import ASKED, LOOKED, Asked, LaneNews, Live, Look, Place
+from rollyard.watch.trace import DRIVER, Mark, Traced
+
+FRESH_S: Final = 0.8  # seconds for which an answer is new enough
+LIMIT_S: Final = 2.0  # for an answer; one that comes later is of no use
+AGAIN_S: Final = 5.0  # after one that did not come
+AT_ONCE: Final = 16  # looks in a row, while there is more to tell
+
+
+class Lanes:
+    """All that was heard of a run's devices."""
+
+    def __init__(self) -> None:
+        self._heads: dict[int, LaneNews] = {}
+        self._intervals: dict[int, dict[tuple[Activity, str, int], Interval]] = {}
+        self._places: dict[int, Place] = {}
+        self._marks: list[Mark] = []
+        self._now_ns = self._start_ns = 0
+        self._built_ns: int | None = None
+
+    def known(self) -> Asked:
+        """What need not be told again."""
+        places = tuple(self._places.get(lane, Place()) for lane in range(max(self._places, default=-1) + 1))
+        return Asked(places, self._now_ns, len(self._marks))
+
+    def take(self, look: Look) -> None:
+        self._start_ns, self._now_ns, self._built_ns = look.start_ns, look.now_ns, look.built_ns
+        self._marks += [Mark(step, at) for step, at in look.marks]
+        for lane in look.lanes:
+            if self._places.get(lane.lane, lane.place).generation != lane.place.generation:
+                self._intervals[lane.lane] = {}
+            found = self._intervals.setdefault(lane.lane, {})
+            found.update({(each.activity, each.what, each.start_ns): each for each in lane.intervals})
+            self._heads[lane.lane], self._places[lane.lane] = lane, lane.place
+
+    def traced(self) -> Traced:
+        """As a run leaves it at its end, up to now."""
+        setup = Interval(Activity.SETUP, self._start_ns, self._built_ns or self._now_ns)
+        lanes, driver = list[Lane](), list[Interval]()
+        for number, head in sorted(self._heads.items()):
+            intervals = list(self._intervals[number].values())
+            if head.name == DRIVER:
+                driver += intervals
+            else:
+                lanes.append(Lane(head.name, head.roles, [setup, *intervals], head.since_ns, head.until_ns, head.devices))
+        return Traced((Lane(DRIVER, (DRIVER,), driver), *lanes), tuple(self._marks), self._start_ns, self._now_ns)
+
+
+class Feed:
+    """One run, as it tells of itself while it goes on. Whoever asks within a second gets the same answer."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._lock = Lock()
+        self._lanes = Lanes()
+        self._live: Live | None = None
+        self._due = -1.0
+        self._life: float | None = None  # when it began, on its own clock: another one is another life
+
+    def live(self) -> Live | None:
+        """What it is at; None when it does not say."""
+        with self._lock:
+            self._refresh()
+            return self._live
+
+    def traced(self, *, ask: bool) -> Traced | None:
+        """What its devices did, as far as it said; None when it never did. `ask`: it goes on, and may say more."""
+        with self._lock:
+            if ask:
+                self._refresh()
+            return None if self._life is None else self._lanes.traced()
+
+    def _refresh(self) -> None:
+        if self._clock() < self._due:
+            return
+        try:
+            look = self._look()
+            for _ in range(AT_ONCE - 1):
+                if not look.more:
+                    break
+                look = self._look()
+        except ConfigError:  # it is over, or busy with something that it does not let go of
+            self._live, self._due = None, self._clock() + AGAIN_S
+            return
+        self._live, self._due = look.live, self._clock() + FRESH_S
+
+    def _look(self) -> Look:
+        known = ASKED.dump_json(self._lanes.known()).decode()
+        look = asked(self._folder, Order(LOOK, known=known), LOOKED, LIMIT_S)
+        if self._life not in (None, look.start_ns):  # another life: it does not know what the one before had told
+            self._lanes = Lanes()
+            self._life = None
+            return self._look()
+        self._life = look.start_ns
+        self._lanes.take(look)
+        return look
