@@ -47,7 +47,7 @@ function head() {
   const now = { ...overview, ...live };
   fill(byId("run-name"), overview.run);
   const state = byId("run-state");
-  fill(state, overview.state === "running" && live?.activity ? `running: ${live.activity}` : overview.state);
+  fill(state, overview.state === "running" && live ? `running: ${live.activity || live.waiting}` : overview.state);
   state.dataset.state = overview.state;
   state.title = overview.cause ?? "";
   fill(byId("run-kind"), [overview.model, overview.placement, overview.engine, overview.transport].filter(Boolean).join(" · "));
@@ -60,13 +60,13 @@ function head() {
 
 /** Whether what is shown is of now. */
 function connection() {
-  const { state, at, why } = run.connection;
-  const notice = byId("notice");
-  const gone = state === "gone";
+  const { state, at } = run.connection;
   byId("connection").dataset.state = state;
-  fill(byId("connection"), { connecting: "connecting…", live: "live", ended: run.going ? "" : "the run has ended", gone: "no server" }[state]);
-  notice.hidden = !gone;
-  fill(notice, gone ? `The server is gone (${why}). ${at ? `What is shown is of ${new Date(at).toLocaleTimeString("sv-SE")}; t` : "T"}he page goes on by itself once it is back.` : "");
+  fill(byId("connection"), { connecting: "connecting…", live: "live", ended: "the run has ended", gone: "no server" }[state]);
+  const since = at ? `What is shown is of ${new Date(at).toLocaleTimeString("sv-SE")}. ` : "";
+  const said = state === "gone" ? `The server does not answer. ${since}The page goes on by itself once it is back.` : run.problem;
+  byId("notice").hidden = !said;
+  fill(byId("notice"), said);
 }
 
 startTheme();

@@ -34,7 +34,7 @@ export function rewardCurve(run, colour) {
         ...named.map((name, place) => [colour(hues[place % hues.length]), name, reward(steps.rows[index][`reward/${name}/mean`])]),
       ]]),
       xAxis: stepAxis(colour, at),
-      yAxis: axis(colour, { type: "value", scale: true, axisLabel: { formatter: (value) => String(+value.toFixed(6)) } }),
+      yAxis: axis(colour, { type: "value", scale: true, splitNumber: 4, axisLabel: { formatter: (value) => String(+value.toFixed(6)) } }),
       series: [
         band("lower", lower, {}),
         band("std", width, { areaStyle: { color: colour("band"), opacity: 1 } }),
@@ -201,5 +201,5 @@ function pairs(at, values) {
 }
 
 function stepAxis(colour, at) {
-  return axis(colour, { type: "value", min: at[0] ?? 0, max: Math.max(at.at(-1) ?? 1, (at[0] ?? 0) + 1), minInterval: 1, grid: false, axisLabel: { formatter: count } });
+  return axis(colour, { type: "value", min: at[0] ?? 0, max: Math.max(at.at(-1) ?? 1, (at[0] ?? 0) + 1), minInterval: 1, grid: false, axisLabel: { formatter: count, hideOverlap: true } });
 }

@@ -5,8 +5,9 @@ import { newest, seldom } from "./api.js";
 import { Chart, dot, panel } from "./chart.js";
 import { histogram, load, midst, phaseShares, rewardCurve, staleness, tokenRate } from "./charts.js";
 import { fill, grid, h } from "./dom.js";
-import { count, NONE, number, percent, rate, reward, seconds, short } from "./format.js";
+import { clock, count, NONE, number, percent, rate, reward, seconds, short } from "./format.js";
 import { timelineKeys } from "./lanes.js";
+import { busy } from "./run.js";
 import { palette } from "./theme.js";
 import { Timeline } from "./timeline.js";
 
@@ -31,20 +32,22 @@ export class Overview {
       chart("Tokens per second", tokenRate, { unit: "tok/s while engines generate, by step", name: "tokens" }),
     ];
     this.shares = chart("Phases", phaseShares, { unit: "share of each step's wall time", name: "phases" });
-    this.load = chart("Slots and queue", load, { unit: "since this page was opened", name: "load",
-      empty: "Told while a run goes on. Of one that is over there is the mean of its busy slots, above." });
+    this.load = chart("Slots and queue", load, { unit: "since this page was opened", name: "load" });
+    this.engines = panel("Engines", "now", "engines");
     this.bars = [
       drawn("Lengths", "lengths", (found, colour) => histogram(found?.lengths, colour, { what: "tokens", of: "completions" }), { unit: "tokens of a completion" }),
       drawn("Staleness", "staleness", (found, colour) => staleness(found?.staleness, colour), { unit: "trained tokens, by versions behind", empty: "Nothing was trained yet." }),
       drawn("Rewards", "rewards", (found, colour) => histogram(found?.rewards, colour, { what: "reward", of: "rollouts", hue: "accent", name: midst }), { unit: "of judged rollouts" }),
     ];
-    this.phases = panel("Where the time went", "seconds of the whole run, by phase", "phase-seconds");
+    this.phases = panel("Where the time went", "seconds of the run, by phase", "phase-seconds");
     this.drops = panel("Drops", "prompts that were not trained on, by reason", "drops");
     this.forecast = panel("Forecast and what happened", "of a step", "forecast");
-    this.element = h("div", { class: "view overview" }, this.tiles, this.timeline.element,
-      h("div", { class: "cards half" }, this.curves.map((each) => each.element), this.shares.element, this.load.element),
+    this.trouble = panel("Trouble", "the newest last", "trouble");
+    this.now = h("div", { class: "cards half", hidden: true }, this.load.element, this.engines.element);
+    this.element = h("div", { class: "view overview" }, this.tiles, this.timeline.element, this.now,
+      h("div", { class: "cards half" }, this.curves.map((each) => each.element), this.shares.element, this.phases.element),
       h("div", { class: "cards third" }, this.bars.map((each) => each.element)),
-      h("div", { class: "cards third" }, this.phases.element, this.drops.element, this.forecast.element));
+      h("div", { class: "cards half" }, this.drops.element, this.forecast.element), this.trouble.element);
     this.on = { overview: () => this.#figures(), live: () => this.#lives(), steps: () => this.#curves(), changed: () => this.#changed() };
     this.keys = timelineKeys(this.timeline);
   }
@@ -53,7 +56,7 @@ export class Overview {
   shown() {
     this.#figures();
     this.#curves();
-    this.load.redraw();
+    this.#engines();
     this.bars.forEach((each) => each.redraw());
     this.#look();
   }
@@ -64,8 +67,16 @@ export class Overview {
 
   #lives() {
     this.#tiles();
-    this.load.redraw();
+    this.#engines();
     this.timeline.update();
+  }
+
+  /** What is known only while a run goes on. */
+  #engines() {
+    const { live, samples } = this.#run;
+    this.now.hidden = !samples.length;
+    this.load.redraw();
+    fill(this.engines.body, live ? enginesNow(live) : h("p", { class: "empty" }, "The run is over."));
   }
 
   #changed() {
@@ -82,9 +93,12 @@ export class Overview {
     this.#tiles();
     const { overview } = this.#run;
     if (!overview) return;
-    fill(this.phases.body, phaseSeconds(overview.phases ?? {}));
-    fill(this.drops.body, dropsByReason(overview));
+    fill(this.phases.body, phaseSeconds({ ...overview.phases, ...this.#run.live?.phases }));
+    fill(this.drops.body, dropsByReason({ ...overview, ...this.#run.live?.prompts }));
     fill(this.forecast.body, foretold(overview));
+    const trouble = troubles(overview);
+    this.trouble.element.hidden = !trouble;
+    if (trouble) fill(this.trouble.body, trouble);
   }
 
   async #load() {
@@ -101,26 +115,43 @@ export class Overview {
   #tiles() {
     const { overview, live, steps } = this.#run;
     if (!overview) return;
-    const now = { ...overview, ...live };
+    const now = { ...overview, ...live, ...live?.prompts };
     const curve = steps.column("reward_mean").filter((value) => value !== null);
-    const first = overview.reward?.first ?? curve[0];
-    const last = curve.at(-1) ?? overview.reward?.last;
-    const dropped = Object.values(now.dropped ?? {}).reduce((sum, some) => sum + some, 0);
+    const first = overview.reward.first ?? curve[0];
+    const last = curve.at(-1) ?? overview.reward.last;
+    const dropped = Object.values(now.dropped).reduce((sum, some) => sum + some, 0);
     fill(this.tiles,
       tile("reward", "Reward", reward(number(last)), `from ${reward(number(first))}`),
-      tile("eval", "Held-out reward", reward(number(now.eval?.last)), `from ${reward(number(now.eval?.first))}`),
-      tile("speed", "Tokens per second", rate(number(now.tokens_per_s)), "while engines generate"),
+      tile("eval", "Held-out reward", reward(number(now.eval.last)), `from ${reward(number(now.eval.first))}`),
+      tile("speed", "Generation", rate(number(now.tokens_per_s)), "mean while it goes on"),
       tile("tokens", "Tokens", short(number(now.tokens)), "sampled for rollouts"),
-      tile("slots", "Slots busy", percent(number(now.slots_busy)), "of all decode slots"),
-      tile("queue", "Queue", live ? count(number(live.queue)) : NONE, live ? "requests wait" : "the run is over"),
-      tile("groups", "Prompts", count(number(now.admitted)), `${short(number(now.trained))} trained, ${short(dropped)} dropped`),
-      tile("wall", "Wall time", seconds(number(now.wall_s)), overview.lives?.length > 1 ? `of life ${overview.lives.length}` : ""),
+      live ? tile("slots", "Slots busy", percent(busy(live)), `${percent(number(now.slots_busy))} so far`) : tile("slots", "Slots busy", percent(number(now.slots_busy)), "mean of the run"),
+      tile("queue", "Queue", live ? count(live.queue) : NONE, live ? `${count(live.live)} groups under way` : "no request waits"),
+      tile("trained", "Prompts trained", count(now.trained), `of ${count(now.admitted)}; ${short(dropped)} dropped`),
+      tile("wall", "Wall time", seconds(number(now.wall_s)), overview.lives.length > 1 ? `of life ${overview.lives.length}` : ""),
     );
   }
 }
 
 function tile(name, title, value, beside) {
   return h("div", { class: "tile", "data-figure": name }, h("span", { class: "name" }, title), h("span", { class: "value" }, value), h("span", { class: "dim" }, beside));
+}
+
+function enginesNow({ engines, states, lost }) {
+  const named = (name) => states[name] ?? "";
+  return [grid("Engines", [{ name: "engine", text: true }, { name: "slots" }, { name: "busy" }, { name: "version" }, { name: "state", text: true }],
+    engines.map((engine) => [engine.name, `${count(engine.running)} / ${count(engine.slots)}`, percent(engine.slots ? engine.running / engine.slots : null), engine.version ?? NONE,
+      `${named(engine.name)}${engine.held ? " (gets no request now)" : ""}`])),
+  lost.length > 0 && h("p", { class: "dropped" }, `Lost: ${lost.join("; ")}`)];
+}
+
+/** What went wrong besides what was dropped, or null. */
+function troubles({ lost, problems, unreadable }) {
+  const lines = [
+    ...[...problems].reverse().map(([at, engine, event, text]) => [clock(at), `${engine}: ${event}`, text]),
+    ...lost.map((what) => ["", "lost", what]), ...Object.entries(unreadable).map(([file, why]) => ["", file, why]),
+  ];
+  return lines.length ? grid("Trouble", [{ name: "when", text: true }, { name: "what", text: true }, { name: "", text: true }], lines) : null;
 }
 
 function phaseSeconds(phases) {
@@ -131,7 +162,7 @@ function phaseSeconds(phases) {
   return listed("Seconds by phase", names.map((name) => [[dot(colour(colourOf(name))), name], seconds(phases[name]), phases[name] / whole]));
 }
 
-function dropsByReason({ dropped = {}, admitted = 0 }) {
+function dropsByReason({ dropped, admitted }) {
   const reasons = Object.entries(dropped).sort((one, other) => other[1] - one[1]);
   if (!reasons.length) return h("p", { class: "empty" }, "No prompt was dropped.");
   return listed("Drops by reason", reasons.map(([reason, some]) => [reason, count(some), admitted ? some / admitted : 0]));

@@ -15,7 +15,8 @@ export class Run extends EventTarget {
   steps = new Steps();
   live = null;
   samples = [];
-  connection = { state: "connecting", at: null, why: "" };
+  connection = { state: "connecting", at: null }; // connecting, live, ended or gone; when something was heard last
+  problem = ""; // why something cannot be shown
   #events = null;
   #look = seldom(OVERVIEW_MS, () => this.#again());
 
@@ -28,10 +29,11 @@ export class Run extends EventTarget {
     try {
       await this.#read();
     } catch (error) {
-      this.#connected("gone", error.message);
+      this.heard(error);
       setTimeout(() => this.start(), RETRY_MS);
       return;
     }
+    this.heard(null);
     if (this.going) this.#listen();
     else this.#connected("ended");
   }
@@ -42,10 +44,14 @@ export class Run extends EventTarget {
     this.#tell("changed");
   }
 
-  /** Notes that a question was not answered, or was again. */
+  /** Notes what became of a question: null, or the error that came of it. */
   heard(error) {
-    if (error instanceof Gone) this.#connected("gone", error.message);
-    else if (this.connection.state === "gone" && !error) this.#connected(this.going ? "live" : "ended");
+    const problem = error && !(error instanceof Gone) ? error.message : "";
+    const told = problem !== this.problem;
+    this.problem = problem;
+    if (error instanceof Gone) this.#connected("gone");
+    else if (this.connection.state === "gone") this.#connected(this.going ? "live" : "ended");
+    if (told) this.#tell("connection");
   }
 
   async #read() {
@@ -65,7 +71,6 @@ export class Run extends EventTarget {
       if (steps.rows.length) this.#tell("steps");
       this.heard(null);
     } catch (error) {
-      if (!(error instanceof Gone)) throw error;
       this.heard(error);
     }
   }
@@ -81,7 +86,7 @@ export class Run extends EventTarget {
     events.addEventListener("step", (event) => this.#stepped(JSON.parse(event.data)));
     events.addEventListener("end", () => this.#ended());
     events.addEventListener("error", () => {
-      this.#connected("gone", "the server does not answer");
+      this.#connected("gone");
       if (events.readyState !== EventSource.CLOSED) return; // else the browser tries again by itself
       events.close();
       setTimeout(() => this.start(), RETRY_MS);
@@ -90,7 +95,7 @@ export class Run extends EventTarget {
 
   #lives(told) {
     this.live = told;
-    this.samples.push({ at: Date.now(), slots: told.slots_busy ?? null, queue: told.queue ?? null, engines: told.engines ?? [] });
+    this.samples.push({ at: Date.now(), slots: busy(told), queue: told.queue });
     if (this.samples.length > SAMPLES) this.samples.shift();
     this.#connected("live");
     this.#tell("live");
@@ -112,16 +117,21 @@ export class Run extends EventTarget {
     this.#tell("overview");
   }
 
-  #connected(state, why = "") {
-    if (state === this.connection.state && state !== "live") return;
+  #connected(state) {
     const told = state !== this.connection.state;
-    this.connection = { state, why, at: state === "gone" ? this.connection.at : Date.now() };
+    this.connection = { state, at: state === "gone" ? this.connection.at : Date.now() };
     if (told) this.#tell("connection");
   }
 
   #tell(what) {
     this.dispatchEvent(new Event(what));
   }
+}
+
+/** Share of the slots of all engines that hold a request, or null where there is none. */
+export function busy({ engines }) {
+  const sum = (name) => engines.reduce((whole, engine) => whole + engine[name], 0);
+  return sum("slots") ? sum("running") / sum("slots") : null;
 }
 
 /** Metrics, a column by its name: `steps.column("reward_mean")` has a number a step, or null. */

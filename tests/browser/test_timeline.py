@@ -1,0 +1,81 @@
+"""The timeline: every device, closer and farther, by button, by key and by hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Open
+
+pytestmark = pytest.mark.browser
+
+
+def window(page: Page) -> tuple[float, float]:
+    """Seconds that are shown."""
+    shown = page.locator(".window")
+    expect(shown).to_have_attribute("data-until", re.compile(r"\d"))
+    return float(shown.get_attribute("data-from") or "nan"), float(shown.get_attribute("data-until") or "nan")
+
+
+def lanes(page: Page) -> list[list[str]]:
+    page.get_by_role("button", name="Devices: as a table").click()
+    rows = page.locator("[data-panel=timeline] table tr")
+    expect(rows.first).to_be_visible()
+    found = [row.locator("th, td").all_inner_texts() for row in rows.all()]
+    page.get_by_role("button", name="Devices: as a table").click()
+    return found
+
+
+def test_each_device_has_a_lane(open_page: Open, address: str, report: dict[str, Any]) -> None:
+    page = open_page(f"{address}#timeline")
+    window(page)
+    head, *rows = lanes(page)
+    assert [row[0] for row in rows] == ["driver", *(device["device"] for device in report["usage"]["devices"])]
+    assert {"generate", "train", "sync"} <= set(head)
+    busy = page.locator("[data-panel=roles] tbody tr").first.locator("td").all_inner_texts()
+    assert busy == ["busy", *(f"{100 * pool['busy_share']:.1f} %" for pool in report["usage"]["pools"])]
+
+
+def test_shares_of_the_whole_are_those_of_the_report(open_page: Open, address: str, report: dict[str, Any]) -> None:
+    page = open_page(f"{address}#timeline")
+    window(page)
+    page.keyboard.press("0")
+    with page.expect_response("**/api/timeline*"):
+        page.keyboard.press("0")
+    page.wait_for_function("document.querySelector('.window').dataset.from === '0'")
+    head, *rows = lanes(page)
+    for device, row in zip(report["usage"]["devices"], rows[1:], strict=True):
+        for name, share in zip(head[2:], row[2:], strict=True):
+            expected = 100 * device["busy_ns"].get(name, 0) / (report["wall_s"] * 1e9)
+            assert abs(float(share.removesuffix(" %")) - expected) < 2.5, f"{device['device']} {name}"
+
+
+def test_zoom_by_key_button_and_hand(open_page: Open, address: str, report: dict[str, Any]) -> None:
+    page = open_page(f"{address}#timeline")
+    window(page)
+    page.keyboard.press("0")
+    page.wait_for_function("document.querySelector('.window').dataset.from === '0'")
+    whole = window(page)
+    assert abs(whole[1] - report["wall_s"]) < 0.05 * report["wall_s"]
+    with page.expect_response("**/api/timeline?from=*") as asked:
+        page.keyboard.press("+")
+    assert asked.value.ok
+    closer = window(page)
+    assert whole[0] < closer[0] < closer[1] < whole[1]
+    page.keyboard.press("ArrowRight")
+    later = window(page)
+    assert later[0] > closer[0] and abs((later[1] - later[0]) - (closer[1] - closer[0])) < 1e-6
+    page.get_by_role("button", name="Zoom out (−)").click()
+    page.get_by_role("button", name="Zoom out (−)").click()
+    assert window(page) == whole
+    canvas = page.locator("[data-panel=timeline] canvas")
+    canvas.hover()
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -300)
+    page.keyboard.up("Control")
+    page.wait_for_function("Number(document.querySelector('.window').dataset.from) > 0")
+    by_wheel = window(page)
+    assert by_wheel[1] - by_wheel[0] < whole[1] - whole[0]
