@@ -124,7 +124,9 @@ class Sessions:
         if (ended := self._ended.get(id_)) is not None:
             why = f": {ended.verdict.problem}" if ended.verdict is not None and ended.verdict.problem else ""
             raise Refused(HTTPStatus.GONE, f"the session is over ({ended.why}{why})", "session_over", "session")
-        raise Refused(HTTPStatus.NOT_FOUND, "there is no such session", "no_session", "session", "open one with POST /v1/sessions")
+        raise Refused(
+            HTTPStatus.NOT_FOUND, "there is no such session", "no_session", "session", "open one with POST /v1/sessions"
+        )
 
     def end(self, id_: str, ended: Ended) -> None:
         """Its harness is done with it. Harmless when the same is said again. Raises Refused."""
