@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -84,11 +84,10 @@ async def _serve(
     async with rollouts:
         async with Service(config, rollouts, sessions) as service:
             server = Server(application(service, token), config.serve)
-            stopped = _stops(lambda: (service.drain(), server.stop()))
+            stopped = _stops((service.drain, server.stop))
             host = f"[{config.serve.host}]" if ":" in config.serve.host else config.serve.host
-            tell(
-                f"serving http://{host}:{line.getsockname()[1]} {'with' if token else 'without'} a token; run folder: {rollouts.folder}"
-            )
+            about = f"{'with' if token else 'without'} a token; run folder: {rollouts.folder}"
+            tell(f"serving http://{host}:{line.getsockname()[1]} {about}")
             serving = asyncio.ensure_future(server.serve([line]))
             failing = asyncio.ensure_future(service.failed.wait())
             try:
@@ -138,7 +137,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield line
 
 
-def _stops(stop: Callable[[], object]) -> dict[str, int]:
+def _stops(calls: Sequence[Callable[[], None]]) -> dict[str, int]:
     """The first signal ends it cleanly, a second one at once. What the exit code will be, once there was one."""
     code: dict[str, int] = {}
 
@@ -146,7 +145,8 @@ def _stops(stop: Callable[[], object]) -> dict[str, int]:
         if code:
             os._exit(STOPPED)
         code["code"] = ends
-        stop()
+        for call in calls:
+            call()
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, heard, signal.SIGINT, STOPPED)

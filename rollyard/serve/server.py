@@ -1,4 +1,4 @@
-"""uvicorn, with a limit on everything that a connection may do: heads of requests too, which it lets take as long as they like."""
+"""uvicorn, with a limit on all that a connection may do: heads of requests too, which it lets take as long as they like."""
 
 from __future__ import annotations
 

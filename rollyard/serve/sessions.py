@@ -1,7 +1,8 @@
 """Members of groups that harnesses elsewhere play: an environment whose episodes are sessions of clients.
 
-A member begins to wait for a harness when its prompt is admitted. Who opens a session gets one, asks as often as it likes, and ends it
-with a verdict. One that does nothing for too long has none, and neither has one that nobody opens (`environment.limit_s`).
+A member begins to wait for a harness when its prompt is admitted. Who opens a session gets one, asks as often as it likes, and
+ends it with a verdict. One that does nothing for too long has none, and neither has one that nobody opens
+(`environment.limit_s`).
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class Sessions:
         self._close(session, ended)
 
     async def once(self, session: Session, content: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What comes of it. Who asks the same while nobody has heard the answer yet, hears that one: clients try again by themselves.
+        """What comes of it. Who asks the same while nobody has heard the answer, hears that one: clients try again by themselves.
 
         Args:
             content: tells one question from another.
