@@ -84,7 +84,7 @@ async def _serve(
     async with rollouts:
         async with Service(config, rollouts, sessions) as service:
             server = Server(application(service, token), config.serve)
-            stopped = _stops((service.drain, server.stop))
+            stopped = _Stopped((service.drain, server.stop))
             host = f"[{config.serve.host}]" if ":" in config.serve.host else config.serve.host
             about = f"{'with' if token else 'without'} a token; run folder: {rollouts.folder}"
             tell(f"serving http://{host}:{line.getsockname()[1]} {about}")
@@ -99,7 +99,8 @@ async def _serve(
                 failing.cancel()
         if service.cause:
             raise RunFailed(service.cause)
-    return stopped.get("code", 0)
+        rollouts.stop(stopped.cause)
+    return stopped.code
 
 
 def _begun(config: ServeConfig, environment: Environment | None, view: Callable[[Header], View]) -> Rollouts:
@@ -137,18 +138,19 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield line
 
 
-def _stops(calls: Sequence[Callable[[], None]]) -> dict[str, int]:
-    """The first signal ends it cleanly, a second one at once. What the exit code will be, once there was one."""
-    code: dict[str, int] = {}
+class _Stopped:
+    """The first signal ends it cleanly, a second one at once. `code`: what the process is to exit with."""
 
-    def heard(number: int, ends: int) -> None:
-        if code:
+    def __init__(self, calls: Sequence[Callable[[], None]]) -> None:
+        self.code, self.cause = 0, "the service was stopped"
+        self._calls, self._heard = calls, False
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._hear, "Ctrl-C", STOPPED)
+        loop.add_signal_handler(signal.SIGTERM, self._hear, "SIGTERM", 0)
+
+    def _hear(self, what: str, code: int) -> None:
+        if self._heard:
             os._exit(STOPPED)
-        code["code"] = ends
-        for call in calls:
+        self._heard, self.code, self.cause = True, code, f"stopped by {what}"
+        for call in self._calls:
             call()
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, heard, signal.SIGINT, STOPPED)
-    loop.add_signal_handler(signal.SIGTERM, heard, signal.SIGTERM, 0)
-    return code

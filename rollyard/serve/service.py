@@ -155,10 +155,9 @@ class Service:
         """Finished groups after a cursor; none when none comes in that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while not (found := await self._store.groups(after, most)) and not self.draining.is_set():
-                    await self._newer(after)
-                return found
-        return []
+                while after >= self._cursor and not self.draining.is_set():
+                    await self._kept.wait()
+        return await self._store.groups(after, most)
 
     async def stream(self, after: int) -> AsyncIterator[list[Record]]:
         """All finished groups after a cursor, as they come, until the run is over or the service stopped."""
@@ -168,12 +167,8 @@ class Service:
                 yield found
             if self.draining.is_set() or all(task.done() for task in self._tasks):
                 return
-            await self._newer(after)
-
-    async def _newer(self, after: int) -> None:
-        """Wait until there may be a group after this cursor."""
-        if after >= self._cursor:
-            await self._kept.wait()
+            if after >= self._cursor:
+                await self._kept.wait()
 
     async def _keep(self) -> None:
         async for group in self.rollouts.groups():
