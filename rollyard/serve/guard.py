@@ -76,12 +76,14 @@ class Guard:
     def _named(self, given: bytes) -> bool:
         """A number is no name that somebody else could have led here."""
         host = given.decode("latin-1").lower()
-        name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] if ":" in host else host
+        name, _, port = host.removeprefix("[").partition("]") if host.startswith("[") else (*host.partition(":"),)
+        if not port.removeprefix(":").isdigit() and port:
+            return False
         try:
             ipaddress.ip_address(name)
-            return True
         except ValueError:
             return name in self._names
+        return True
 
 
 class _Gone(Exception):

@@ -6,7 +6,6 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest
 from pydantic import TypeAdapter
 from safetensors.torch import save
 import torch
@@ -46,24 +45,24 @@ async def test_what_was_accepted_is_asked_although_the_service_was_killed(tmp_pa
         assert again.json() == {"ids": [0, 1]} and not served.run.source.waiting
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {},
-        {"prompts": []},
-        {"prompts": [{}]},
-        {"prompts": [{"text": "?", "token_ids": [1]}]},
-        {"prompts": [{"text": 3}]},
-        {"prompts": [{"token_ids": [99]}]},
-        {"prompts": [{"text": "?", "columns": {"prompt": 1}}]},
-        {"prompts": [{"text": "?"}], "more": 1},
-        {"prompts": [{"text": "?"}], "wait_s": 99},
-    ],
-)
-async def test_what_is_no_prompt_is_refused_as_a_whole(tmp_path: Path, wrong: object) -> None:
+WRONG: list[object] = [
+    {},
+    {"prompts": []},
+    {"prompts": [{}]},
+    {"prompts": [{"text": "?", "token_ids": [1]}]},
+    {"prompts": [{"text": 3}]},
+    {"prompts": [{"token_ids": [99]}]},
+    {"prompts": [{"text": "?", "columns": {"prompt": 1}}]},
+    {"prompts": [{"text": "?"}], "more": 1},
+    {"prompts": [{"text": "?"}], "wait_s": 99},
+]
+
+
+async def test_what_is_no_prompt_is_refused_as_a_whole(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        told = await served.http.post("/v1/prompts", json=wrong)
-        assert told.status_code in (400, 422) and told.json()["error"]["message"]
+        for wrong in WRONG:
+            told = await served.http.post("/v1/prompts", json=wrong)
+            assert told.status_code in (400, 422) and told.json()["error"]["message"], (wrong, told.text)
         assert not served.run.source.waiting and served.run.next_prompt == 0
 
 
