@@ -29,6 +29,7 @@ from rollyard.inspect.command import add_inspect, inspect, port, whole
 from rollyard.layers import Resolved, nearest, options, presets, resolve, value
 from rollyard.plan.command import add_simulate, scenario_of, simulate
 from rollyard.plan.plan_command import add_plan, plan
+from rollyard.serve.command import add_serve, serve
 from rollyard.texts import visible
 from rollyard.watch.screen import Screen, warnings_as_lines
 
@@ -123,6 +124,8 @@ def _done(given: argparse.Namespace, console: Screen) -> int:
             return _explain(_resolved(given))
         case "train":
             return _train(_resolved(given))
+        case "serve":
+            return serve(given, _overrides(given), _explain)
     port = _port(given)
     return _run(_resolved(given), port)
 
@@ -158,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     add_inspect(commands)
     add_simulate(commands, lambda command, short, tree: _add_options(command, short, tree=tree))
     add_plan(commands, lambda command, short, tree: _add_options(command, short, tree=tree))
+    add_serve(commands, lambda command, tree: _add_options(command, SHORT, tree=tree))
     return parser
 
 

@@ -31,6 +31,11 @@ def judge_key() -> str:
     return os.environ.get("ROLLYARD_JUDGE_KEY", "")
 
 
+def serve_token() -> str:
+    """What clients of a service must give; empty where nobody has to."""
+    return os.environ.get("ROLLYARD_TOKEN", "")
+
+
 def reward_key() -> str:
     """Key of the address that judges."""
     return os.environ.get("ROLLYARD_REWARD_KEY", "")
@@ -90,6 +95,7 @@ KEYS = (
     "ROLLYARD_ENGINE_ADMIN_KEY",
     "ROLLYARD_JUDGE_KEY",
     "ROLLYARD_REWARD_KEY",
+    "ROLLYARD_TOKEN",
     "HF_TOKEN",
 )  # never kept where others may read them
 

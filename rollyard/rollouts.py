@@ -240,9 +240,9 @@ class Rollouts:
         """Wait as `submit` would. Raises as it does."""
         await self._caller.room(self._source)
 
-    def check_prompts(self, prompts: Sequence[Submitted]) -> int:
-        """The id that the first of these would have, were they submitted now. Raises ConfigError as `submit` would."""
-        return self._source.check(self._given(prompts))
+    def check_prompts(self, prompts: Sequence[Submitted]) -> None:
+        """Raises ConfigError as `submit` would; nothing is submitted."""
+        self._source.check(self._given(prompts))
 
     def _given(self, prompts: Sequence[Submitted]) -> list[GivenPrompt]:
         given = [given_of(each) for each in prompts]

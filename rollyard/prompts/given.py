@@ -93,10 +93,9 @@ class GivenSource:
         self._change()
         return tuple(prompt.id for prompt in found)
 
-    def check(self, given: Sequence[GivenPrompt]) -> int:
-        """The id that the first of these would have. Raises ConfigError as `put` would."""
+    def check(self, given: Sequence[GivenPrompt]) -> None:
+        """Raises ConfigError as `put` would."""
         self._made(given)
-        return self._next
 
     def end(self) -> None:
         """No more prompts will come. Harmless when said again."""

@@ -17,7 +17,7 @@ from rollyard.rollout.live import LiveGroups
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import GroupState, Member, Output, Phase
 from rollyard.turns import Asked, EpisodeEnded, Play, Tell
-from rollyard.types import Asking, DropReason, FinishReason, Reply, RequestId, Reward, Turn
+from rollyard.types import Asking, DropReason, FinishReason, RequestId, Reward, Turn
 
 
 def room_for(asking: Asking, taken: int, window: int, turns: int) -> int | FinishReason:

@@ -67,7 +67,9 @@ class Answers:
             raise Refused(HTTPStatus.BAD_REQUEST, "header and model name different sessions", "session", "model")
         if not (header or named):
             remedy = f"open one with POST /v1/sessions; name it in X-Rollyard-Session, or ask for the model {MODEL}:SESSION"
-            raise Refused(HTTPStatus.BAD_REQUEST, "the request names no session, so nobody could judge it", "session", "model", remedy)
+            raise Refused(
+                HTTPStatus.BAD_REQUEST, "the request names no session, so nobody could judge it", "session", "model", remedy
+            )
         return self._sessions.of(header or named)
 
     def check(self, request: ChatRequest | CompletionRequest) -> None:

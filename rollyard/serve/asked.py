@@ -49,7 +49,9 @@ def _sessions(service: Annotated[Service, Depends(_service)]) -> Sessions:
 Served = Annotated[Service, Depends(_service)]
 Played = Annotated[Sessions, Depends(_sessions)]
 Leased = Annotated[str, Header(alias="X-Rollyard-Lease", min_length=1, max_length=100, description="of the trainer")]
-Waits = Annotated[float, Query(alias="wait_s", ge=0, le=3600, allow_inf_nan=False, description="seconds to wait, at most serve.wait_s")]
+Waits = Annotated[
+    float, Query(alias="wait_s", ge=0, le=3600, allow_inf_nan=False, description="seconds to wait, at most serve.wait_s")
+]
 After = Annotated[int, Query(ge=0, le=LARGEST_ID, description="cursor to go on after; 0: from the beginning")]
 
 

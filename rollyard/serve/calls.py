@@ -62,7 +62,10 @@ Calls = Generator[Ask, httpx.Response | httpx.TransportError, T]
 
 
 def asked(ask: Ask, until: float = -math.inf) -> Calls[httpx.Response]:
-    """The answer that is no refusal. A request that did not get through is made again, and one that is to be made later is until then.
+    """The answer that is no refusal. A request that did not get through is made again.
+
+    Args:
+        until: seconds of the monotonic clock; so long one is made again that is refused as too early.
 
     Raises ServiceError.
     """
@@ -185,7 +188,9 @@ def fail(session: str, problem: str) -> Calls[None]:
 
 def _prompt(given: GivenPrompt) -> dict[str, object]:
     found = {"text": given.text, "messages": given.messages, "token_ids": given.token_ids, "columns": dict(given.columns)}
-    return {name: list(value) if name in ("messages", "token_ids") else value for name, value in found.items() if value is not None}  # type: ignore[call-overload]
+    return {
+        name: list(value) if name in ("messages", "token_ids") else value for name, value in found.items() if value is not None
+    }
 
 
 def _version(found: httpx.Response) -> WeightVersion:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +181,9 @@ class Trainer:
         """
         tensors, step = tensors_of(weights), self._next
         if way == "group":
-            return self._client._do(calls.publish_group(self.lease, step, tensors, stats or {}, lambda told: _send(told, tensors)))
+            return self._client._do(
+                calls.publish_group(self.lease, step, tensors, stats or {}, lambda told: _send(told, tensors))
+            )
         with _file(tensors, stats or {}) as path:
             return self._client._do(calls.upload(self.lease, step, path))
 
@@ -316,7 +318,9 @@ def tensors_of(weights: Weights) -> dict[str, Any]:
     tensors = {}
     for name, tensor in named(weights).items():
         own = whole(name, tensor)
-        if found.setdefault((own.data_ptr(), own.shape), name) == name or not own.numel():  # else the same memory has another name
+        if (
+            found.setdefault((own.data_ptr(), own.shape), name) == name or not own.numel()
+        ):  # else the same memory has another name
             tensors[name] = own.cpu().contiguous()
     return tensors
 
@@ -350,5 +354,3 @@ def _pieces(path: str) -> Iterator[bytes]:
 async def _apieces(path: str) -> AsyncIterator[bytes]:
     for piece in _pieces(path):
         yield piece
-
-

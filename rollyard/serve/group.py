@@ -58,7 +58,9 @@ class Groups:
         self._numbers = itertools.count()
         self._coming: dict[str, _Coming] = {}
 
-    def invite(self, step: int, sent: Sequence[TensorInfo], wanted: Sequence[TensorInfo], stats: Mapping[str, float]) -> Invitation:
+    def invite(
+        self, step: int, sent: Sequence[TensorInfo], wanted: Sequence[TensorInfo], stats: Mapping[str, float]
+    ) -> Invitation:
         """Be ready to receive these tensors, in this order; nobody waits for an earlier group any more.
 
         Raises Refused when they are not those that are wanted, or when there is no such address.
@@ -136,5 +138,3 @@ def _each(group: Any, tensors: Sequence[Tensor]) -> Iterator[str]:
     for number, tensor in enumerate(tensors, start=1):
         yield f"at tensor {number} of {len(tensors)}"
         group.broadcast(tensor, 0).wait()
-
-

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
@@ -22,6 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 OPEN = ("/healthz",)  # asked by whoever looks whether we are there
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 LONG = ("/v1/weights/",)  # whose bodies are streamed to the disk, which have limits of their own
 
 
@@ -75,13 +77,15 @@ class Guard:
 
     def _named(self, given: bytes) -> bool:
         """A number is no name that somebody else could have led here."""
-        host = given.decode("latin-1").lower()
-        name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] if ":" in host else host
+        found = HOST.fullmatch(given.decode("latin-1").lower())
+        if found is None:
+            return False
+        name = found[1] or found[2]
         try:
             ipaddress.ip_address(name)
-            return True
         except ValueError:
             return name in self._names
+        return True
 
 
 class _Gone(Exception):

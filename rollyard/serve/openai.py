@@ -1,7 +1,7 @@
 """What OpenAI's interface asks and is answered, as far as a policy in training can do it.
 
-What is not here is refused, and so is a value that the policy cannot be trained on: tokens are drawn from the distribution that the
-run records, so whoever asks may not change it.
+What is not here is refused, and so is a value that the policy cannot be trained on: tokens are drawn from the distribution that
+the run records, so whoever asks may not change it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MODEL = "policy"
-
-Nothing = None  # fields that clients send back empty
 
 
 class Asked(BaseModel):

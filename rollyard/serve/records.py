@@ -102,7 +102,9 @@ class Tensor(Said):
 
 
 class GroupOfWeights(Said):
-    tensors: Annotated[list[Tensor], Field(min_length=1, max_length=100_000)] = Field(description="in the order in which they will be sent")
+    tensors: Annotated[list[Tensor], Field(min_length=1, max_length=100_000)] = Field(
+        description="in the order in which they will be sent"
+    )
     stats: dict[str, float] = {}
 
 
@@ -130,7 +132,9 @@ class Weights(BaseModel):
 
 
 class SessionClaim(Said):
-    group: Annotated[int, Field(ge=0, le=LARGEST_ID)] | None = Field(None, description="a member of this group; else the one that waits longest")
+    group: Annotated[int, Field(ge=0, le=LARGEST_ID)] | None = Field(
+        None, description="a member of this group; else the one that waits longest"
+    )
     key: Key | None = Field(None, description="of the client's: the same key opens the same session")
     wait_s: Wait = Field(0.0, description="seconds to wait for a member, at most serve.wait_s; then 429")
 
@@ -195,5 +199,3 @@ class StatusRecord(BaseModel):
 class Health(BaseModel):
     ok: bool
     state: str
-
-

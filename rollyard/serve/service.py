@@ -1,10 +1,10 @@
 """A run, and what stands between it and its clients.
 
-    prompts ──POST──> store ──> Rollouts ──groups──> store ──stream──> readers, each at its own pace
-                                   │  ^
-                            batches│  │weights
-                                   v  │
-                                   desk <──lease──> one trainer elsewhere
+prompts ──POST──> store ──> Rollouts ──groups──> store ──stream──> readers, each at its own pace
+                               │  ^
+                        batches│  │weights
+                               v  │
+                               desk <──lease──> one trainer elsewhere
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Service:
         self._store = Store(self.rollouts.folder)
         self._cursor = await self._store.last()
         await self._go_on()
-        self._tasks = [asyncio.create_task(work, name=name) for name, work in (("groups", self._keep()), ("batches", self._hand()))]
+        self._tasks = [
+            asyncio.create_task(work, name=name) for name, work in (("groups", self._keep()), ("batches", self._hand()))
+        ]
         for task in self._tasks:
             task.add_done_callback(self._ended)
         return self
@@ -123,8 +125,8 @@ class Service:
     async def _submit(self, prompts: Sequence[GivenPromptRecord], content: Sequence[bytes], key: str) -> tuple[int, ...]:
         """They are written down before the run has them, so that what it admitted is never submitted again."""
         try:
-            first = self.rollouts.check_prompts(given := [given_of(prompt) for prompt in prompts])
-            await self._store.promise(key, first, content)
+            self.rollouts.check_prompts(given := [given_of(prompt) for prompt in prompts])
+            await self._store.promise(key, self.rollouts.next_prompt, content)
             return await self.rollouts.submit(given)
         except ConfigError as error:
             raise unsuited(error) from error
@@ -136,7 +138,9 @@ class Service:
 
     async def _go_on(self) -> None:
         """What was promised in an earlier life of the service, and the run did not take."""
-        promised = await self._store.promised(self.rollouts.check_prompts(()))
+        if self.config.prompts.source != "given":
+            return
+        promised = await self._store.promised(self.rollouts.next_prompt)
         if promised:
             await self.rollouts.submit([given_of(GivenPromptRecord.model_validate_json(each)) for each in promised])
 
@@ -151,10 +155,9 @@ class Service:
         """Finished groups after a cursor; none when none comes in that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while not (found := await self._store.groups(after, most)) and not self.draining.is_set():
-                    await self._newer(after)
-                return found
-        return []
+                while after >= self._cursor and not self.draining.is_set():
+                    await self._kept.wait()
+        return await self._store.groups(after, most)
 
     async def stream(self, after: int) -> AsyncIterator[list[Record]]:
         """All finished groups after a cursor, as they come, until the run is over or the service stopped."""
@@ -164,12 +167,8 @@ class Service:
                 yield found
             if self.draining.is_set() or all(task.done() for task in self._tasks):
                 return
-            await self._newer(after)
-
-    async def _newer(self, after: int) -> None:
-        """Wait until there may be a group after this cursor."""
-        if after >= self._cursor:
-            await self._kept.wait()
+            if after >= self._cursor:
+                await self._kept.wait()
 
     async def _keep(self) -> None:
         async for group in self.rollouts.groups():

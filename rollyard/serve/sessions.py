@@ -1,7 +1,8 @@
 """Members of groups that harnesses elsewhere play: an environment whose episodes are sessions of clients.
 
-A member begins to wait for a harness when its prompt is admitted. Who opens a session gets one, asks as often as it likes, and ends it
-with a verdict. One that does nothing for too long has none, and neither has one that nobody opens (`environment.limit_s`).
+A member begins to wait for a harness when its prompt is admitted. Who opens a session gets one, asks as often as it likes, and
+ends it with a verdict. One that does nothing for too long has none, and neither has one that nobody opens
+(`environment.limit_s`).
 """
 
 from __future__ import annotations
@@ -124,7 +125,9 @@ class Sessions:
         if (ended := self._ended.get(id_)) is not None:
             why = f": {ended.verdict.problem}" if ended.verdict is not None and ended.verdict.problem else ""
             raise Refused(HTTPStatus.GONE, f"the session is over ({ended.why}{why})", "session_over", "session")
-        raise Refused(HTTPStatus.NOT_FOUND, "there is no such session", "no_session", "session", "open one with POST /v1/sessions")
+        raise Refused(
+            HTTPStatus.NOT_FOUND, "there is no such session", "no_session", "session", "open one with POST /v1/sessions"
+        )
 
     def end(self, id_: str, ended: Ended) -> None:
         """Its harness is done with it. Harmless when the same is said again. Raises Refused."""
@@ -137,7 +140,7 @@ class Sessions:
         self._close(session, ended)
 
     async def once(self, session: Session, content: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What comes of it. Who asks the same while nobody has heard the answer yet, hears that one: clients try again by themselves.
+        """What comes of it. Who asks the same while nobody has heard the answer, hears that one: clients try again by themselves.
 
         Args:
             content: tells one question from another.

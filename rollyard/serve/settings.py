@@ -19,14 +19,14 @@ class ServiceConfig(Section):
     host: str = Field("127.0.0.1", description="address to listen on; any but a loopback address needs ROLLYARD_TOKEN")
     port: int = Field(8000, ge=0, lt=2**16, description="port to listen on (0: one that the system chooses)")
     names: tuple[Words, ...] = Field(
-        (), description="names by which it may be asked for, besides its own and addresses in numbers (separate several with commas)"
+        (),
+        description="names by which it may be asked for, besides its own and addresses in numbers (separate several with commas)",
     )
     episodes: bool = Field(
         False, description="members are played by harnesses, through sessions and an OpenAI-compatible address, not answered once"
     )
     idle_s: Positive = Field(300.0, description="seconds a session may do nothing; beyond it there is no verdict")
-    lease_s: Positive = Field(120.0, description="seconds after which another trainer may take over from one that says nothing")
-    waiting: Count = Field(1024, description="prompts kept that are not under way yet; beyond it a client is told to wait")
+    lease_s: Positive = Field(600.0, description="seconds after which another trainer may take over from one that says nothing")
     wait_s: Positive = Field(60.0, description="seconds at most that a request may ask to wait for something to happen")
     body_mib: Count = Field(16, description="MiB of a request's body at most, weights aside")
     weights_gib: Positive = Field(64.0, description="GiB of weights in one upload at most")
@@ -54,14 +54,17 @@ class ServeConfig(Config):
 
 def check(config: ServeConfig) -> None:
     """What the options together must satisfy. Raises ConfigError for the first that does not hold."""
-    combinations.check(config.run_config)
-    serve = config.serve
+    serve, prompts = config.serve, config.prompts
+    if prompts.source != "given" and not (prompts.path or prompts.task):
+        problem = "nothing says where prompts come from"
+        raise ConfigError(problem, where="prompts.source", remedy="use --prompts.source given: clients submit them")
     if serve.episodes and config.environment.name:
         problem = f"members are played by harnesses, and by {config.environment.name}"
         raise ConfigError(problem, where="environment.name", remedy="leave it or --serve.episodes out")
     if serve.episodes and config.environment.limit_s < serve.idle_s:
         problem = f"a member waits {config.environment.limit_s:g} s for its harness, less than a session may do nothing"
         raise ConfigError(problem, where="environment.limit_s", remedy=f"give at least serve.idle_s, {serve.idle_s:g}")
+    combinations.check(config.run_config)
 
 
 def check_address(host: str, token: str) -> None:

@@ -48,7 +48,9 @@ async def chat(service: Served, sessions: Played, asked: ChatRequest, request: R
 
 
 @router.post("/completions", response_model=Completion, responses=_streams(Completion) | refusals(404, 409, 410))
-async def complete(service: Served, sessions: Played, asked: CompletionRequest, request: Request, named: Named = None) -> Response:
+async def complete(
+    service: Served, sessions: Played, asked: CompletionRequest, request: Request, named: Named = None
+) -> Response:
     """Continuations of a text, or of token ids as they are."""
     asking = _Asking(service, sessions, request, asked, named)
     return await asking.answer(lambda said: completion(asking.id, asking.session, asked, said))
@@ -61,7 +63,7 @@ class _Asking:
         self, service: Service, sessions: Sessions, request: Request, asked: ChatRequest | CompletionRequest, named: str | None
     ) -> None:
         service.check_open()
-        self._service, self._request, self._asked = service, request, asked
+        self._request, self._asked = request, asked
         self._answers = Answers(sessions, service.config.rollout)
         self._answers.check(asked)
         self.session: Session = self._answers.session_of(asked.model, named)
@@ -84,8 +86,7 @@ class _Asking:
         return Response(make(said).model_dump_json(), media_type="application/json")
 
     async def _said(self) -> Said:
-        said: Said = await self._service.unless_draining(self._answers.say(self.session, self._asked))
-        return said
+        return await self._answers.say(self.session, self._asked)
 
     async def _pieces(self, make: Make) -> AsyncIterator[bytes]:
         """Signs of life until the answer is whole; then it, piece by piece."""
@@ -132,6 +133,9 @@ def _cut(whole: dict[str, Any], *, usage: bool) -> Iterator[dict[str, Any]]:
         else:
             content, end = {"text": choice["text"]}, {"text": ""}
         yield whole | {"choices": [common | content | said | {"finish_reason": None}]}
-        yield whole | {"choices": [common | end | {"logprobs": None, "finish_reason": choice["finish_reason"]}], "rollyard": about}
+        yield whole | {
+            "choices": [common | end | {"logprobs": None, "finish_reason": choice["finish_reason"]}],
+            "rollyard": about,
+        }
     if usage:
         yield whole | {"choices": [], "usage": counted}

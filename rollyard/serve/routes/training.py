@@ -136,5 +136,3 @@ def _record(published: Published) -> records.PublishedRecord:
 
 def _told(service: Service, lease: Lease) -> records.LeaseRecord:
     return records.LeaseRecord(lease=lease.id, seconds=service.config.serve.lease_s, version=service.rollouts.version.step)
-
-

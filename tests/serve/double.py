@@ -1,0 +1,186 @@
+"""A run that does what a test says, behind the real service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rollyard.caller import Batch
+from rollyard.episode.stage import Stage
+from rollyard.errors import ConfigError
+from rollyard.layers import resolve_tree
+from rollyard.prompts.given import GivenSource, given_of
+from rollyard.rollouts import Status
+from rollyard.serve.app import application
+from rollyard.serve.service import Service
+from rollyard.serve.sessions import Sessions
+from rollyard.serve.settings import ServeConfig
+from rollyard.types import (
+    Asking,
+    Completion,
+    FinishReason,
+    Group,
+    Prompt,
+    Reply,
+    Reward,
+    Rollout,
+    Sample,
+    Sampling,
+    TensorInfo,
+    TrainBatch,
+    VersionSpan,
+    WeightVersion,
+)
+from tests.episode.toys import WORDS, Toy
+
+V0 = WeightVersion(0)
+TOKEN = "of-this-test"
+URL = "http://localhost:8000"
+
+
+def group(id_: int, reward: float | None = 1.0) -> Group:
+    done = Completion(id_, 0, (1, 2), (-0.5, -0.25), (VersionSpan(V0, V0, 2),), FinishReason.STOP, "hello")
+    return Group(Prompt(id_, id_, (4,), "?", {"answer": "hello"}), (Rollout(done, Reward(reward)),))
+
+
+def batch(step: int, *ids: int) -> Batch:
+    rows = tuple(
+        Sample(each, 0, (4, 1, 2), (False, True, True), (0.0, -0.5, -0.25), (0.0, 1.0, 1.0), group(each).rollouts[0].completion.spans)
+        for each in ids
+    )
+    return Batch(step, tuple(map(group, ids)), TrainBatch(step, (rows,), Sampling(9)))
+
+
+class Policy:
+    """Writes what it is told to; then `hello` as he, llo, and ends it."""
+
+    def __init__(self) -> None:
+        self.says: list[tuple[int, ...]] = []
+        self.asked: list[Asking] = []
+        self.may = asyncio.Event()
+        self.may.set()
+
+    async def __call__(self, asking: Asking) -> Reply:
+        self.asked.append(asking)
+        await self.may.wait()
+        ids = self.says.pop(0) if self.says else (1, 2, 7)
+        finish = FinishReason.STOP if ids else FinishReason.CONTEXT
+        spans = (VersionSpan(V0, V0, len(ids)),) if ids else ()
+        return Reply(ids, Toy().decode(ids), finish, (-0.5,) * len(ids), spans)
+
+
+class Double:
+    """What a service asks of `Rollouts`."""
+
+    def __init__(self, folder: Path, sessions: Sessions | None = None, room: int = 8) -> None:
+        self.folder, self.version = folder, V0
+        self.source = GivenSource(lambda number, row: (Toy().encode(str(row.prompt)), str(row.prompt)), room)
+        self.source.vocabulary = len(WORDS) + 1
+        self.found: asyncio.Queue[Group | Exception | None] = asyncio.Queue()
+        self.batch: asyncio.Queue[Batch | None] = asyncio.Queue()
+        self.published: list[dict[str, Any]] = []
+        self.tensors = (TensorInfo("a", (2,), "torch.float32"), TensorInfo("b", (1, 2), "torch.float32"))
+        self.policy, self.sessions = Policy(), sessions
+        self.episodes: list[asyncio.Task[Any]] = []
+
+    async def submit(self, prompts: Sequence[Any]) -> tuple[int, ...]:
+        await self.source.room()
+        return self.source.put([given_of(each) for each in prompts])
+
+    async def room(self) -> None:
+        await self.source.room()
+
+    def check_prompts(self, prompts: Sequence[Any]) -> None:
+        self.source.check([given_of(each) for each in prompts])
+
+    @property
+    def next_prompt(self) -> int:
+        return self.source.next
+
+    def end_of_prompts(self) -> None:
+        self.source.end()
+
+    async def groups(self) -> AsyncIterator[Group]:
+        while (found := await self.found.get()) is not None:
+            if isinstance(found, Exception):
+                raise found
+            yield found
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        while (found := await self.batch.get()) is not None:
+            yield found
+
+    async def publish(self, weights: Any, stats: Any) -> WeightVersion:
+        if set(weights) != {"a", "b"}:
+            raise ConfigError("other tensors", where="publish", remedy="send a and b")
+        self.published.append({"weights": weights, "stats": dict(stats)})
+        self.version = WeightVersion(self.version.step + 1)
+        return self.version
+
+    def status(self) -> Status:
+        return Status("running", self.version, None, 0, self.source.waiting, ("e0",), 0, 0, {}, 0)
+
+    def admit(self, count: int, size: int = 1, limit_s: float = 5.0, turns: int = 8) -> None:
+        """The next prompts are played by harnesses."""
+        assert self.sessions is not None
+        stage = Stage(self.sessions, Toy(), len(WORDS) + 1, 9, turns, limit_s)
+        for prompt in self.source.take(count)[0]:
+            self.episodes += [asyncio.create_task(stage.play(prompt, self.policy)) for _ in range(size)]
+
+
+@dataclass
+class Served:
+    """A service that is up, and a client that has its token."""
+
+    run: Double
+    service: Service
+    app: Any
+    http: httpx.AsyncClient
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def lease(self, trainer: str = "t", **more: Any) -> dict[str, str]:
+        told = (await self.http.post("/v1/trainer", json={"trainer": trainer} | more)).json()
+        return {"X-Rollyard-Lease": told["lease"]}
+
+    async def session(self, **claim: Any) -> dict[str, str]:
+        """Headers of a new one."""
+        told = await self.http.post("/v1/sessions", json={"wait_s": 2.0} | claim)
+        assert told.status_code == 201, told.text
+        return {"X-Rollyard-Session": told.json()["session"]}
+
+    async def play(self, size: int = 1, **more: Any) -> dict[str, str]:
+        """A member of a new prompt, and its session."""
+        await self.run.submit(["?"])
+        self.run.admit(1, size, **more)
+        return await self.session()
+
+
+def config(**options: Any) -> ServeConfig:
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    values = {"prompts.source": "given", "rollout.max_tokens": 9, "environment.limit_s": 300, "serve.wait_s": 5}
+    return resolve_tree(ServeConfig, lambda _: None, environment={}, overrides=values | given).config
+
+
+@asynccontextmanager
+async def serving(folder: Path, token: str = TOKEN, room: int = 8, **options: Any) -> AsyncIterator[Served]:
+    """A service around a double."""
+    made = config(prompts__waiting=room, **options)
+    sessions = Sessions(made.serve.idle_s) if made.serve.episodes else None
+    run = Double(folder, sessions, room)
+    async with AsyncExitStack() as closing:
+        service = await closing.enter_async_context(Service(made, run, sessions))  # type: ignore[arg-type]
+        app = application(service, token)
+        http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url=URL, headers={"Authorization": f"Bearer {token}"}, timeout=10
+        )
+        await closing.enter_async_context(http)
+        yield Served(run, service, app, http)
+        for episode in run.episodes:
+            episode.cancel()
+        await asyncio.gather(*run.episodes, return_exceptions=True)

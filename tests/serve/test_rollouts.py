@@ -1,0 +1,187 @@
+"""Prompts come, groups go, batches go to one trainer, and weights come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from pydantic import TypeAdapter
+from safetensors.torch import save
+import torch
+
+from rollyard.caller import Batch
+from rollyard.errors import RunFailed
+from rollyard.types import Group
+from tests.serve.double import batch, group, serving
+
+WEIGHTS = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0, 4.0]])}
+
+
+async def test_prompts_are_submitted_once_under_a_key(tmp_path: Path) -> None:
+    prompts = [{"text": "?", "columns": {"answer": "5"}}, {"token_ids": [1, 2]}]
+    async with serving(tmp_path) as served:
+        for _ in range(2):
+            told = await served.http.post("/v1/prompts", json={"prompts": prompts, "key": "k"})
+            assert (told.status_code, told.json()) == (202, {"ids": [0, 1]})
+        told = await served.http.post("/v1/prompts", json={"prompts": prompts[:1], "key": "k"})
+        assert told.status_code == 409 and told.json()["error"]["code"] == "key_used"
+        assert (await served.http.post("/v1/prompts", json={"prompts": prompts})).json() == {"ids": [2, 3]}
+        taken, _ = served.run.source.take(9)
+    assert [(each.id, each.token_ids, dict(each.columns)) for each in taken] == [
+        (0, (4,), {"answer": "5"}),
+        (1, (1, 2), {}),
+        (2, (4,), {"answer": "5"}),
+        (3, (1, 2), {}),
+    ]
+
+
+async def test_what_was_accepted_is_asked_although_the_service_was_killed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.http.post("/v1/prompts", json={"prompts": [{"text": "?"}, {"text": "he"}], "key": "k"})
+    async with serving(tmp_path) as served:  # whose run has not taken any
+        assert [each.text for each in served.run.source.take(9)[0]] == ["?", "he"]
+        again = await served.http.post("/v1/prompts", json={"prompts": [{"text": "?"}, {"text": "he"}], "key": "k"})
+        assert again.json() == {"ids": [0, 1]} and not served.run.source.waiting
+
+
+WRONG: list[object] = [
+    {},
+    {"prompts": []},
+    {"prompts": [{}]},
+    {"prompts": [{"text": "?", "token_ids": [1]}]},
+    {"prompts": [{"text": 3}]},
+    {"prompts": [{"token_ids": [99]}]},
+    {"prompts": [{"text": "?", "columns": {"prompt": 1}}]},
+    {"prompts": [{"text": "?"}], "more": 1},
+    {"prompts": [{"text": "?"}], "wait_s": 99},
+]
+
+
+async def test_what_is_no_prompt_is_refused_as_a_whole(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        for wrong in WRONG:
+            told = await served.http.post("/v1/prompts", json=wrong)
+            assert told.status_code in (400, 422) and told.json()["error"]["message"], (wrong, told.text)
+        assert not served.run.source.waiting and served.run.next_prompt == 0
+
+
+async def test_who_submits_too_much_is_told_to_wait_or_waits(tmp_path: Path) -> None:
+    one = {"prompts": [{"text": "?"}]}
+    async with serving(tmp_path, room=2) as served:
+        assert [(await served.http.post("/v1/prompts", json=one)).status_code for _ in range(3)] == [202, 202, 429]
+        told = await served.http.post("/v1/prompts", json=one)
+        assert told.json()["error"]["code"] == "full" and int(told.headers["retry-after"]) > 0
+        waiting = asyncio.create_task(served.http.post("/v1/prompts", json=one | {"wait_s": 5}))
+        await asyncio.sleep(0.05)
+        served.run.source.take(1)
+        assert (await waiting).json() == {"ids": [2]}
+
+
+async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> None:
+    """A stream ends with the service; whoever comes back goes on after its cursor, also in the next life."""
+    async with serving(tmp_path) as served:
+        for id_ in (3, 1):
+            served.run.found.put_nowait(group(id_))
+        page = (await served.http.get("/v1/groups", params={"wait_s": 2, "limit": 1})).json()
+        assert (page["cursor"], page["groups"][0]["group"]["prompt"]["id"]) == (1, 3)
+        reading = asyncio.create_task(served.http.get("/v1/groups/stream", params={"after": 1}))
+        await asyncio.sleep(0.05)
+        served.run.found.put_nowait(group(3))  # as it was
+        served.run.found.put_nowait(group(3, reward=0.0))  # written anew by a later life of the run
+        while served.service.cursor < 3:
+            await asyncio.sleep(0.01)
+        served.service.drain()
+        lines = [json.loads(line) for line in (await reading).text.splitlines()]
+    assert [(line["cursor"], line["group"]["prompt"]["id"]) for line in lines] == [(2, 1), (3, 3)]
+    assert TypeAdapter(Group).validate_python(lines[1]["group"]) == group(3, reward=0.0)
+    async with serving(tmp_path) as served:
+        page = (await served.http.get("/v1/groups", params={"after": 2})).json()
+        assert [each["cursor"] for each in page["groups"]] == [3]
+        reading = asyncio.create_task(served.http.get("/v1/groups/stream", headers={"Accept": "text/event-stream", "Last-Event-ID": "2"}))
+        await asyncio.sleep(0.05)
+        served.service.drain()
+        told = await reading
+    assert told.headers["content-type"].startswith("text/event-stream")
+    assert told.text.startswith('id: 3\nevent: group\ndata: {"cursor":3,') and told.text.endswith("\n\n")
+
+
+async def test_one_trainer_has_the_batches(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        first = await served.lease()
+        assert (await served.http.get("/v1/batch", headers=first)).status_code == 204
+        waiting = asyncio.create_task(served.http.get("/v1/batch", params={"wait_s": 5}, headers=first))
+        await asyncio.sleep(0.02)
+        served.run.batch.put_nowait(batch(0, 5, 6))
+        told = await waiting
+        assert TypeAdapter(Batch).validate_json(told.content) == batch(0, 5, 6)
+        assert (await served.http.get("/v1/batch", headers=first)).content == told.content, "until weights were published"
+        assert [each["group"]["prompt"]["id"] for each in (await served.http.get("/v1/groups")).json()["groups"]] == [5, 6]
+        other = await served.http.post("/v1/trainer", json={"trainer": "other"})
+        assert other.status_code == 409 and other.json()["error"]["code"] == "leased"
+        second = await served.lease("other", take_over=True)
+        told = await served.http.get("/v1/batch", headers=first)
+        assert told.status_code == 409 and told.json()["error"]["code"] == "lease"
+        assert (await served.http.delete("/v1/trainer", headers=second)).json() == {"ok": True}
+        assert (await served.http.get("/v1/status")).json()["trainer"] is None
+
+
+async def test_weights_are_uploaded_for_the_batch_that_is_out(tmp_path: Path) -> None:
+    file = save(WEIGHTS, metadata={"rollyard.stats": '{"loss": 0.5}'})
+    async with serving(tmp_path) as served:
+        lease = await served.lease()
+        assert (await served.http.put("/v1/weights/1", content=file, headers=lease)).json()["error"]["code"] == "step"
+        served.run.batch.put_nowait(batch(0, 5))
+        await served.http.get("/v1/batch", params={"wait_s": 5}, headers=lease)
+        wanted = (await served.http.get("/v1/weights")).json()
+        assert wanted["wanted"] == 1 and wanted["tensors"][1] == {"name": "b", "shape": [1, 2], "dtype": "torch.float32"}
+        for wrong in (b"", file[:-1], b"\xff" * 9, save({"a": WEIGHTS["a"]}), save(WEIGHTS, metadata={"rollyard.stats": "[]"})):
+            told = await served.http.put("/v1/weights/1", content=wrong, headers=lease)
+            assert told.status_code == 422 and not served.run.published
+        for again in (False, True):
+            told = await served.http.put("/v1/weights/1", content=file, headers=lease)
+            assert told.json() == {"step": 1, "incarnation": 0, "again": again}
+        told = await served.http.put("/v1/weights/1", content=save(WEIGHTS | {"a": torch.zeros(2)}), headers=lease)
+        assert told.status_code == 409
+        (published,) = served.run.published
+        assert published["stats"] == {"loss": 0.5} and torch.equal(published["weights"]["b"], WEIGHTS["b"])
+        served.run.batch.put_nowait(None)
+        told = await served.http.get("/v1/batch", params={"wait_s": 5}, headers=lease)
+        assert told.status_code == 410 and not list(tmp_path.glob(".upload*"))
+
+
+async def test_weights_of_a_common_disk_lie_below_one_folder(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "w.safetensors"
+    inside.mkdir()
+    outside.write_bytes(save(WEIGHTS))
+    (inside / "good.safetensors").write_bytes(save(WEIGHTS))
+    (inside / "link.safetensors").symlink_to(outside)
+    async with serving(tmp_path, serve__weights_folder=str(inside)) as served:
+        lease = await served.lease()
+        served.run.batch.put_nowait(batch(0, 5))
+        await served.http.get("/v1/batch", params={"wait_s": 5}, headers=lease)
+        for path in ("../w.safetensors", str(outside), "link.safetensors", "none", ".", "a\0b", "x" * 4000):
+            told = await served.http.post("/v1/weights/1/file", json={"path": path}, headers=lease)
+            assert told.status_code == 403 and str(tmp_path) not in told.text
+        told = await served.http.post("/v1/weights/1/file", json={"path": "good.safetensors", "stats": {"loss": 1.0}}, headers=lease)
+        assert told.json()["step"] == 1 and served.run.published[0]["stats"] == {"loss": 1.0}
+    async with serving(tmp_path) as served:
+        lease = await served.lease()
+        served.run.batch.put_nowait(batch(0, 5))
+        await served.http.get("/v1/batch", params={"wait_s": 5}, headers=lease)
+        told = await served.http.post("/v1/weights/1/file", json={"path": "inside/good.safetensors"}, headers=lease)
+        assert told.status_code == 403 and "serve.weights_folder" in told.json()["error"]["message"]
+
+
+async def test_a_run_that_failed_is_told_to_whoever_waits(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        lease = await served.lease()
+        waiting = asyncio.create_task(served.http.get("/v1/batch", params={"wait_s": 5}, headers=lease))
+        await asyncio.sleep(0.02)
+        served.run.found.put_nowait(RunFailed("the engine burns"))
+        told = await waiting
+        assert told.status_code == 410 and "the engine burns" in told.text
+        health = await served.http.get("/healthz")
+        assert (health.status_code, health.json()) == (503, {"ok": False, "state": "failed"})
+        assert (await served.http.post("/v1/prompts", json={"prompts": [{"text": "?"}]})).status_code == 503
+        assert (await served.http.get("/v1/status")).json()["cause"] == "the engine burns"
