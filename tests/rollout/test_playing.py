@@ -106,7 +106,9 @@ def test_an_episode_of_two_turns():
     assert one(table.begun, Play).member == 0 and not [o for o in table.begun if isinstance(o, ev.Generate)]
     first = one(table.ask(3, 4, most=4, stop=(";",)), ev.Generate)
     assert first.request.prompt_ids == (3, 4) and first.request.sampling == Sampling(4, stop=("#", ";"))
-    assert one(table.write(first.request.id, 5, 6, engine=first.engine), Tell).reply == Reply((5, 6), "t", FinishReason.STOP, (-1.0, -1.0), (VersionSpan(V0, V0, 2),))
+    assert one(table.write(first.request.id, 5, 6, engine=first.engine), Tell).reply == Reply(
+        (5, 6), "t", FinishReason.STOP, (-1.0, -1.0), (VersionSpan(V0, V0, 2),)
+    )
     table.core.step(ev.EngineLoaded(first.engine, V1), 0.0)
     second = one(table.ask(3, 4, 5, 6, 8, 9), ev.Generate)
     assert second.engine == first.engine, "it has read most of this"
