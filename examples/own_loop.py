@@ -1,4 +1,7 @@
-"""GRPO in a plain PyTorch loop. Rollyard asks, judges, compares, packs, and brings the weights to its engine."""
+"""GRPO in a plain PyTorch loop. Rollyard asks, judges, compares, packs, and brings the weights to its engine.
+
+python examples/own_loop.py
+"""
 
 import asyncio
 

@@ -1,3 +1,5 @@
+"""A reward of one's own for a built-in task, step by step: python examples/own_reward.py"""
+
 import rollyard
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import operator
 import re
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,9 +27,51 @@ from rollyard.place.layout import layout
 from rollyard.prompts.jsonl import read_rows
 from rollyard.reward.function import check_columns, load_reward
 from rollyard.types import FinishReason, Prompt, Reply, Reward
+from tests.docs.commands import ROOT, commands
+from tests.inspect.runs import write_run
+from tests.tiny import tiny_folder
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub}
+
+
+RUN_BY = {  # a test, or a page whose commands are run by one
+    "arithmetic.jsonl": "tests/test_examples.py",
+    "cluster/1x8.toml": "tests/test_examples.py",
+    "cluster/2x8.toml": "tests/test_examples.py",
+    "cluster/32x8.toml": "tests/test_examples.py",
+    "environment.py": "tests/test_examples.py",
+    "external_trainer/requirements.txt": "tests/train/test_external.py",
+    "external_trainer/trainers.py": "tests/train/test_external.py",
+    "faults.toml": "tests/test_examples.py",
+    "letters.py": "docs/howto/reward.md",
+    "make_prompts.py": "tests/test_examples.py",
+    "own_loop.py": "tests/test_examples.py",
+    "own_reward.py": "tests/test_examples.py",
+    "placements.toml": "docs/concepts/placements.md",
+    "reward.py": "tests/test_examples.py",
+    "reward_model/train.py": "tests/test_examples.py",
+    "same_groups.py": "tests/test_examples.py",
+}
+
+
+def test_each_example_is_run_by_a_test():
+    files = [path for path in EXAMPLES.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {path.relative_to(EXAMPLES).as_posix() for path in files} == set(RUN_BY), "a new example comes with its test"
+    for name, where in RUN_BY.items():
+        if where.endswith(".md"):
+            assert any(f"examples/{name}" in each.text for each in commands(where) if not (each.why or each.time)), name
+        else:
+            text = (ROOT / where).read_text()
+            assert Path(name).stem in (text.partition("\n}\n")[2] if ROOT / where == Path(__file__) else text), name
+
+
+@pytest.mark.parametrize("name", [name for name in RUN_BY if name.endswith((".py", ".toml"))])
+def test_each_example_is_short_and_says_what_it_shows_and_how(name):
+    text = (EXAMPLES / name).read_text()
+    heading = ast.get_docstring(ast.parse(text)) or "" if name.endswith(".py") else re.match(r"(#.*\n)*", text)[0]
+    assert re.search(rf"(rollyard|python) [^\n]*(\\\n[^\n]*)?examples/{name}", heading), "its heading has the command"
+    assert text.count("\n") <= (250 if name.startswith("external_trainer") else 110)
 
 
 def test_every_arithmetic_prompt_has_its_right_answer():
@@ -62,7 +107,7 @@ def test_the_last_number_counts(completion, answer, reward):
 
 def test_a_reward_of_ones_own_in_ten_lines(tmp_path, monkeypatch, capsys):
     script = EXAMPLES / "own_reward.py"
-    assert len(script.read_text().splitlines()) <= 10
+    assert len(script.read_text().splitlines()) <= 12
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script))
     steps = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -179,3 +224,42 @@ async def test_the_environment_of_ones_own(said, verdict):
     assert not left
     if len(said) == 2:
         assert read[1] == "57 + 87?\nHm. <calc>57 + 87</calc>\nuser: <result>144</result>\n"
+
+
+def test_the_prompts_are_those_that_the_script_makes(monkeypatch, capsys):
+    pytest.importorskip("reasoning_gym")
+    monkeypatch.setattr(sys, "argv", ["make_prompts.py"])
+    runpy.run_path(str(EXAMPLES / "make_prompts.py"), run_name="__main__")
+    made = [json.loads(line)["answer"] for line in capsys.readouterr().out.splitlines()]
+    assert made == [row.columns["answer"] for row in read_rows(EXAMPLES / "arithmetic.jsonl", "prompt")]
+
+
+def test_two_runs_are_compared(tmp_path, monkeypatch, capsys):
+    left = write_run(tmp_path / "run").path
+    monkeypatch.setattr(sys, "argv", ["same_groups.py", str(left), str(left), "--step", "2"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / "same_groups.py"), run_name="__main__")
+    assert not ended.value.code
+    assert capsys.readouterr().out == "2 and 2 completions, 2 the same\n"
+
+
+@pytest.mark.slow
+def test_a_reward_model_is_trained_and_can_be_loaded(tmp_path, monkeypatch, capsys):
+    from transformers import AutoModelForSequenceClassification
+
+    pytest.importorskip("reasoning_gym")
+    out = tmp_path / "judge"
+    options = ["--tokenizer", str(tiny_folder(tmp_path)), "--out", str(out), "--steps", "2"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *options])
+    runpy.run_path(str(EXAMPLES / "reward_model" / "train.py"), run_name="__main__")
+    assert "problems it never saw: squared error" in capsys.readouterr().out
+    assert AutoModelForSequenceClassification.from_pretrained(out).config.num_labels == 1
+
+
+@pytest.mark.slow
+def test_a_plain_loop_learns(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
+    rewards = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    assert len(rewards) == 24
+    assert sum(rewards[-4:]) > sum(rewards[:4])

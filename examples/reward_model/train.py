@@ -35,7 +35,8 @@ def main() -> None:
     problems = [gym.training(TASK, OPTIONS, 0, place) for place in range(2000)]
     model = trained(tokenizer, problems, given.steps)
     report("problems it was trained on", model, tokenizer, problems)
-    report("problems it never saw", model, tokenizer, gym.held_out(TASK, OPTIONS, 16))
+    unseen = [problem for problem in gym.held_out(TASK, OPTIONS, 16) if problem is not None]
+    report("problems it never saw", model, tokenizer, unseen)
     model.save_pretrained(given.out)
     tokenizer.save_pretrained(given.out)
 

@@ -1,0 +1,143 @@
+"""Commands in the pages: which there are, which are run here, and what the others say of themselves.
+
+A block of commands is one whose language is `sh`. A command is run, in the order of its page, unless a mark says otherwise: a
+comment at its end, or on a line of its own, which then holds for the rest of its block.
+
+    # not run: needs GPUs
+    # takes 3 minutes, run by hand on 2026-11-30
+
+`python -m tests.docs.commands --by-hand [PAGE]` runs those that are marked so, and what stands before them on their pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from tests.sources import ROOT
+
+PAGES = ("README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
+FENCE = re.compile(r"^ *```(?P<language>[^\n]*)\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+MARK = re.compile(
+    r"[#;] (?:(?P<why>not run: .+)|takes (?P<time>\d+ (?:second|minute|hour)s?), run by hand on (?P<day>\d{4}-\d\d-\d\d))"
+)
+TOOLS = (
+    "rollyard (?:run|train|resume|explain|engines|inspect|simulate|plan|bench|serve)|"
+    "make|python3?|pip|ray|kubectl|curl|source|git|docker|sbatch"
+)
+PROGRAMS = re.compile(rf'^\s*(?:[A-Z_]+=(?:"[^"]*"|\S+) )*(?:\S*bin/)?(?:{TOOLS}) ', re.MULTILINE)
+SHOWN = ("", "text", "toml", "json", "yaml", "python", "sql")  # languages of blocks that are not commands
+GIVEN = "rollyard run --preset tiny"  # run once for all pages that say it
+LINKED = ("examples", "benchmarks", "docs", "models", "tests")  # what commands find beside them in a clone
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One, with all of its lines. At most one of `why` and `time` is there; with neither it is run by the test."""
+
+    page: str
+    line: int
+    text: str
+    why: str = ""
+    time: str = ""
+    day: date | None = None
+
+
+def blocks(page: str) -> Iterator[tuple[int, str, str]]:
+    """Line, language and text of each block of code."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for found in FENCE.finditer(text):
+        yield text.count("\n", 0, found.start()) + 2, found["language"].strip(), found["body"]
+
+
+def commands(page: str) -> list[Command]:
+    """In the order of the page."""
+    return [command for line, language, body in blocks(page) if language == "sh" for command in _of(page, line, body)]
+
+
+def _of(page: str, line: int, body: str) -> Iterator[Command]:
+    above: re.Match[str] | None = None
+    lines = body.splitlines()
+    at = 0
+    while at < len(lines):
+        first, text = at, lines[at]
+        at += 1
+        if not text.strip():
+            continue
+        if text.lstrip().startswith("#"):
+            above = MARK.search(text) or above
+        else:
+            here = re.search(r"<<-?'?(\w+)'?", text)
+            while at < len(lines) and (lines[at - 1].endswith("\\") or (here and lines[at - 1].strip() != here[1])):
+                text += f"\n{lines[at]}"
+                at += 1
+            said = lines[first] if here else lines[at - 1]
+            yield _command(page, line + first, text, MARK.search(said) or above)
+
+
+def _command(page: str, line: int, text: str, mark: re.Match[str] | None) -> Command:
+    if mark is None:
+        return Command(page, line, text)
+    day = date.fromisoformat(mark["day"]) if mark["day"] else None
+    return Command(page, line, text, mark["why"] or "", mark["time"] or "", day)
+
+
+def untagged(page: str) -> Iterator[str]:
+    """Blocks that look like commands, and do not say that they are."""
+    for line, language, body in blocks(page):
+        if language not in (*SHOWN, "sh"):
+            yield f"{page}:{line} is in {language!r}, which is none of {SHOWN} and sh"
+        elif language in ("", "text") and PROGRAMS.search(body):
+            yield f"{page}:{line} has commands and is not marked as sh"
+
+
+def room(folder: Path) -> None:
+    """What a clone has, beside which commands may write."""
+    for name in LINKED:
+        if (ROOT / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+
+
+def run(chosen: Sequence[Command], folder: Path) -> subprocess.CompletedProcess[str]:
+    """One after the other, by one shell, as a reader would paste them."""
+    script = "\n".join(["set -euo pipefail", *(f"echo '+ {each.page}:{each.line}' >&2\n{each.text}" for each in chosen)])
+    tools = folder.parent / f"{folder.name}-bin"
+    tools.mkdir(exist_ok=True)
+    for name, ask in (("rollyard", f'exec {sys.executable} -m rollyard "$@"'), ("python", f'exec {sys.executable} "$@"')):
+        (tools / name).write_text(f"#!/bin/sh\n{ask}\n")
+        (tools / name).chmod(0o755)
+    path = os.pathsep.join([str(tools), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    return subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def main() -> int:
+    """Runs what the test leaves to people, and says what came of each page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--by-hand", action="store_true", required=True)
+    parser.add_argument("pages", nargs="*", default=PAGES)
+    failed = 0
+    for page in parser.parse_args().pages:
+        chosen = [command for command in commands(page) if not command.why]
+        if not any(command.time for command in chosen):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            clone = Path(folder) / "clone"
+            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+            done = run(chosen, clone)
+        told = "done" if done.returncode == 0 else f"FAILED\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        sys.stdout.write(f"{page}: {told}\n")
+        failed += done.returncode != 0
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Every command of the README and of docs/ that a CPU can run is run, in the order of its page; the others say why not."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from tests.docs.commands import GIVEN, PAGES, Command, commands, room, run, untagged
+
+RUN = [page for page in PAGES if any(not (command.why or command.time) for command in commands(page))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_say_what_they_are(page: str) -> None:
+    assert not list(untagged(page))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_marks_give_a_reason_or_a_day(page: str) -> None:
+    for command in commands(page):
+        assert len(command.why) != len("not run: "), command
+        assert command.day is None or date(2026, 11, 1) <= command.day, command
+
+
+def test_what_is_a_command_and_what_marks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.docs.commands.ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(
+        "```sh\na one   # a remark\nb \\\n  two   # not run: needs GPUs\n\n"
+        "# takes 2 minutes, run by hand on 2026-11-30\nc three\n\nd\n"
+        "```\n\n```sh\ncat > f <<'END'\n# not a mark: not run: x\n\nEND\n```\n\n```\nrollyard run x\n```\n\n```perl\n```\n"
+    )
+    day = date(2026, 11, 30)
+    assert commands("page.md") == [
+        Command("page.md", 2, "a one   # a remark"),
+        Command("page.md", 3, "b \\\n  two   # not run: needs GPUs", why="not run: needs GPUs"),
+        Command("page.md", 7, "c three", time="2 minutes", day=day),
+        Command("page.md", 9, "d", time="2 minutes", day=day),
+        Command("page.md", 13, "cat > f <<'END'\n# not a mark: not run: x\n\nEND"),
+    ]
+    assert [said.split(" ")[0] for said in untagged("page.md")] == ["page.md:20", "page.md:24"]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run, which several pages look at."""
+    folder = tmp_path_factory.mktemp("given")
+    done = run([Command("given", 0, GIVEN)], folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN)
+def test_each_command_that_is_not_marked_does_its_work(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder = tmp_path / "room"
+    folder.mkdir()
+    room(folder)
+    chosen = [command for command in commands(page) if not (command.why or command.time)]
+    if any(command.text.partition("  #")[0] == GIVEN for command in chosen):
+        shutil.copytree(request.getfixturevalue("given") / "runs", folder / "runs")
+    done = run([command for command in chosen if command.text.partition("  #")[0] != GIVEN], folder)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
