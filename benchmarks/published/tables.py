@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -18,14 +18,16 @@ from typing import Any, Final
 from rollyard.layers import resolve_tree
 from rollyard.plan.check import check_scenario
 from rollyard.plan.costs import costs_of
+from rollyard.plan.learning import TrainingCosts
 from rollyard.plan.scenario import CostsConfig, Scenario
 from rollyard.plan.simulate import simulate
-from rollyard.watch.accounts import TRAINER
+from rollyard.plan.trace import lengths_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from rows import ROWS, WITHIN, Row
 
 ROUNDS: Final = 2  # of the fit: generation is not quite proportional to its factor
+BATCHES: Final = 4  # in which micro-batches are counted
 RATES: Final = ("decode_bandwidth", "decode_flops", "prefill_flops")  # shares of what hardware states
 SECONDS: Final = ("step_s", "tensor_parallel_s", "nodes_s")
 
@@ -51,13 +53,19 @@ class Found:
     step_s: float
     training_s: float
     logprob_s: float
+    switch_s: float  # from training to generating and back, where devices do both
     microbatches: float  # that a device works on in a step, in whole ones
-    tokens_per_s: float
+    tokens_per_s: float  # prompts and completions
 
     @property
     def generation_s(self) -> float:
         """Nothing trains."""
         return self.step_s - self.training_s
+
+    @property
+    def decoding_s(self) -> float:
+        """The same without the switch."""
+        return self.generation_s - self.switch_s
 
 
 def scenario_of(row: Row, constants: Constants, steps: int = 0) -> Scenario:
@@ -72,19 +80,29 @@ def run(row: Row, constants: Constants, steps: int = 0) -> Found:
     simulated, lag = simulate(scenario), scenario.rollout.max_staleness
     rows = simulated.metrics[1 + lag : len(simulated.metrics) - lag] or simulated.metrics
     step_s = _mean(rows, "seconds")
-    if scenario.place.apart:
-        busy = sum(pool.busy_share for pool in simulated.report.usage.pools if pool.role == TRAINER)
-        training_s = busy * simulated.report.wall_s / simulated.report.steps
-    else:
-        training_s = _mean(rows, "phase/train_s")
-    training, rollout = costs_of(scenario).training, scenario.rollout
+    training_s = _mean(rows, "phase/train_s")
+    costs, rollout = costs_of(scenario), scenario.rollout
     sequence = _mean(rows, "completion_tokens_mean") + scenario.workload.prompt_tokens
     batch = sequence * rollout.groups_per_step * rollout.group_size
-    filled, stages = training.microbatches(round(batch / training.minibatches)), scenario.costs.stages
-    microbatches = training.minibatches * (filled + stages - 1) / stages
+    switch_s = 0.0 if scenario.place.apart else costs.sleep_s + costs.wake_s
     passes = scenario.costs.logprob_passes
     logprob_s = training_s * passes / (passes + 3 + scenario.costs.recompute)  # of forward passes that all take as long
-    return Found(step_s, training_s, logprob_s, microbatches, batch / step_s)
+    return Found(step_s, training_s, logprob_s, switch_s, microbatches(scenario, costs.training), batch / step_s)
+
+
+def microbatches(scenario: Scenario, training: TrainingCosts) -> float:
+    """Of a step: what a second of each more would make the first batches longer by."""
+    lengths, rollout, size = lengths_of(scenario), scenario.rollout, scenario.rollout.groups_per_step
+    more = {each: replace(training, costs=training.costs.model_copy(update={"microbatch_s": each})) for each in (0.0, 1.0)}
+    members, found = range(rollout.group_size), []
+    for begin in range(0, BATCHES * size, size):
+        completions = {
+            group: [min(lengths.completion(group, member, 0), rollout.max_tokens) for member in members]
+            for group in range(begin, begin + size)
+        }
+        groups = [(lengths.prompt(group), completions[group]) for group in completions]
+        found.append(more[1.0].batch_s(groups) - more[0.0].batch_s(groups))
+    return fmean(found)
 
 
 def _mean(rows: Sequence[Mapping[str, object]], name: str) -> float:
@@ -102,18 +120,19 @@ def fit(rows: Sequence[Row], steps: int = 0) -> Constants:
 
 
 def _closer(rows: Sequence[Row], found: Sequence[Found], now: Constants) -> Constants:
-    """Solves `generation * factor + training + microbatches * seconds = published`, for what is to change."""
+    """Solves `decoding * factor + switch + training + microbatches * seconds = published`, for what is to change."""
     first, one = rows[0], found[0]
     if first.generation_s:
         more = (first.training_s - one.training_s) / one.microbatches
-        return Constants(now.decoding * first.generation_s / one.generation_s, max(0.0, now.microbatch_s + more))
-    left = [row.step_s - each.training_s for row, each in zip(rows, found, strict=True)]
+        factor = (first.generation_s - one.switch_s) / one.decoding_s
+        return Constants(now.decoding * factor, max(0.0, now.microbatch_s + more))
+    left = [row.step_s - each.training_s - each.switch_s for row, each in zip(rows, found, strict=True)]
     if len(rows) == 1:
-        return Constants(now.decoding, max(0.0, now.microbatch_s + (left[0] - one.generation_s) / one.microbatches))
+        return Constants(now.decoding, max(0.0, now.microbatch_s + (left[0] - one.decoding_s) / one.microbatches))
     other = found[1]
-    determinant = one.generation_s * other.microbatches - other.generation_s * one.microbatches
+    determinant = one.decoding_s * other.microbatches - other.decoding_s * one.microbatches
     factor = (left[0] * other.microbatches - left[1] * one.microbatches) / determinant
-    more = (one.generation_s * left[1] - other.generation_s * left[0]) / determinant
+    more = (one.decoding_s * left[1] - other.decoding_s * left[0]) / determinant
     return Constants(now.decoding * factor, max(0.0, now.microbatch_s + more))
 
 

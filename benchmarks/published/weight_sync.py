@@ -2,8 +2,9 @@
 
     PYTHONPATH=. python benchmarks/published/weight_sync.py
 
-Nothing is fitted: bytes, devices and how a system sends them are as published, or marked. What is not said is as in the
-row's remark. All is as `plan.moving` has it, which is what a simulated run goes by.
+Bytes, devices and how a system sends them are as published, or marked. What is not said is as in the row's remark. All is as
+`plan.moving` has it, which is what a simulated run goes by; once with nothing fitted, and once with the share of a card's rate
+that the first row of the same way of sending comes to.
 """
 
 from __future__ import annotations
@@ -57,9 +58,24 @@ class Row:
         engines, train = self.receivers // self.engine, self.sources
         return Devices(HARDWARE[self.hardware], engines, self.engine, train, train, train, apart=True)
 
-    def predicted_s(self) -> float:
-        """From the end of a training step until an engine writes with its weights."""
-        return moving("broadcast", self.weights, self.devices, self.costs).total_s
+    @property
+    def way(self) -> str:
+        """How it sends."""
+        return "changes" if self.changed is not None else "parts" if self.parts else "everything"
+
+    @property
+    def middle_s(self) -> float:
+        """As published."""
+        return sum(self.seconds) / 2
+
+    def predicted_s(self, link: float | None = None) -> float:
+        """From the end of a training step until an engine writes with its weights.
+
+        Args:
+            link: share of a card's rate that is reached; None: as a run has it.
+        """
+        costs = self.costs if link is None else self.costs.model_copy(update={"link": link})
+        return moving("broadcast", self.weights, self.devices, costs).total_s
 
 
 ROWS = (
@@ -99,16 +115,28 @@ ROWS = (
 )
 
 
+def link_of(way: str) -> float:
+    """Share of a card's rate with which the first row of this way takes what was published."""
+    first = next(row for row in ROWS if row.way == way)
+    # Seconds are so many / share, and others besides.
+    besides = 2 * first.predicted_s(1.0) - first.predicted_s(0.5)
+    return (first.predicted_s(1.0) - besides) / (first.middle_s - besides)
+
+
 def table() -> Iterator[str]:
     """As Markdown."""
-    yield "| system | model | bytes | taken as | predicted s | published s | error |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield "| system | model | bytes | taken as | predicted s | published s | error | fitted, s | error |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for row in ROWS:
-        found, (least, most) = row.predicted_s(), row.seconds
-        middle = (least + most) / 2
+        found, (least, most), link = row.predicted_s(), row.seconds, link_of(row.way)
         published = f"{least:g}" if least == most else f"{least:g} - {most:g}"
         size = f"{row.weights.sent / 1e9:,.0f} GB"
-        cells = (row.system, row.model, size, row.remark, f"{found:.2f}", published, f"{found / middle - 1:+.0%}")
+        cells = [row.system, row.model, size, row.remark, f"{found:.2f}", published, f"{found / row.middle_s - 1:+.0%}"]
+        fitted = row.predicted_s(link)
+        if row is next(each for each in ROWS if each.way == row.way):
+            cells += [f"{fitted:.2f} (link {link:.3f})", ""]
+        else:
+            cells += [f"{fitted:.2f}", f"{fitted / row.middle_s - 1:+.0%}"]
         yield f"| {' | '.join(cells)} |"
 
 

@@ -52,7 +52,7 @@ class Costs:
 
     def batch_s(self, groups: Iterable[tuple[int, Sequence[int]]]) -> float:
         """The same of tokens of prompts, each with those of its completions."""
-        return self.training.train_s(*self.training.work(groups))
+        return self.training.batch_s(groups)
 
     def score_s(self, tokens: int) -> float:
         """A verdict on a completion of so many tokens."""

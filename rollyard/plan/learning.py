@@ -9,9 +9,11 @@ multiplied with.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from rollyard.batch.pack import first_fit
 from rollyard.plan.devices import Devices
 from rollyard.plan.scenario import CostsConfig
 from rollyard.plan.shape import Shape
@@ -47,16 +49,16 @@ class TrainingCosts:
             groups: tokens of each prompt, and of its completions. A completion's last token is input to nothing, and of an
                 empty one nothing is learnt, nor of a prompt without others.
         """
-        tokens = pairs = 0
+        return _sum(self._sequences(groups))
+
+    def _sequences(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int]]:
+        """Tokens and pairs of each; a prompt that is computed once goes with the first of its completions."""
         for prompt, completions in groups:
-            rows = [completion - 1 for completion in completions if completion]
-            times = min(len(rows), 1) if self.costs.shared_prompts else len(rows)
-            tokens += times * prompt
-            pairs += times * (prompt * (prompt + 1) // 2)
-            for own in rows:
-                tokens += own
-                pairs += own * prompt + own * (own + 1) // 2
-        return tokens, pairs
+            times = 1
+            for own in (completion - 1 for completion in completions if completion):
+                before = times * prompt
+                yield before + own, before * (prompt + 1) // 2 + own * prompt + own * (own + 1) // 2
+                times = 0 if self.costs.shared_prompts else 1
 
     def flops(self, tokens: float, pairs: float) -> float:
         """Of a batch, logprob passes included.
@@ -72,8 +74,35 @@ class TrainingCosts:
         again = forward if self.costs.recompute else 0.0
         return forward + backward + again + adapter + self.costs.logprob_passes * forward
 
+    def batch_s(self, groups: Iterable[tuple[int, Sequence[int]]]) -> float:
+        """Seconds of a batch, its sequences packed as `costs.packed` says. Groups as in `work`."""
+        if self.costs.packed == "evenly":
+            return self.train_s(*self.work(groups))
+        rows = list(self._sequences(groups))
+        bounds = [len(rows) * part // self.minibatches for part in range(self.minibatches + 1)]
+        return sum(self._packed_s(rows[begin:end]) for begin, end in pairwise(bounds))
+
+    def _packed_s(self, rows: Sequence[tuple[int, int]]) -> float:
+        """An optimizer step on whole sequences, first-fit decreasing. Every rank has as many micro-batches as another, and where
+        they exchange parameters or experts at each layer, all wait for the one whose micro-batch has most to compute.
+        """
+        parts = [_sum(rows[place] for place in bin_) for bin_ in first_fit([tokens for tokens, _ in rows], self.budget)]
+        work = sorted((self.flops(*part) for part in parts), reverse=True)
+        filled = max(1, math.ceil(len(work) / self.devices.ranks))
+        slots = filled + self.costs.stages - 1
+        longest = sum(work[:: self.devices.ranks]) * self.devices.ranks
+        computed_s = longest / self._speed * slots / filled + self.costs.token_s * sum(tokens for tokens, _ in rows)
+        besides_s = self.costs.minibatch_s + slots / self.costs.stages * self.costs.microbatch_s
+        return max(computed_s, self._exchange_s(filled)) + self.optimizer_s() + besides_s
+
+    @property
+    def _speed(self) -> float:
+        """FLOP/s of all together."""
+        return self.devices.train * self.devices.hardware.flops_in(self.item) * self.costs.train_flops
+
     def train_s(self, tokens: int, pairs: int) -> float:
         """Seconds of a batch: arithmetic or exchange, which overlap, what each micro-batch takes besides, and the optimizer.
+        Tokens fill micro-batches evenly.
 
         Args:
             tokens, pairs: see `flops`.
@@ -81,8 +110,7 @@ class TrainingCosts:
         share = math.ceil(tokens / self.minibatches)
         filled = self.microbatches(share)
         slots = filled + self.costs.stages - 1
-        speed = self.devices.train * self.devices.hardware.flops_in(self.item) * self.costs.train_flops
-        computed_s = self.flops(tokens, pairs) / speed * slots / filled + self.costs.token_s * tokens
+        computed_s = self.flops(tokens, pairs) / self._speed * slots / filled + self.costs.token_s * tokens
         exchanged_s = self.minibatches * self.exchange_s(share)
         besides_s = self.costs.minibatch_s + slots / self.costs.stages * self.costs.microbatch_s
         return max(computed_s, exchanged_s) + self.minibatches * (self.optimizer_s() + besides_s)
@@ -93,9 +121,8 @@ class TrainingCosts:
         What `train_s` says, with parts of micro-batches and of a pipeline's fill left out: convex in both, and never falling.
         """
         share = tokens / self.minibatches
-        speed = self.devices.train * self.devices.hardware.flops_in(self.item) * self.costs.train_flops
         filled = max(1.0, share / (self.devices.ranks * self.budget))
-        computed_s = self.flops(tokens, pairs) / speed + self.costs.token_s * tokens
+        computed_s = self.flops(tokens, pairs) / self._speed + self.costs.token_s * tokens
         besides_s = self.costs.minibatch_s + (filled + self.costs.stages - 1) / self.costs.stages * self.costs.microbatch_s
         exchanged_s = self.minibatches * self._exchange_s(filled)
         return max(computed_s, exchanged_s) + self.minibatches * (self.optimizer_s() + besides_s)
@@ -133,3 +160,11 @@ class TrainingCosts:
         Where all have one format and there is no copy these are seven numbers a parameter.
         """
         return (2 * self.kept + self.number) * self.trained / self.devices.copies / self.devices.hardware.bandwidth
+
+
+def _sum(parts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Tokens and pairs of all."""
+    tokens = pairs = 0
+    for one, more in parts:
+        tokens, pairs = tokens + one, pairs + more
+    return tokens, pairs

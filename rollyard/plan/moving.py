@@ -101,6 +101,8 @@ def moving(transport: str, weights: Weights, devices: Devices, costs: CostsConfi
     # A chain passes each part on from engine to engine, so that a source sends its part once (NCCL's broadcast).
     received = weights.sent / (tensor_parallel if costs.parts else 1)
     transfer = bound_s(received, weights.sent / sources, _rate(devices, costs) * costs.link)
+    if costs.trainer_sends:
+        return Moving(copied + transfer, 0.0, load_s, weights.sent)
     return Moving(copied, transfer, load_s, weights.sent)
 
 

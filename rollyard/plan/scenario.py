@@ -103,6 +103,11 @@ class CostsConfig(Section):
         "microbatch",
         description="how often devices that share parameters gather them: for each micro-batch (FSDP), or once an optimizer step",
     )
+    packed: Literal["evenly", "whole"] = Field(
+        "evenly",
+        description="micro-batches of training share tokens out evenly, or hold whole sequences, each rank as many, and all wait "
+        "for the fullest",
+    )
     stages: Count = Field(1, description="pipeline stages that training spreads its layers over")
     stage_devices: Natural = Field(
         0, description="devices that share the sequences of a stage: tensor and context parallelism (0: those of a rank)"
@@ -127,6 +132,9 @@ class CostsConfig(Section):
     )
     cards: Count = Field(
         1, description="network cards of a machine that broadcast uses where all is sent to it (1, as ours; a ring of NCCL: all)"
+    )
+    trainer_sends: bool = Field(
+        False, description="with broadcast the trainer trains on once weights are there (false: a copy travels, beside its work)"
     )
     disk: Disk = Field(2e9, description="bytes/s of the common disk, of one reader or writer")
     barrier_s: Seconds = Field(0.1, description="seconds of a weight sync besides")

@@ -97,7 +97,11 @@ RULES: Final = (
     Rule("engines never make room", ("costs.sleep_s", "costs.offload"), lambda scenario: scenario.place.apart),
     Rule("engines never make room", ("costs.sleep_s",), lambda scenario: scenario.place.placement == "swap"),
     Rule("all numbers travel", ("costs.changed",), lambda scenario: not scenario.weights.delta),
-    Rule("weights are not broadcast", _of("costs", "parts cards"), lambda scenario: transport_of(scenario) != "broadcast"),
+    Rule(
+        "weights are not broadcast",
+        _of("costs", "parts cards trainer_sends"),
+        lambda scenario: transport_of(scenario) != "broadcast",
+    ),
     Rule("each device is sent its part by its own card", ("costs.cards",), lambda scenario: scenario.costs.parts),
     Rule(
         "an engine is one device", ("costs.tensor_parallel_s", "costs.parts"), lambda each: each.engine.tensor_parallel_size == 1

@@ -145,6 +145,41 @@ def test_a_pipeline_fills_and_empties() -> None:
         costs(**values, costs__stages=3)
 
 
+def test_whole_sequences_in_micro_batches() -> None:
+    """Of at most 8,192 tokens. Six of 5,000 are one each, on four devices two each; evenly packed they would be four, one each.
+
+    Of 6,000, 2,000 and 1,000 the first two go together on one of two devices, and the other waits for it.
+    """
+    values = {"train__shard": True, "costs__shared_prompts": False, "costs__packed": "whole", "costs__microbatch_s": 0.25}
+    whole, evenly = (
+        costs(place__train=4, **values).training,
+        costs(place__train=4, **values | {"costs__packed": "evenly"}).training,
+    )
+    groups = [(1_000, [4_001] * 3)] * 2
+    assert whole.work(groups) == (30_000, 6 * 5_000 * 5_001 // 2)
+    least = whole.optimizer_s() + max(whole.flops(8 * 5_000, 8 * 5_000 * 5_001 / 2) / whole._speed, whole._exchange_s(2))
+    assert whole.batch_s(groups) == pytest.approx(least + 2 * 0.25)
+    assert evenly.batch_s(groups) == evenly.train_s(*evenly.work(groups)) < whole.batch_s(groups)
+    two = costs(place__train=2, train__minibatches=1, **values).training
+    fullest = two.flops(8_000, 6_000 * 6_001 // 2 + 2_000 * 2_001 // 2)
+    least = max(2 * fullest / two._speed, two._exchange_s(1))
+    assert two.batch_s([(500, [5_501, 1_501, 501])]) == pytest.approx(least + two.optimizer_s() + 0.25)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 900), st.lists(st.integers(0, 7_000), min_size=1, max_size=6)), min_size=1, max_size=12),
+    st.integers(1, 3),
+    st.booleans(),
+)
+@settings(max_examples=50, deadline=None)
+def test_whole_sequences_never_take_less_than_their_tokens(
+    groups: list[tuple[int, list[int]]], minibatches: int, shared: bool
+) -> None:
+    values = {"train__minibatches": minibatches, "costs__shared_prompts": shared, "costs__microbatch_s": 0.01}
+    whole = costs(place__train=4, train__shard=True, costs__packed="whole", rollout__groups_per_step=3, **values).training
+    assert whole.batch_s(groups) >= whole.least_s(*whole.work(groups)) * (1 - 1e-9)
+
+
 def test_who_works_on_a_micro_batch_together() -> None:
     """Of two engines on 4 devices each that train: the devices of each, or as many as are said."""
     values = {"place__placement": "colocated", "place__train": 2, "engine__tensor_parallel_size": 4, "train__shard": True}

@@ -52,6 +52,14 @@ def test_broadcast_inside_a_node_goes_over_links() -> None:
     assert apart.transfer_s == pytest.approx(whole / (0.8 * 50e9))
 
 
+def test_a_trainer_that_sends_stands_still_as_long() -> None:
+    copied, sent = costs().moving, costs(costs__trainer_sends=True).moving
+    assert sent.copy_s == copied.copy_s + copied.transfer_s
+    assert sent.transfer_s == 0
+    assert sent.load_s == copied.load_s
+    assert sent.total_s == copied.total_s
+
+
 def test_broadcast_by_all_cards_of_a_machine() -> None:
     """8 of 50 GB/s, and no faster than a link."""
     assert costs(costs__cards=8).moving.transfer_s == pytest.approx(BYTES / (0.8 * 400e9))

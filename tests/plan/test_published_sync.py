@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -57,6 +58,19 @@ def test_a_simulated_run_has_the_sync_of_the_table(published: ModuleType) -> Non
         )  # fmt: skip
         hardware = replace(HARDWARE[row.hardware], memory=1e12)  # only time is looked at
         assert priced(run, shape_of(row.model), hardware).moving.total_s == row.predicted_s(), row
+
+
+def test_a_share_that_is_fitted_gives_what_it_was_fitted_to(published: ModuleType) -> None:
+    firsts = {row.way: row for row in reversed(published.ROWS)}
+    for way, row in firsts.items():
+        assert row.predicted_s(published.link_of(way)) == pytest.approx(row.middle_s)
+
+
+def test_scenarios_of_steps_have_the_share_that_is_fitted_to_the_same_system(published: ModuleType) -> None:
+    """Of weights that go to devices apart, in T2: as DeepSeek-V3's went."""
+    for path in (ROOT / "benchmarks" / "published" / "scenarios").glob("t2-*-off.toml"):
+        found = tomllib.loads(path.read_text(encoding="utf-8"))["costs"]
+        assert found["link"] == pytest.approx(published.link_of("everything"), abs=5e-4)
 
 
 def test_the_page_has_the_table(published: ModuleType) -> None:

@@ -60,6 +60,7 @@ ROOM: Mapping[str, Mapping[str, object]] = {
     "cluster.nic": {"weights.transport": "broadcast", "cluster.node": 2},
     "costs.cards": {"weights.transport": "broadcast", "cluster.node": 2},
     "cluster.host": {"weights.transport": "shared_memory"},
+    "costs.trainer_sends": {"weights.transport": "broadcast", "cluster.node": 2, "cluster.nic": 1e8},
     "costs.state_bytes": SHARED,
     "costs.gather": SHARED | {"cluster.link": 1e9},
     "costs.collective": SHARED,
