@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from anyio.to_thread import run_sync
+from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import ServerSentEvent
 from pydantic import TypeAdapter
 
@@ -33,11 +33,11 @@ async def events(shown: Shown, after: int | None) -> AsyncIterator[ServerSentEve
         after: the last step that is known; None: the newest.
     """
     if after is None:
-        rows = (await run_sync(shown.pulse, 0)).rows
+        rows = (await run_in_threadpool(shown.pulse, 0)).rows
         after = rows[-1]["step"] if rows else 0
     file: int | None = None
     while True:
-        pulse = await run_sync(shown.pulse, after)
+        pulse = await run_in_threadpool(shown.pulse, after)
         if file not in (None, pulse.file):
             yield ServerSentEvent(event="again", raw_data="{}")
         file = pulse.file

@@ -51,7 +51,9 @@ def group(id_: int, reward: float | None = 1.0) -> Group:
 
 def batch(step: int, *ids: int) -> Batch:
     rows = tuple(
-        Sample(each, 0, (4, 1, 2), (False, True, True), (0.0, -0.5, -0.25), (0.0, 1.0, 1.0), group(each).rollouts[0].completion.spans)
+        Sample(
+            each, 0, (4, 1, 2), (False, True, True), (0.0, -0.5, -0.25), (0.0, 1.0, 1.0), group(each).rollouts[0].completion.spans
+        )
         for each in ids
     )
     return Batch(step, tuple(map(group, ids)), TrainBatch(step, (rows,), Sampling(9)))

@@ -98,7 +98,9 @@ async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> Non
     async with serving(tmp_path) as served:
         page = (await served.http.get("/v1/groups", params={"after": 2})).json()
         assert [each["cursor"] for each in page["groups"]] == [3]
-        reading = asyncio.create_task(served.http.get("/v1/groups/stream", headers={"Accept": "text/event-stream", "Last-Event-ID": "2"}))
+        reading = asyncio.create_task(
+            served.http.get("/v1/groups/stream", headers={"Accept": "text/event-stream", "Last-Event-ID": "2"})
+        )
         await asyncio.sleep(0.05)
         served.service.drain()
         told = await reading
@@ -163,7 +165,9 @@ async def test_weights_of_a_common_disk_lie_below_one_folder(tmp_path: Path) -> 
         for path in ("../w.safetensors", str(outside), "link.safetensors", "none", ".", "a\0b", "x" * 4000):
             told = await served.http.post("/v1/weights/1/file", json={"path": path}, headers=lease)
             assert told.status_code == 403 and str(tmp_path) not in told.text
-        told = await served.http.post("/v1/weights/1/file", json={"path": "good.safetensors", "stats": {"loss": 1.0}}, headers=lease)
+        told = await served.http.post(
+            "/v1/weights/1/file", json={"path": "good.safetensors", "stats": {"loss": 1.0}}, headers=lease
+        )
         assert told.json()["step"] == 1 and served.run.published[0]["stats"] == {"loss": 1.0}
     async with serving(tmp_path) as served:
         lease = await served.lease()

@@ -30,11 +30,19 @@ async def test_a_harness_plays_a_member(tmp_path: Path) -> None:
         (choice,) = told["choices"]
         assert choice["message"] == {"role": "assistant", "content": "hello"} and choice["finish_reason"] == "stop"
         assert choice["token_ids"] == [1, 2, 7] and choice["versions"] == [{"step": 0, "incarnation": 0, "tokens": 3}]
-        assert [(each["token"], each["logprob"]) for each in choice["logprobs"]["content"]] == [("he", -0.5), ("llo", -0.5), ("", -0.5)]
+        assert [(each["token"], each["logprob"]) for each in choice["logprobs"]["content"]] == [
+            ("he", -0.5),
+            ("llo", -0.5),
+            ("", -0.5),
+        ]
         assert told["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
         history = [*ASK["messages"], choice["message"], {"role": "user", "content": "="}]  # type: ignore[misc]
         about = (await ask(served, session, messages=history)).json()["rollyard"]
-        assert about["prompt_token_ids"] == [4, 7, 1, 2, 7, 5, 7] and (about["turn"], about["matched"], about["rendered"]) == (2, 1, 0)
+        assert about["prompt_token_ids"] == [4, 7, 1, 2, 7, 5, 7] and (about["turn"], about["matched"], about["rendered"]) == (
+            2,
+            1,
+            0,
+        )
         path = f"/v1/sessions/{session['X-Rollyard-Session']}"
         assert (await served.http.get(path)).json()["turns"] == 2
         for _ in range(2):
@@ -127,7 +135,11 @@ async def test_streams_are_as_openai_has_them(tmp_path: Path) -> None:
 async def test_texts_and_token_ids_go_on_too(tmp_path: Path) -> None:
     async with serving(tmp_path, serve__episodes=True) as served:
         session = await served.play()
-        told = (await served.http.post("/v1/completions", json={"model": "policy", "prompt": "?", "n": 2, "logprobs": 0}, headers=session)).json()
+        told = (
+            await served.http.post(
+                "/v1/completions", json={"model": "policy", "prompt": "?", "n": 2, "logprobs": 0}, headers=session
+            )
+        ).json()
         assert [choice["text"] for choice in told["choices"]] == ["hello"] * 2 and told["rollyard"]["turn"] == 2
         assert told["choices"][0]["logprobs"]["text_offset"] == [0, 2, 5]
         more = {"model": f"policy:{session['X-Rollyard-Session']}", "prompt": "?hello="}

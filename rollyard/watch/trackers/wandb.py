@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal, cast
 
 import wandb
 from wandb.sdk.wandb_run import Run
@@ -66,9 +66,9 @@ class WandbSink:
         self._run.summary.update(dict(summary))
         self._run.finish(exit_code=int(failed))
 
-    def _mode(self, run: Tracked) -> str:
+    def _mode(self, run: Tracked) -> Literal["online", "offline", "disabled", "shared"]:
         """What W&B is set to. Never a question on the terminal."""
-        mode = str(wandb.setup().settings.mode)
+        mode = cast(Literal["online", "offline", "disabled", "shared"], str(wandb.setup().settings.mode))
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             self._tell(
                 f"there is no key, so it is offline; `wandb sync {run.folder / PLACE}/offline-run-*` sends it once there is one"
