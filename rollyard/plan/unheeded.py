@@ -59,7 +59,10 @@ def _probing(scenario: Scenario) -> bool:
 
 RULES: Final = (
     Rule("nothing is shown meanwhile", ("watch",)),
-    Rule("no prompt is read", _of("prompts", "path field options shuffle epochs chat system")),
+    Rule(
+        "no prompt is read",
+        _of("prompts", "source path dataset subset split field columns options shuffle epochs waiting chat system"),
+    ),
     Rule("the model is another", ("prompts.task", "warmup"), lambda scenario: bool(scenario.model.path)),
     Rule("no base policy is trained", _of("warmup", "steps batch lr seed")),
     Rule("lengths are drawn, and no token", _of("rollout", "temperature top_p top_k stop")),
