@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-LANES := slow ray hosts vllm gpu browser
+LANES := slow ray hosts vllm gpu browser verifiers
 
 AUDIT := pip-audit==2.10.1
 
@@ -42,9 +42,11 @@ test: $(VENV)/.installed-dev ## set up, then run the tests that need nothing spe
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 $(LANES:%=test-%): test-%: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q $(if $(filter slow,$*),-n $(WORKERS) --dist loadfile) -m $*
+	$(if $(filter verifiers,$*),$(PEERS)/verifiers/bin,$(BIN))/python -m pytest -q $(if $(filter slow,$*),-n $(WORKERS) --dist loadfile) -m $*
 
 test-vllm: vllm $(MODEL)/config.json
+
+test-verifiers: $(PEERS)/verifiers/.installed
 
 check: $(VENV)/.installed-dev ## lint, format, types, and who may import whom
 	$(BIN)/ruff check .
@@ -137,6 +139,15 @@ $(PEERS)/vllm/.installed:
 # What Rollyard needs where vLLM runs and vLLM does not bring: an engine's process imports both.
 $(PEERS)/vllm/.ready: $(PEERS)/vllm/.installed constraints.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $$(grep -E '^(sortedcontainers|tomli_w)==' constraints.txt)
+	@touch $@
+
+# Rollyard where verifiers is: the only difference is openai, of which it needs an older version.
+$(PEERS)/verifiers/.installed: pyproject.toml constraints.txt
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	grep -v '^openai==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[verifiers]' hypothesis pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 # The same PyTorch and transformers as on Rollyard's side.

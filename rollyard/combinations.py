@@ -124,17 +124,22 @@ def _check_prompts(config: Config) -> None:
         raise ConfigError(problem, where="prompts.path", remedy=remedy)
     _check_data(prompts)
     built_in, of_gym = prompts.task in BUILT_IN, prompts.task.startswith("reasoning_gym/")
-    if prompts.task and not built_in and not of_gym:
+    of_verifiers = prompts.task.startswith("verifiers/")
+    if prompts.task and not (built_in or of_gym or of_verifiers):
         near = difflib.get_close_matches(prompts.task, BUILT_IN, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(BUILT_IN)}, or reasoning_gym/NAME"
+        remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(BUILT_IN)}, or reasoning_gym/NAME, or verifiers/NAME"
         raise ConfigError(f"there is no task {prompts.task!r}", where="prompts.task", remedy=remedy)
     if not built_in and not config.model.path:
-        problem = "a task of reasoning-gym needs a model" if prompts.task else "prompts from a file need a model"
+        problem = "a task of another package needs a model" if prompts.task else "prompts from a file need a model"
         raise ConfigError(problem, where="model.path", remedy="give --model FOLDER, a Hugging Face causal LM")
     _check_object(prompts.options, "prompts.options", '{"min_terms": 2, "max_terms": 3}')
-    if prompts.options and not of_gym:
-        problem = "options are for a dataset of reasoning-gym, and the prompts are not from one"
+    if prompts.options and not (of_gym or of_verifiers):
+        problem = "options are for a task of reasoning-gym or verifiers, and the prompts are not from one"
         raise ConfigError(problem, where="prompts.options", remedy="leave them out, or use --prompts.task reasoning_gym/NAME")
+    if of_verifiers != (config.environment.name == "verifiers"):
+        problem = "tasks of verifiers are played by its environment, and that plays no others"
+        remedy = "use both --prompts.task verifiers/NAME and --environment.name verifiers, or neither"
+        raise ConfigError(problem, where="environment.name", remedy=remedy)
 
 
 def _check_data(prompts: PromptsConfig) -> None:

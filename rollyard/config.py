@@ -93,10 +93,10 @@ class PromptsConfig(Section):
     )
     task: str = Field(
         "",
-        description="a task instead of a file: sort, reverse, arithmetic or calculator, or reasoning_gym/NAME for one of "
-        "reasoning-gym's",
+        description="a task instead of a file: sort, reverse, arithmetic or calculator, or reasoning_gym/NAME or verifiers/NAME "
+        "for one of those packages'",
     )
-    options: str = Field("", description="options of reasoning-gym's dataset, a JSON object")
+    options: str = Field("", description="options of reasoning-gym's dataset or of verifiers' environment, a JSON object")
     held_out: Natural = Field(0, description="prompts set aside for evaluation and never trained on")
     shuffle: bool = Field(True, description="new order in every epoch, from the run's seed")
     epochs: Natural = Field(0, description="times each prompt is used (0: as often as the steps need)")
@@ -150,8 +150,8 @@ class EnvironmentConfig(Section):
 
     name: str = Field(
         "",
-        description="who plays with the policy: calculator, FILE.py:NAME or package.module:NAME of a class or coroutine function "
-        "(empty: nobody, each prompt is answered once)",
+        description="who plays with the policy: calculator, verifiers, FILE.py:NAME or package.module:NAME of a class or "
+        "coroutine function (empty: nobody, each prompt is answered once)",
     )
     turns: Count = Field(8, description="answers of the policy in an episode at most, of rollout.max_tokens each")
     limit_s: Positive = Field(30.0, description="seconds it may work between two answers; beyond it there is no verdict")

@@ -14,6 +14,7 @@ from rollyard.verdict import cause_of
 
 WHERE = "environment.name"
 SHIPPED = {"calculator": Calculator}
+OF_PACKAGES = {"verifiers": "rollyard.episode.verifiers:Verifiers"}  # they play in workers, as users' own
 TAKES = "(ask, prompt)"
 
 
@@ -30,14 +31,17 @@ class FromFunction:
 
 
 def load_environment(name: str) -> Environment:
-    """A shipped one, or what `FILE.py:NAME` or `package.module:NAME` is: a class without arguments, or a coroutine function.
+    """A shipped one, that of another package, or what `FILE.py:NAME` or `package.module:NAME` is.
+
+    That is a class without arguments, or a coroutine function.
 
     Raises ConfigError saying what is wrong.
     """
     if name in SHIPPED:
         return SHIPPED[name]()
+    name = OF_PACKAGES.get(name, name)
     if ":" not in name:
-        remedy = f"one of: {', '.join(SHIPPED)}; or FILE.py:NAME, or package.module:NAME"
+        remedy = f"one of: {', '.join((*SHIPPED, *OF_PACKAGES))}; or FILE.py:NAME, or package.module:NAME"
         raise ConfigError(f"there is no environment {name!r}", where=WHERE, remedy=remedy)
     found = load_function(name, WHERE, classes=True)
     if inspect.isclass(found):

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from rollyard import gym
+from rollyard import gym, verifiers
 from rollyard.config import Config, PromptsConfig
 from rollyard.errors import ConfigError
 from rollyard.prompts.given import GivenSource
@@ -34,8 +34,8 @@ def check_prompts(config: Config) -> frozenset[str]:
     prompts = config.prompts
     if prompts.source == "given":
         return frozenset()
-    if prompts.path or prompts.dataset:
-        rows = read_data(prompts)
+    if prompts.path or prompts.dataset or prompts.task.startswith(verifiers.PREFIX):
+        rows = _data(prompts)
         _split(rows, prompts, config.run.seed)
         return frozenset.intersection(*(frozenset(row.columns) for row in rows))
     if prompts.epochs:
@@ -64,12 +64,12 @@ async def open_prompts(
         made = map(partial(_task_row, task, HELD_OUT_SEED, held_out=True), range(prompts.held_out))
         apart: Iterable[tuple[int, Row] | None] = enumerate(made)
         source = Source(lambda place: (place, _task_row(task, seed, place, held_out=False)), render, None, done)
-    elif prompts.task:
+    elif prompts.task.startswith(gym.PREFIX):
         name, options = prompts.task, prompts.options
         apart = _numbered(gym.held_out(name, options, prompts.held_out))
         source = Source(lambda place: (place, _gym_row(gym.training(name, options, seed, place))), render, None, done)
     else:
-        rows, apart = _split(read_data(prompts), prompts, seed)
+        rows, apart = _split(_data(prompts), prompts, seed)
         limit = prompts.epochs * len(rows) or None
         source = Source(Epochs(rows, shuffle=prompts.shuffle, seed=seed), render, limit, done)
     held_out: list[Prompt] = []
@@ -79,6 +79,14 @@ async def open_prompts(
         if tries % AT_ONCE == 0:
             await asyncio.sleep(0)
     return source, tuple(held_out)
+
+
+def _data(prompts: PromptsConfig) -> list[Row]:
+    """What has an end."""
+    if prompts.task:
+        tasks = verifiers.tasks(prompts.task, prompts.options)
+        return [Row(messages, {verifiers.COLUMN: column}) for messages, column in tasks]
+    return read_data(prompts)
 
 
 def _numbered(problems: Iterable[gym.Problem | None]) -> Iterator[tuple[int, Row] | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from rollyard.config import BUILT_IN, Config, RewardConfig
+from rollyard.config import Config, RewardConfig
 from rollyard.errors import ConfigError
 from rollyard.pool import Launch
 from rollyard.protocols.rollouts import Scorer
@@ -25,6 +25,7 @@ from rollyard.types import Completion, Prompt, Reward
 
 Given = RewardFunction | Mapping[str, RewardFunction] | Sequence[RewardFunction]
 MODEL, JUDGE, REMOTE = "reward_model", "judge", "remote"  # names in reports
+OF_TASKS: Mapping[str, tuple[str, ...]] = {"reasoning_gym": ("reasoning_gym",), "verifiers": ()}  # else exact match
 FOR_WORKERS = (
     "time_limit_s",
     "workers",
@@ -263,7 +264,7 @@ def _shipped(name: str, ours: Shipped, config: Config) -> Judge:
 def _named(config: Config, optional: bool) -> list[Judge]:
     names = config.reward.function
     if not names and config.prompts.task:
-        names = ("exact_match" if config.prompts.task in BUILT_IN else "reasoning_gym",)
+        names = OF_TASKS.get(config.prompts.task.partition("/")[0], ("exact_match",))
     if not names and not optional:
         raise ConfigError("prompts from a file need a reward", where=WHERE, remedy="give --reward FILE.py:function")
     return [_load(name, config) for name in names]

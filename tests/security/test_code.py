@@ -39,6 +39,7 @@ LISTENERS = {
     "rollyard/train/external.py": {"bind"},  # of a signature
     "rollyard/ring.py": {"listen"},  # to engines of its own
     "rollyard/dashboard/serving.py": {"--port", "bind", "uvicorn"},
+    "rollyard/episode/verifiers.py": {"create_server"},
     "rollyard/inspect/command.py": {"--port"},  # its option, for that one
     "rollyard/cli.py": {"--port"},  # the same
     "rollyard/bench/sync.py": {"TCPStore"},

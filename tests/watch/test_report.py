@@ -131,6 +131,9 @@ USAGE = {
 }
 
 
+HELD_OUT = {"right": [0.5, 0.625], "late": [1.0, 1.0]}
+
+
 def test_the_json_has_the_fields_and_values_it_promises() -> None:
     record = json.loads(whole().to_json())
     software = record.pop("software")
@@ -150,14 +153,7 @@ def test_the_json_has_the_fields_and_values_it_promises() -> None:
         "generation_tokens_per_s": 1.0,
         "reward": {"first": 0.375, "last": 0.375, "curve": [None, 0.375]},
         "rewards": {"x": {"first": 0.25, "last": 0.25, "curve": [None, 0.25]}},
-        "eval": {
-            "first": 0.25,
-            "last": 0.75,
-            "samples": 8,
-            "unscored": 3,
-            "rewards": {"right": [0.5, 0.625], "late": [1.0, 1.0]},
-            "tokens": 100,
-        },
+        "eval": {"first": 0.25, "last": 0.75, "samples": 8, "unscored": 3, "rewards": HELD_OUT, "tokens": 100},
         "lengths": {"mean": 5.0, "p50": 4, "p95": 8, "max": 8, "truncated_share": 0.0},
         "slots_busy": 0.75,
         "decoder": "native",
