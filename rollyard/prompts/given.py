@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import cast
@@ -16,13 +16,14 @@ from rollyard.prompts.source import Render, Row, prompt_of
 from rollyard.types import Prompt
 
 WHERE = "submit"
-ONE = "exactly one of text, messages and token_ids"
+ONE = "exactly one of text, messages and token_ids; only beside token_ids there may be a text too"
 
 
 @dataclass(frozen=True, slots=True)
 class GivenPrompt:
     """What is submitted: a text, a conversation, or token ids, which are used as they are; and columns for the reward.
 
+    A text beside token ids is for people and rewards alone; without one they are given the ids decoded.
     Example: GivenPrompt("2+3=", columns={"answer": "5"}).
     """
 
@@ -38,10 +39,11 @@ class GivenSource:
     Args:
         render: makes token ids of a text or conversation.
         room: prompts that may wait to be taken.
+        decode: token ids to text, for people.
     """
 
-    def __init__(self, render: Render, room: int) -> None:
-        self._render, self._room = render, room
+    def __init__(self, render: Render, room: int, decode: Callable[[Sequence[int]], str]) -> None:
+        self._render, self._room, self._decode = render, room, decode
         self.vocabulary = 0  # token ids are lower; 0: nobody knows
         self._waiting: deque[Prompt] = deque()
         self._next = 0
@@ -113,15 +115,15 @@ class GivenSource:
 
     def _prompt(self, id_: int, given: GivenPrompt) -> Prompt:
         _check_columns(given.columns, id_)
-        wanted = [each for each in (given.text, given.messages, given.token_ids) if each is not None]
-        if len(wanted) != 1:
-            raise _refused(id_, f"it has {len(wanted)} of text, messages and token_ids", f"give {ONE}")
+        said = given.text if given.token_ids is None else given.token_ids
+        if (given.messages is None) == (said is None):
+            raise _refused(id_, "it is not one of a text, messages and token ids", f"give {ONE}")
         if given.token_ids is not None:
             ids = tuple(given.token_ids)
             most = self.vocabulary or max(ids, default=0) + 1
             if not ids or not all(type(token) is int and 0 <= token < most for token in ids):
                 raise _refused(id_, "its token ids are none", f"give whole numbers from 0 to {most - 1}, at least one")
-            return Prompt(id_, id_, ids, "", given.columns)
+            return Prompt(id_, id_, ids, self._decode(ids) if given.text is None else given.text, given.columns)
         return prompt_of(id_, id_, Row(_checked(id_, given), given.columns), self._render)
 
 

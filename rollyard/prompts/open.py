@@ -58,7 +58,7 @@ async def open_prompts(
     prompts, seed = config.prompts, config.run.seed
     render = _render(tokenizer, prompts)
     if prompts.source == "given":
-        return GivenSource(render, prompts.waiting), ()
+        return GivenSource(render, prompts.waiting, tokenizer.decode), ()
     if prompts.task in TASKS:
         task = TASKS[prompts.task]
         made = map(partial(_task_row, task, HELD_OUT_SEED, held_out=True), range(prompts.held_out))

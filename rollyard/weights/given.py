@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rollyard.errors import ConfigError, WeightSyncError
-from rollyard.model.folder import EMBEDDING, HEAD, infos, save, tensors
+from rollyard.model.folder import EMBEDDING, HEAD, WEIGHTS, infos, save, tensors, write_tensors
 from rollyard.model.transformer import CausalLM
 from rollyard.types import TensorInfo
 from rollyard.weights.layout import compare
@@ -127,6 +127,18 @@ def _check_tied(head: Tensor, embedding: Tensor | None) -> None:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:SHOWN])
     return shown + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def write_weights(weights: Weights, folder: Path) -> None:
+    """Write these weights as a safetensors file of a Hugging Face folder, tensors that are one in two places once."""
+    found: dict[str, Tensor] = {}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in named(weights).items():
+        all_of_it = whole(name, tensor)
+        if (key := (all_of_it.data_ptr(), all_of_it.shape)) not in seen:
+            seen.add(key)
+            found[name] = all_of_it
+    write_tensors(folder / WEIGHTS, infos(found), iter(found.items()))
 
 
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
