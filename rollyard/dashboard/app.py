@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import FileResponse, PlainTextResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
@@ -27,6 +27,7 @@ from rollyard.dashboard.shown import Shown
 from rollyard.errors import ConfigError, JournalError
 from rollyard.inspect.select import Wanted
 from rollyard.types import DropReason, FinishReason
+from rollyard.watch.prometheus import CONTENT_TYPE
 
 STATIC: Final = Path(__file__).with_name("static")
 MOST: Final = 2**63 - 1
@@ -34,7 +35,6 @@ ROWS: Final = 1000  # of a page at most
 WIDTH: Final = 8192  # columns of a timeline at most
 TEXT: Final = 1000  # characters to look for at most
 PAGES: Final = 32  # that are told what goes on, at once
-CHECK: Final = "`rollyard inspect RUN --check` says what is sound"
 
 Natural = Annotated[int, Field(ge=0, le=MOST)]
 Id = Annotated[int, InPath(ge=0, le=MOST)]
@@ -147,6 +147,10 @@ def make_app(shown: Shown) -> FastAPI:
     def health() -> dict[str, str]:
         return {"status": "ok"}
 
+    @app.get("/metrics", response_class=PlainTextResponse)
+    def metrics() -> Response:
+        return Response(shown.metrics(), headers={"Content-Type": CONTENT_TYPE})
+
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
         return FileResponse(STATIC / "index.html")
@@ -180,17 +184,20 @@ def _add_numbers(app: FastAPI, shown: Shown) -> None:
 def _add_live(app: FastAPI, shown: Shown) -> None:
     pages = 0
 
-    @app.get("/api/live", response_class=EventSourceResponse)
-    async def live(asked: Annotated[Since, Query()]) -> AsyncIterator[ServerSentEvent]:
+    async def room() -> AsyncIterator[None]:
         nonlocal pages
         if pages >= PAGES:
             raise HTTPException(503, f"{PAGES} pages are open already")
         pages += 1
         try:
-            async for event in events(shown, asked.after):
-                yield event
+            yield
         finally:
             pages -= 1
+
+    @app.get("/api/live", response_class=EventSourceResponse, dependencies=[Depends(room)])
+    async def live(asked: Annotated[Since, Query()]) -> AsyncIterator[ServerSentEvent]:
+        async for event in events(shown, asked.after):
+            yield event
 
 
 def _add_lists(app: FastAPI, shown: Shown) -> None:
@@ -227,7 +234,7 @@ def _add_problems(app: FastAPI) -> None:
     @app.exception_handler(JournalError)
     @app.exception_handler(OSError)
     def unreadable(request: Request, error: Exception) -> Response:
-        return problem(503, str(error), request.url.path, CHECK)
+        return problem(503, str(error), request.url.path, told.CHECK)
 
     @app.exception_handler(HTTPException)
     def other(request: Request, error: HTTPException) -> Response:

@@ -17,10 +17,13 @@ from fastapi.sse import ServerSentEvent
 from pydantic import TypeAdapter
 
 from rollyard.dashboard.shown import Shown
-from rollyard.dashboard.told import RUNNING, Ended
+from rollyard.dashboard.told import CHECK, RUNNING, Ended, Problem
+from rollyard.errors import JournalError
 from rollyard.watch.live import Live
 
 EVERY_S: Final = 1.0
+AGAIN_S: Final = 5.0  # after something that could not be read
+PROBLEM: Final = TypeAdapter(Problem)
 LIVE: Final = TypeAdapter(Live)
 ENDED: Final = TypeAdapter(Ended)
 ROW: Final = TypeAdapter(dict[str, Any])
@@ -32,21 +35,27 @@ async def events(shown: Shown, after: int | None) -> AsyncIterator[ServerSentEve
     Args:
         after: the last step that is known; None: the newest.
     """
-    if after is None:
-        rows = (await run_in_threadpool(shown.pulse, 0)).rows
-        after = rows[-1]["step"] if rows else 0
     file: int | None = None
     while True:
-        pulse = await run_in_threadpool(shown.pulse, after)
+        try:
+            pulse = await run_in_threadpool(shown.pulse, after or 0)
+        except (JournalError, OSError) as error:
+            yield _event("problem", PROBLEM.dump_json(Problem(str(error), str(shown.folder.path), CHECK)))
+            await asyncio.sleep(AGAIN_S)
+            continue
         if file not in (None, pulse.file):
-            yield ServerSentEvent(event="again", raw_data="{}")
-        file = pulse.file
-        for row in pulse.rows:
-            after = row["step"]
-            yield ServerSentEvent(event="step", raw_data=ROW.dump_json(dict(row)).decode())
+            yield _event("again", b"{}")
+        elif after is not None:
+            for row in pulse.rows:
+                yield _event("step", ROW.dump_json(dict(row)))
+        file, after = pulse.file, pulse.last
         if pulse.live is not None:
-            yield ServerSentEvent(event="live", raw_data=LIVE.dump_json(pulse.live).decode())
+            yield _event("live", LIVE.dump_json(pulse.live))
         if pulse.state != RUNNING:
-            yield ServerSentEvent(event="end", raw_data=ENDED.dump_json(Ended(pulse.state, pulse.cause)).decode())
+            yield _event("end", ENDED.dump_json(Ended(pulse.state, pulse.cause)))
             return
         await asyncio.sleep(EVERY_S)
+
+
+def _event(name: str, content: bytes) -> ServerSentEvent:
+    return ServerSentEvent(event=name, raw_data=content.decode())

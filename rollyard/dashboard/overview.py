@@ -13,7 +13,6 @@ from rollyard.errors import ConfigError
 from rollyard.inspect.overview import Overview as Seen
 from rollyard.inspect.overview import overview as seen_of
 from rollyard.inspect.source import Lives, Source, read_config
-from rollyard.journal.codec import unpack_spans
 from rollyard.journal.folder import RunFolder
 from rollyard.layers import resolve
 from rollyard.watch.live import Live
@@ -25,14 +24,15 @@ from rollyard.worker import transport_of
 PHASE: Final = "phase/"
 MEAN: Final = "/mean"
 PART: Final = "reward/"
-# CROSS: batches come first, see inspect.steps. Rows of the same versions and step are counted by SQLite.
+# CROSS: batches come first, and what belongs to them in this order, see inspect.steps.
 STALE: Final = """
-    SELECT bg.step, c.spans, count(*) FROM batches b
+    SELECT bg.step - (s.value ->> 0), sum(s.value ->> 4) FROM batches b
     CROSS JOIN batch_groups bg ON bg.incarnation = b.incarnation AND bg.step = b.step
     CROSS JOIN completions c ON c.incarnation = bg.incarnation AND c.group_id = bg.group_id
-    JOIN verdicts v ON v.incarnation = c.incarnation AND v.group_id = c.group_id AND v.member = c.member
-    LEFT JOIN drops d ON d.incarnation = c.incarnation AND d.group_id = c.group_id AND ifnull(d.member, -1) = c.member
-    WHERE b.trained_at IS NOT NULL AND v.value IS NOT NULL AND d.reason IS NULL AND {steps} GROUP BY bg.step, c.spans"""
+    CROSS JOIN verdicts v ON v.incarnation = c.incarnation AND v.group_id = c.group_id AND v.member = c.member
+    LEFT JOIN drops d ON d.incarnation = c.incarnation AND d.group_id = c.group_id AND ifnull(d.member, -1) = c.member,
+    json_each(c.spans) s
+    WHERE b.trained_at IS NOT NULL AND v.value IS NOT NULL AND d.reason IS NULL AND {steps} GROUP BY 1 ORDER BY 1"""
 TRAINED_MEMBERS: Final = """
     SELECT count(*) FROM batches b
     CROSS JOIN batch_groups bg ON bg.incarnation = b.incarnation AND bg.step = b.step
@@ -198,12 +198,7 @@ def _of_journal(told: Overview, folder: RunFolder, seen: Seen) -> Overview:
 
 def staleness(source: Source) -> Mapping[int, int]:
     """Trained tokens by lag, as the report counts them. Raises JournalError."""
-    found: Counter[int] = Counter()
-    for step, spans, members in source.rows(STALE.format(steps=source.of_steps("b"))):
-        with source.decoding():
-            for span in unpack_spans(spans):
-                found[step - span.version.step] += span.tokens * members
-    return dict(sorted(found.items()))
+    return dict(source.rows(STALE.format(steps=source.of_steps("b"))))
 
 
 def lengths(source: Source) -> Lengths:

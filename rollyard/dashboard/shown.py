@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar, cast
 
 from rollyard.dashboard import lists
 from rollyard.dashboard.feed import Feed
+from rollyard.dashboard.figures import figures
 from rollyard.dashboard.histograms import histograms, lags
 from rollyard.dashboard.options import shown
 from rollyard.dashboard.overview import overview
@@ -38,6 +39,7 @@ from rollyard.inspect.source import Source, goes_on
 from rollyard.inspect.words import Words, words_of
 from rollyard.journal.folder import RunFolder
 from rollyard.journal.quiet import LOG
+from rollyard.watch.prometheus import exposition
 from rollyard.watch.trace import read_trace
 
 KEPT: Final = 64  # answers
@@ -74,11 +76,20 @@ class Shown:
     def pulse(self, after: int) -> Pulse:
         """What is new since this step was done."""
         with self._lock:
-            rows = tuple(line for line in self._rows.rows() if line["step"] > after)
+            rows = self._rows.rows()
+            last = rows[-1]["step"] if rows else 0
+            new = tuple(line for line in rows if line["step"] > after)
             if going(self.folder):
-                return Pulse(RUNNING, "", self._feed.live(), self._rows.files, rows)
+                return Pulse(RUNNING, "", self._feed.live(), self._rows.files, last, new)
             state = self._state()
-            return Pulse(state.name, state.cause, None, self._rows.files, rows)
+            return Pulse(state.name, state.cause, None, self._rows.files, last, new)
+
+    def metrics(self) -> bytes:
+        """For Prometheus."""
+        with self._lock:
+            told, state, rows = self._overview(), self._state(), self._rows.rows()
+            live = self._feed.live() if state.name == RUNNING else None
+            return exposition(figures(told, state, live, rows[-1] if rows else {}))
 
     def timeline(self, start_ns: int, end_ns: int, width: int) -> Timeline:
         """Of the trace that the run left, or of what it says while it goes on."""

@@ -20,6 +20,7 @@ FINISHED: Final = "finished"
 FAILED: Final = "failed"
 KILLED: Final = "killed"
 SIMULATED: Final = "simulated"
+CHECK: Final = "`rollyard inspect RUN --check` says what is sound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,13 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What goes on. `file` is another number when a new life began, and all steps may be others."""
+    """What goes on, and lines of the metrics that are new. `file`: another one when a new life began, and steps are others."""
 
     state: str
     cause: str
     live: Live | None
     file: int
+    last: int  # step that there is a line of
     rows: tuple[Mapping[str, Any], ...]
 
 

@@ -151,7 +151,8 @@ class Accounts:
             name, roles = ("+".join(watched.names), tuple(watched.roles)) if number > 1 else (DRIVER, (DRIVER,))
             about = (watched.devices, watched.since_ns, watched.until_ns)
             found.append(LaneNews(number, name, roles, *about, until, intervals))
-        return tuple(lane for lane in found if lane.intervals or lane.lane >= len(places))
+        new = range(len(places), len(found))
+        return tuple(lane for lane in found if lane.intervals or lane.place != known[lane.lane] or lane.lane in new)
 
     def _phases(self, place: Place, most: int) -> LaneNews:
         """Phases that have ended, and explain waits."""
