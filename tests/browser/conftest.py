@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 from tests.browser.serving import dashboard, run
 
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 Open = Callable[..., Page]
+
+
+def until(page: Page, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    """Wait for it. The page's policy lets nobody evaluate texts in it, which is how Playwright would wait."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        page.wait_for_timeout(50)
+
+
+def window(page: Page) -> tuple[float, float]:
+    """Seconds that the timeline shows."""
+    shown = page.locator(".window")
+    expect(shown).to_have_attribute("data-until", re.compile(r"\d"))
+    return float(shown.get_attribute("data-from") or "nan"), float(shown.get_attribute("data-until") or "nan")
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,7 @@ def test_one_rollout(open_page: Open, address: str, tiny: Path) -> None:
     assert words.first.evaluate("word => getComputedStyle(word).backgroundColor") != "rgba(0, 0, 0, 0)", "a surprise has a colour"
     detail.get_by_role("button", name="text", exact=True).click()
     assert words.first.evaluate("word => getComputedStyle(word).backgroundColor") == "rgba(0, 0, 0, 0)"
-    detail.get_by_role("link", name="3", exact=True).click()
+    detail.get_by_role("link", name="Group 3").click()
     expect(detail.get_by_role("heading", name="Group 3")).to_be_visible()
     expect(detail.get_by_role("table", name="Members").locator("tbody tr")).to_have_count(4)
 

@@ -108,11 +108,8 @@ def hostile(tmp_path: Path) -> Iterator[str]:
 
 
 def test_what_was_written_is_text(open_page: Open, hostile: str) -> None:
-    page = open_page(f"{hostile}#rollouts?search=[red]&open=0.1")
-    expect(page.locator("tbody tr")).to_have_count(1)
-    shown = page.locator("tbody .c-words").inner_text()
-    assert "[red]no[/]" in shown
+    page = open_page(f"{hostile}#rollouts?search=owned&open=0.1")
+    row = page.locator(".rows tbody tr")
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text("[red]no[/]")
     expect(page.locator(".detail")).to_contain_text("Tokens are shown by their numbers")
-    written = page.locator(".detail pre").nth(1)
-    assert page.evaluate("document.scripts.length") == 1
-    assert written

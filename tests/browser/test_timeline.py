@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Open
+from tests.browser.conftest import Open, until, window
 
 pytestmark = pytest.mark.browser
-
-
-def window(page: Page) -> tuple[float, float]:
-    """Seconds that are shown."""
-    shown = page.locator(".window")
-    expect(shown).to_have_attribute("data-until", re.compile(r"\d"))
-    return float(shown.get_attribute("data-from") or "nan"), float(shown.get_attribute("data-until") or "nan")
 
 
 def lanes(page: Page) -> list[list[str]]:
@@ -45,7 +37,7 @@ def test_shares_of_the_whole_are_those_of_the_report(open_page: Open, address: s
     page.keyboard.press("0")
     with page.expect_response("**/api/timeline*"):
         page.keyboard.press("0")
-    page.wait_for_function("document.querySelector('.window').dataset.from === '0'")
+    until(page, lambda: window(page)[0] == 0)
     head, *rows = lanes(page)
     for device, row in zip(report["usage"]["devices"], rows[1:], strict=True):
         for name, share in zip(head[2:], row[2:], strict=True):
@@ -57,7 +49,7 @@ def test_zoom_by_key_button_and_hand(open_page: Open, address: str, report: dict
     page = open_page(f"{address}#timeline")
     window(page)
     page.keyboard.press("0")
-    page.wait_for_function("document.querySelector('.window').dataset.from === '0'")
+    until(page, lambda: window(page)[0] == 0)
     whole = window(page)
     assert abs(whole[1] - report["wall_s"]) < 0.05 * report["wall_s"]
     with page.expect_response("**/api/timeline?from=*") as asked:
@@ -76,6 +68,6 @@ def test_zoom_by_key_button_and_hand(open_page: Open, address: str, report: dict
     page.keyboard.down("Control")
     page.mouse.wheel(0, -300)
     page.keyboard.up("Control")
-    page.wait_for_function("Number(document.querySelector('.window').dataset.from) > 0")
+    until(page, lambda: window(page)[0] > 0)
     by_wheel = window(page)
     assert by_wheel[1] - by_wheel[0] < whole[1] - whole[0]

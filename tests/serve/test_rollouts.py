@@ -6,9 +6,9 @@ import asyncio
 import json
 from pathlib import Path
 
+import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save
-import torch
 
 from rollyard.caller import Batch
 from rollyard.errors import RunFailed

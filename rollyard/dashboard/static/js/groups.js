@@ -67,7 +67,7 @@ export class Groups extends Listing {
       names.length > 0 && facts(names.map(([name, value]) => [name, literal(value)]), { "aria-label": "Columns of the prompt" }),
       h("h3", {}, "Members"),
       grid("Members", [{ name: "rollout", text: true }, { name: "reward" }, { name: "tokens" }, { name: "ended", text: true }, { name: "completion", text: true }],
-        members.map((row) => [h("a", { href: to("rollouts", { open: `${row.group}.${row.member}` }) }, `${row.group}.${row.member}`),
+        members.map((row) => [h("a", { href: to("rollouts", { open: `${row.group}.${row.member}` }), "aria-label": `Rollout ${row.group}.${row.member}` }, `${row.group}.${row.member}`),
           reward(number(row.reward)), count(number(row.tokens)), row.dropped ?? row.finish ?? NONE, h("span", { class: "completion" }, row.completion)])));
   }
 }

@@ -20,6 +20,7 @@ export class Listing {
   total = 0;
   #ask = newest();
   #asked = null; // of the rows that are shown
+  #loading = null; // the same, until they are there
   #more = seldom(MORE_MS, () => this.#load(true));
   #typing = 0;
 
@@ -47,8 +48,9 @@ export class Listing {
     for (const element of elements) if (element !== document.activeElement) element.value = asked[element.name] ?? element.dataset.default ?? "";
     if (JSON.stringify(asked) !== this.#asked) {
       this.#asked = JSON.stringify(asked);
-      await this.#load();
+      this.#loading = this.#load();
     }
+    await this.#loading;
     this.#marked(open);
     this.element.classList.toggle("opened", Boolean(open));
     this.detail.hidden = !open;

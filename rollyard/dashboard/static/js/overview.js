@@ -123,7 +123,7 @@ export class Overview {
     fill(this.tiles,
       tile("reward", "Reward", reward(number(last)), `from ${reward(number(first))}`),
       tile("eval", "Held-out reward", reward(number(now.eval.last)), `from ${reward(number(now.eval.first))}`),
-      tile("speed", "Generation", rate(number(now.tokens_per_s)), "mean while it goes on"),
+      tile("speed", "Generation", rate(number(now.tokens_per_s)), "while generating"),
       tile("tokens", "Tokens", short(number(now.tokens)), "sampled for rollouts"),
       live ? tile("slots", "Slots busy", percent(busy(live)), `${percent(number(now.slots_busy))} so far`) : tile("slots", "Slots busy", percent(number(now.slots_busy)), "mean of the run"),
       tile("queue", "Queue", live ? count(live.queue) : NONE, live ? `${count(live.live)} groups under way` : "no request waits"),

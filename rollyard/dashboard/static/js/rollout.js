@@ -26,7 +26,7 @@ export function drawRollout(place, found, list) {
       ["tokens", count(tokens.length)], ["mean logprob", surprise(tokens)], ["ended", found.finish ?? "not finished"],
       ["step", row.step === null ? null : count(row.step)], ["lag", row.lag === null ? null : many(row.lag, "version")],
       ["outcome", row.dropped ? h("span", { class: "dropped" }, `dropped: ${row.dropped}`) : row.trained ? "trained" : row.step === null ? "in no batch yet" : "in a batch"],
-      ["cause", row.cause], ["group", h("a", { href: to("groups", { open: row.group }) }, row.group)], ["life", row.life ? count(row.life) : null],
+      ["cause", row.cause], ["group", h("a", { href: to("groups", { open: row.group }), "aria-label": `Group ${row.group}` }, row.group)], ["life", row.life ? count(row.life) : null],
       ["finished", found.finished_at === null ? null : clock(found.finished_at)],
     ]),
     prompt(found), words.element, turns(found.turns), spans(found.spans), found.no_texts && h("p", { class: "dim" }, `Tokens are shown by their numbers: ${found.no_texts}`),

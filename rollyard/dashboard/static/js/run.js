@@ -1,6 +1,6 @@
 // The run as far as the page knows it: its overview, a row a step, and what is told while it goes on.
 
-import { ask, Gone, seldom } from "./api.js";
+import { ask, Gone, problemOf, seldom } from "./api.js";
 
 const SAMPLES = 900; // of slots and queue that are kept: a quarter of an hour
 const RETRY_MS = 2000;
@@ -76,7 +76,7 @@ export class Run extends EventTarget {
   }
 
   #listen() {
-    const events = (this.#events = new EventSource("api/live"));
+    const events = (this.#events = new EventSource(`api/live?after=${this.steps.rows.at(-1)?.step ?? 0}`));
     events.addEventListener("open", () => {
       const before = this.connection.state;
       this.#connected("live");
@@ -84,7 +84,9 @@ export class Run extends EventTarget {
     });
     events.addEventListener("live", (event) => this.#lives(JSON.parse(event.data)));
     events.addEventListener("step", (event) => this.#stepped(JSON.parse(event.data)));
-    events.addEventListener("end", () => this.#ended());
+    events.addEventListener("problem", (event) => this.heard(new Error(problemOf(JSON.parse(event.data)))));
+    events.addEventListener("again", () => this.#anew());
+    events.addEventListener("end", (event) => this.#ended(JSON.parse(event.data)));
     events.addEventListener("error", () => {
       this.#connected("gone");
       if (events.readyState !== EventSource.CLOSED) return; // else the browser tries again by itself
@@ -108,12 +110,19 @@ export class Run extends EventTarget {
     this.#tell("changed");
   }
 
-  async #ended() {
+  /** A new life of the run has begun. */
+  async #anew() {
+    this.samples.length = 0;
+    await this.#read().then(() => this.heard(null), (error) => this.heard(error));
+    this.#tell("changed");
+  }
+
+  async #ended({ state, cause }) {
     this.#events.close();
     this.live = null;
     await this.refresh();
-    if (this.going) this.overview.state = "finished"; // the folder is a moment behind
-    this.#connected("ended");
+    Object.assign(this.overview, { state, cause });
+    if (this.connection.state !== "gone") this.#connected("ended");
     this.#tell("overview");
   }
 
