@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ from tests.episode.toys import WORDS, Toy
 V0 = WeightVersion(0)
 TOKEN = "of-this-test"
 URL = "http://localhost:8000"
+WORD = re.compile("|".join(sorted(map(re.escape, WORDS.values()), key=len, reverse=True)))
 
 
 def group(id_: int, reward: float | None = 1.0) -> Group:
@@ -57,6 +59,13 @@ def batch(step: int, *ids: int) -> Batch:
         for each in ids
     )
     return Batch(step, tuple(map(group, ids)), TrainBatch(step, (rows,), Sampling(9)))
+
+
+class AnyText(Toy):
+    """Also of texts in which there is no word."""
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        return tuple(id_ for word in WORD.findall(text) for id_ in super(AnyText, self).encode(word)) or (4,)
 
 
 class Policy:
@@ -82,7 +91,7 @@ class Double:
 
     def __init__(self, folder: Path, sessions: Sessions | None = None, room: int = 8) -> None:
         self.folder, self.version = folder, V0
-        self.source = GivenSource(lambda number, row: (Toy().encode(str(row.prompt)), str(row.prompt)), room)
+        self.source = GivenSource(lambda number, row: (AnyText().encode(str(row.prompt)), str(row.prompt)), room)
         self.source.vocabulary = len(WORDS) + 1
         self.found: asyncio.Queue[Group | Exception | None] = asyncio.Queue()
         self.batch: asyncio.Queue[Batch | None] = asyncio.Queue()
@@ -131,7 +140,7 @@ class Double:
     def admit(self, count: int, size: int = 1, limit_s: float = 5.0, turns: int = 8) -> None:
         """The next prompts are played by harnesses."""
         assert self.sessions is not None
-        stage = Stage(self.sessions, Toy(), len(WORDS) + 1, 9, turns, limit_s)
+        stage = Stage(self.sessions, AnyText(), len(WORDS) + 1, 9, turns, limit_s)
         for prompt in self.source.take(count)[0]:
             self.episodes += [asyncio.create_task(stage.play(prompt, self.policy)) for _ in range(size)]
 

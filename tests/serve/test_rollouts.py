@@ -6,9 +6,9 @@ import asyncio
 import json
 from pathlib import Path
 
+import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save
-import torch
 
 from rollyard.caller import Batch
 from rollyard.errors import RunFailed
@@ -54,7 +54,7 @@ WRONG: list[object] = [
     {"prompts": [{"token_ids": [99]}]},
     {"prompts": [{"text": "?", "columns": {"prompt": 1}}]},
     {"prompts": [{"text": "?"}], "more": 1},
-    {"prompts": [{"text": "?"}], "wait_s": 99},
+    {"prompts": [{"text": "?"}], "wait_s": -1.0},
 ]
 
 
