@@ -208,6 +208,7 @@ class StatusRecord(BaseModel):
     trained: int
     dropped: dict[str, int]
     tokens: int
+    tokens_per_s: float = Field(description="since the engines were up")
     engines: list[str]
     cursor: int = Field(description="of the newest finished group")
     sessions: SessionCounts | None = Field(description="where harnesses play")

@@ -19,7 +19,9 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
+from rollyard.dashboard.rows import MetricRows
 from rollyard.errors import ConfigError, RollyardError
+from rollyard.journal.folder import RunFolder
 from rollyard.prompts.given import GivenPrompt
 from rollyard.rollouts import Rollouts
 from rollyard.serve.desk import Desk, unsuited
@@ -49,6 +51,7 @@ class Service:
     def __init__(self, config: ServeConfig, rollouts: Rollouts, sessions: Sessions | None = None) -> None:
         self.config, self.rollouts, self.sessions = config, rollouts, sessions
         self.desk = Desk(rollouts, config.serve.lease_s)
+        self.metrics = MetricRows(RunFolder(rollouts.folder).metrics)
         self.meeting = Groups(config.serve.group_address)
         self.draining = asyncio.Event()  # no more is begun, and what waits is sent home
         self.failed = asyncio.Event()

@@ -101,11 +101,12 @@ class Double:
         self.episodes: list[asyncio.Task[Any]] = []
 
     async def submit(self, prompts: Sequence[Any]) -> tuple[int, ...]:
-        await self.source.room()
+        await self.room()
         return self.source.put([given_of(each) for each in prompts])
 
     async def room(self) -> None:
-        await self.source.room()
+        while self.source.full:  # noqa: ASYNC110 (a double)
+            await asyncio.sleep(0.01)
 
     def check_prompts(self, prompts: Sequence[Any]) -> None:
         self.source.check([given_of(each) for each in prompts])
@@ -135,7 +136,7 @@ class Double:
         return self.version
 
     def status(self) -> Status:
-        return Status("running", self.version, None, 0, self.source.waiting, ("e0",), 0, 0, {}, 0)
+        return Status("running", self.version, None, 0, self.source.waiting, ("e0",), 0, 0, {}, 0, 0.0)
 
     def admit(self, count: int, size: int = 1, limit_s: float = 5.0, turns: int = 8) -> None:
         """The next prompts are played by harnesses."""

@@ -1,4 +1,4 @@
-"""The OpenAPI document is what is served: schemathesis makes requests of it, right ones and wrong ones, and looks at the answers."""
+"""The OpenAPI document is what is served: schemathesis makes requests by it, right and wrong ones, and looks at the answers."""
 
 from __future__ import annotations
 
