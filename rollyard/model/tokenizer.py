@@ -88,12 +88,11 @@ class Tokenizer:
     def chat(self, messages: Sequence[Mapping[str, Any]], *, answered: bool = False) -> tuple[int, ...]:
         """Ids of a conversation up to where the assistant's answer begins, or of one that ends with it (`answered`).
 
-        Raises ConfigError without a template.
+        Raises ConfigError without a template, or for a conversation that it refuses.
         """
         if not self.has_chat_template:
             raise ConfigError("the tokenizer has no chat template", where=WHERE, remedy="give texts, or an instruct model")
-        turns = [dict(message) for message in messages]
-        text = str(self._full.apply_chat_template(turns, tokenize=False, add_generation_prompt=not answered))
+        text = self._by_template(messages, not answered)
         # The template writes its own special tokens.
         return tuple(self._fast.encode(text, add_special_tokens=False).ids)
 
@@ -105,13 +104,22 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise ConfigError("the tokenizer has no chat template", where=WHERE, remedy="give texts, or an instruct model")
-        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}, *map(dict, messages)]
-        text = str(self._full.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
-        _, found, after = text.rpartition(ANSWER)
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}, *messages]
+        _, found, after = self._by_template(said, True).rpartition(ANSWER)
         if not found:
             problem = "the chat template shows no earlier answer"
             raise ConfigError(problem, where=WHERE, remedy="render whole conversations with `chat`")
         return self.encode(after, special=False)
+
+    def _by_template(self, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
+        """Raises ConfigError for a conversation that the template refuses."""
+        import jinja2
+
+        try:
+            return str(self._full.apply_chat_template([*map(dict, messages)], tokenize=False, add_generation_prompt=begins))
+        except jinja2.TemplateError as error:
+            problem = f"the chat template refuses this conversation: {error}"
+            raise ConfigError(problem, where=WHERE, remedy="give roles in the order that it wants") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids: special tokens left out, spaces as they are."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
 
-import jinja2
-
 from rollyard.config import RolloutConfig
 from rollyard.errors import ConfigError
 from rollyard.serve.conversation import Rendered
@@ -152,9 +150,6 @@ def content_of(request: ChatRequest | CompletionRequest) -> str:
 def _rendered(render: Callable[[], Rendered]) -> Rendered:
     try:
         return render()
-    except jinja2.TemplateError as error:
-        problem = f"the model's chat template refuses this conversation: {error}"
-        raise Refused(HTTPStatus.BAD_REQUEST, problem, "template", "messages") from None
     except ConfigError as error:
         raise Refused(HTTPStatus.BAD_REQUEST, error.problem, "template", "messages", error.remedy) from None
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from rollyard.errors import ConfigError, RollyardError
@@ -33,6 +34,7 @@ def application(service: Service, token: str) -> Guard:
         version=metadata.version("rollyard"),
         docs_url=None,  # their pages fetch scripts from elsewhere
         redoc_url=None,
+        dependencies=[Depends(_known)],
     )
     app.state.service = service
     for each in (prompts, training, sessions, openai, health):
@@ -47,6 +49,16 @@ def application(service: Service, token: str) -> Guard:
     return Guard(app, token, own_names(serve.host, serve.names), serve.body_mib * MIB, serve.body_s, SEND_S)
 
 
+def _known(request: Request) -> None:
+    """Raises Refused for a parameter that the path has not, which would be ignored otherwise."""
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    told = request.app.openapi()["paths"][route.path][request.method.lower()].get("parameters", ())
+    named = {parameter["name"] for parameter in told if parameter["in"] == "query"}
+    if unknown := [name for name in request.query_params if name not in named]:
+        raise Refused(400, f"there is no parameter {unknown[0]!r}", "invalid", unknown[0])
+
+
 def _answer(refused: Refused) -> JSONResponse:
     return JSONResponse(refused.content, refused.status, refused.headers)
 
@@ -57,9 +69,9 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    """The first of what is wrong."""
+    """What is wrong: of several kinds that it could have been, of that which it comes nearest to."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
+    first = max(error.errors(), key=lambda found: len(found["loc"]))
     place = ".".join(str(part) for part in first["loc"][1:])
     return _answer(Refused(400, f"{place or 'the body'}: {first['msg']}", "invalid", place))
 

@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rollyard.serve.records import WHOLE
+
 MODEL = "policy"
+Most = Annotated[int, Field(ge=1), WHOLE]
 
 
 class Asked(BaseModel):
@@ -56,7 +59,9 @@ class _Generation(Asked):
     model: Annotated[str, Field(min_length=1, max_length=200)] = Field(
         description=f"`{MODEL}`, or `{MODEL}:SESSION` instead of the header X-Rollyard-Session"
     )
-    n: int = Field(1, ge=1, le=64, description="answers, one after the other: each is a turn of the episode")
+    n: Annotated[int, Field(ge=1, le=64), WHOLE] = Field(
+        1, description="answers, one after the other: each is a turn of the episode"
+    )
     stop: str | Annotated[list[str], Field(max_length=16)] | None = Field(None, description="texts that end an answer")
     stream: bool = Field(False, description="each answer comes in one piece, once it is whole")
     stream_options: StreamOptions | None = None
@@ -73,17 +78,21 @@ class _Generation(Asked):
 
 class ChatRequest(_Generation):
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
-    max_tokens: int | None = Field(None, ge=1, description="of an answer, at most and by default rollout.max_tokens")
-    max_completion_tokens: int | None = Field(None, ge=1, description="the same")
+    max_tokens: Most | None = Field(None, description="of an answer, at most and by default rollout.max_tokens")
+    max_completion_tokens: Most | None = Field(None, description="the same")
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=0, description="0, or none: others than the token's own are not known")
+    top_logprobs: Annotated[int, Field(ge=0, le=0), WHOLE] | None = Field(
+        None, description="0, or none: others than the token's own are not known"
+    )
     response_format: ResponseFormat | None = None
 
 
 class CompletionRequest(_Generation):
-    prompt: str | Annotated[list[int], Field(min_length=1)]
-    max_tokens: int | None = Field(None, ge=1, description="of an answer, at most and by default rollout.max_tokens")
-    logprobs: int | None = Field(None, ge=0, le=0, description="0, or none: others than the token's own are not known")
+    prompt: str | Annotated[list[Annotated[int, WHOLE]], Field(min_length=1)]
+    max_tokens: Most | None = Field(None, description="of an answer, at most and by default rollout.max_tokens")
+    logprobs: Annotated[int, Field(ge=0, le=0), WHOLE] | None = Field(
+        None, description="0, or none: others than the token's own are not known"
+    )
     echo: Literal[False] | None = None
     suffix: None = None
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from rollyard.types import Group
 
 Key = Annotated[str, Field(min_length=1, max_length=200)]
 Wait = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 LARGEST_ID = 2**53
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)  # JSON tells no 4.0 from 4
 
 
 class Said(BaseModel):
@@ -24,15 +31,25 @@ class ChatMessage(Said):
     content: str
 
 
-class GivenPromptRecord(Said):
-    """A prompt: exactly one of `text`, `messages` and `token_ids`."""
-
-    text: Annotated[str, Field(min_length=1)] | None = Field(None, description="by the chat template where prompts.chat says so")
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(None, description="a conversation")
-    token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] | None = Field(
-        None, description="used as they are"
-    )
+class _Prompt(Said):
     columns: dict[str, JsonValue] = Field({}, description="given to the reward by name, and to harnesses")
+
+
+class TextPrompt(_Prompt):
+    text: Annotated[str, Field(min_length=1)] = Field(description="by the chat template where prompts.chat says so")
+
+
+class ChatPrompt(_Prompt):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(description="a conversation")
+
+
+class TokensPrompt(_Prompt):
+    token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31), WHOLE]], Field(min_length=1)] = Field(
+        description="used as they are"
+    )
+
+
+GivenPromptRecord = TextPrompt | ChatPrompt | TokensPrompt
 
 
 class Submission(Said):
@@ -97,7 +114,7 @@ class FileOfWeights(Said):
 
 class Tensor(Said):
     name: Annotated[str, Field(min_length=1, max_length=1000)]
-    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**40)]], Field(max_length=8)]
+    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**40), WHOLE]], Field(max_length=8)]
     dtype: Annotated[str, Field(min_length=1, max_length=32)] = Field(description="such as torch.float32")
 
 
@@ -132,7 +149,7 @@ class Weights(BaseModel):
 
 
 class SessionClaim(Said):
-    group: Annotated[int, Field(ge=0, le=LARGEST_ID)] | None = Field(
+    group: Annotated[int, Field(ge=0, le=LARGEST_ID), WHOLE] | None = Field(
         None, description="a member of this group; else the one that waits longest"
     )
     key: Key | None = Field(None, description="of the client's: the same key opens the same session")
@@ -191,6 +208,7 @@ class StatusRecord(BaseModel):
     trained: int
     dropped: dict[str, int]
     tokens: int
+    tokens_per_s: float = Field(description="since the engines were up")
     engines: list[str]
     cursor: int = Field(description="of the newest finished group")
     sessions: SessionCounts | None = Field(description="where harnesses play")

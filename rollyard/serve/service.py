@@ -19,12 +19,14 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
+from rollyard.dashboard.rows import MetricRows
 from rollyard.errors import ConfigError, RollyardError
+from rollyard.journal.folder import RunFolder
 from rollyard.prompts.given import GivenPrompt
 from rollyard.rollouts import Rollouts
 from rollyard.serve.desk import Desk, unsuited
 from rollyard.serve.group import Groups
-from rollyard.serve.records import GivenPromptRecord
+from rollyard.serve.records import ChatPrompt, GivenPromptRecord, TextPrompt
 from rollyard.serve.refusals import Refused
 from rollyard.serve.sessions import Sessions
 from rollyard.serve.settings import ServeConfig
@@ -32,6 +34,7 @@ from rollyard.serve.store import Store
 from rollyard.types import Group
 
 GROUP = TypeAdapter(Group)
+PROMPT: TypeAdapter[GivenPromptRecord] = TypeAdapter(GivenPromptRecord)
 PAGE = 64  # groups that are read at a time
 Record = tuple[int, bytes]  # cursor, group
 
@@ -48,6 +51,7 @@ class Service:
     def __init__(self, config: ServeConfig, rollouts: Rollouts, sessions: Sessions | None = None) -> None:
         self.config, self.rollouts, self.sessions = config, rollouts, sessions
         self.desk = Desk(rollouts, config.serve.lease_s)
+        self.metrics = MetricRows(RunFolder(rollouts.folder).metrics)
         self.meeting = Groups(config.serve.group_address)
         self.draining = asyncio.Event()  # no more is begun, and what waits is sent home
         self.failed = asyncio.Event()
@@ -142,7 +146,7 @@ class Service:
             return
         promised = await self._store.promised(self.rollouts.next_prompt)
         if promised:
-            await self.rollouts.submit([given_of(GivenPromptRecord.model_validate_json(each)) for each in promised])
+            await self.rollouts.submit([given_of(PROMPT.validate_json(each)) for each in promised])
 
     # ----------------------------------------------------------------------------------------------- groups
 
@@ -207,6 +211,10 @@ class Service:
 
 
 def given_of(record: GivenPromptRecord) -> GivenPrompt:
-    """As the run takes it. Raises ConfigError for one that is none."""
-    messages = None if record.messages is None else [each.model_dump() for each in record.messages]
-    return GivenPrompt(record.text, messages, record.token_ids, record.columns)
+    """As the run takes it."""
+    match record:
+        case TextPrompt():
+            return GivenPrompt(record.text, columns=record.columns)
+        case ChatPrompt():
+            return GivenPrompt(messages=[each.model_dump() for each in record.messages], columns=record.columns)
+    return GivenPrompt(token_ids=record.token_ids, columns=record.columns)

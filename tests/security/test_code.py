@@ -38,6 +38,8 @@ LISTENERS = {
     "rollyard/model/shards.py": {"init_process_group"},  # of torch's "fake" kind, which has no line
     "rollyard/train/external.py": {"bind"},  # of a signature
     "rollyard/ring.py": {"listen"},  # to engines of its own
+    "rollyard/serve/command.py": {"create_server"},
+    "rollyard/serve/server.py": {"uvicorn"},
     "rollyard/dashboard/serving.py": {"--port", "bind", "uvicorn"},
     "rollyard/episode/verifiers.py": {"create_server"},
     "rollyard/inspect/command.py": {"--port"},  # its option, for that one

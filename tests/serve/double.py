@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ from tests.episode.toys import WORDS, Toy
 V0 = WeightVersion(0)
 TOKEN = "of-this-test"
 URL = "http://localhost:8000"
+WORD = re.compile("|".join(sorted(map(re.escape, WORDS.values()), key=len, reverse=True)))
 
 
 def group(id_: int, reward: float | None = 1.0) -> Group:
@@ -57,6 +59,13 @@ def batch(step: int, *ids: int) -> Batch:
         for each in ids
     )
     return Batch(step, tuple(map(group, ids)), TrainBatch(step, (rows,), Sampling(9)))
+
+
+class AnyText(Toy):
+    """Also of texts in which there is no word."""
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        return tuple(id_ for word in WORD.findall(text) for id_ in super(AnyText, self).encode(word)) or (4,)
 
 
 class Policy:
@@ -82,7 +91,7 @@ class Double:
 
     def __init__(self, folder: Path, sessions: Sessions | None = None, room: int = 8) -> None:
         self.folder, self.version = folder, V0
-        self.source = GivenSource(lambda number, row: (Toy().encode(str(row.prompt)), str(row.prompt)), room)
+        self.source = GivenSource(lambda number, row: (AnyText().encode(str(row.prompt)), str(row.prompt)), room)
         self.source.vocabulary = len(WORDS) + 1
         self.found: asyncio.Queue[Group | Exception | None] = asyncio.Queue()
         self.batch: asyncio.Queue[Batch | None] = asyncio.Queue()
@@ -92,11 +101,12 @@ class Double:
         self.episodes: list[asyncio.Task[Any]] = []
 
     async def submit(self, prompts: Sequence[Any]) -> tuple[int, ...]:
-        await self.source.room()
+        await self.room()
         return self.source.put([given_of(each) for each in prompts])
 
     async def room(self) -> None:
-        await self.source.room()
+        while self.source.full:  # noqa: ASYNC110 (a double)
+            await asyncio.sleep(0.01)
 
     def check_prompts(self, prompts: Sequence[Any]) -> None:
         self.source.check([given_of(each) for each in prompts])
@@ -126,12 +136,12 @@ class Double:
         return self.version
 
     def status(self) -> Status:
-        return Status("running", self.version, None, 0, self.source.waiting, ("e0",), 0, 0, {}, 0)
+        return Status("running", self.version, None, 0, self.source.waiting, ("e0",), 0, 0, {}, 0, 0.0)
 
     def admit(self, count: int, size: int = 1, limit_s: float = 5.0, turns: int = 8) -> None:
         """The next prompts are played by harnesses."""
         assert self.sessions is not None
-        stage = Stage(self.sessions, Toy(), len(WORDS) + 1, 9, turns, limit_s)
+        stage = Stage(self.sessions, AnyText(), len(WORDS) + 1, 9, turns, limit_s)
         for prompt in self.source.take(count)[0]:
             self.episodes += [asyncio.create_task(stage.play(prompt, self.policy)) for _ in range(size)]
 

@@ -16,7 +16,10 @@ TEXTS = st.sampled_from(["?", "=", "he", "hello", " world", "hellohe"])
 ANSWERS = st.lists(st.integers(1, 6), min_size=1, max_size=4).flatmap(lambda ids: st.sampled_from([(*ids,), (*ids, END)]))
 
 
-def talk(prompt: Prompt = Prompt(0, 0, (5,), "nothing")) -> Conversation:
+NOTHING = Prompt(0, 0, (5,), "nothing")
+
+
+def talk(prompt: Prompt = NOTHING) -> Conversation:
     toy = Toy()
     return Conversation(prompt, toy.chat, toy.chat_after, toy.encode)
 

@@ -77,7 +77,7 @@ async def listening(served: Served, **options: object) -> AsyncIterator[int]:
     server = Server(served.app, config(serve__drain_s=1, **options).serve)
     with socket.create_server(("127.0.0.1", 0)) as line:
         going = asyncio.create_task(server.serve([line]))
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 (it sets no event)
             await asyncio.sleep(0.01)
         try:
             yield line.getsockname()[1]

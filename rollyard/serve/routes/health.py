@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from rollyard.serve.asked import Served, refusals
 from rollyard.serve.records import Health, SessionCounts, StatusRecord
+from rollyard.serve.service import Service
+from rollyard.watch.prometheus import CONTENT_TYPE, Figures, exposition
 
 router = APIRouter(tags=["status"])
 
@@ -19,6 +22,39 @@ async def health(service: Served) -> JSONResponse:
     going = not (service.draining.is_set() or service.cause)
     state = "failed" if service.cause else "stopping" if service.draining.is_set() else service.rollouts.status().state
     return JSONResponse(Health(ok=going, state=state).model_dump(), 200 if going else 503)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"description": "text of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}} | refusals(),
+)
+async def metrics(service: Served) -> Response:
+    """The run as Prometheus reads it, the newest step's metrics among it."""
+    found = await asyncio.to_thread(_exposition, service)
+    return Response(found, media_type=CONTENT_TYPE)
+
+
+def _exposition(service: Service) -> bytes:
+    found, config = service.rollouts.status(), service.config
+    rows = service.metrics.rows()
+    about = {"model": config.model.path, "placement": config.place.placement, "engine": config.engine.kind}
+    return exposition(
+        Figures(
+            run=config.run.name,
+            state="failed" if service.cause else found.state,
+            about=about,
+            step=found.version.step,
+            planned=config.run.steps,
+            version=found.version.step,
+            tokens=found.tokens,
+            admitted=found.admitted,
+            trained=found.trained,
+            dropped={str(reason): count for reason, count in found.dropped.items()},
+            live_groups=found.live,
+            metrics=rows[-1] if rows else {},
+        )
+    )
 
 
 @router.get("/v1/status", responses=refusals())
@@ -39,6 +75,7 @@ async def status(service: Served) -> StatusRecord:
         trained=found.trained,
         dropped={str(reason): count for reason, count in found.dropped.items()},
         tokens=found.tokens,
+        tokens_per_s=found.tokens_per_s,
         engines=list(found.engines),
         cursor=service.cursor,
         sessions=None if service.sessions is None else SessionCounts(**asdict(service.sessions.counts)),

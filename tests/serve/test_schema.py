@@ -1,0 +1,82 @@
+"""The OpenAPI document is what is served: schemathesis makes requests by it, right and wrong ones, and looks at the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.config import SchemathesisConfig
+
+from tests.serve.double import batch, group, serving
+from tests.serve.test_guard import listening
+
+pytestmark = pytest.mark.slow
+RIGHT = ["2xx", 400, 403, 404, 409, 410, 422, 429]  # the document knows neither what is going on nor how the run samples
+EXAMPLES = 12  # requests of each kind for each operation
+
+
+class Beside:
+    """A service on a thread of its own, which goes on with batches and members meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.port = 0
+        self._up, self._stop = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    def __enter__(self) -> Beside:
+        self._thread.start()
+        assert self._up.wait(20)
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as closing:
+            options: dict[str, Any] = {"serve__wait_s": 0.2, "serve__episodes": True, "serve__body_s": 5}
+            served = await closing.enter_async_context(serving(self._folder, token="", room=10**6, **options))
+            self.port = await closing.enter_async_context(listening(served))
+            served.run.found.put_nowait(group(1))
+            served.run.batch.put_nowait(batch(0, 1))
+            self._up.set()
+            while not self._stop.is_set():
+                served.run.admit(4)
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Streams end when the service does; they are read elsewhere."""
+    with Beside(tmp_path_factory.mktemp("served")) as beside:
+        config = SchemathesisConfig.from_dict({"checks": {"positive_data_acceptance": {"expected-statuses": RIGHT}}})
+        url = f"http://127.0.0.1:{beside.port}/openapi.json"
+        found = schemathesis.openapi.from_url(url, config=config)
+        yield found.exclude(path="/v1/groups/stream")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_what_is_served_is_what_the_document_says(served: Any, mode: GenerationMode) -> None:
+    operations = [found.ok() for found in served.get_all_operations()]
+    assert len(operations) > 15
+    for operation in operations:
+
+        @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(operation.as_strategy(generation_mode=mode))
+        def ask(case: Any) -> None:
+            case.call_and_validate(timeout=10)
+
+        with suppress(Unsatisfiable):  # nothing of it can be wrong
+            ask()
