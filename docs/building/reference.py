@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from rollyard.plan.scenario import Scenario
 
 EXAMPLES = "examples.md"
 TEXT = {".py": "python", ".toml": "toml", ".jsonl": "json", ".json": "json", ".txt": "text"}
+SOURCE = ("      show_source: true", "      merge_init_into_class: false", "")
 NOT_SHOWN = (argparse._HelpAction, argparse._SubParsersAction)  # the latter have headings of their own
 SHOWN = 60  # lines of a file of data
 
@@ -202,15 +202,15 @@ def _python() -> str:
 
 def _module(title: str, module: str, text: str) -> str:
     """With the source, whose comments say what each field is."""
-    return "\n".join([f"# {title}", "", text, "", *_entry(module, heading=False), "      show_source: true", ""])
+    return "\n".join([f"# {title}", "", text, "", *_entry(module, heading=False), *SOURCE])
 
 
 def _protocols(root: Path) -> str:
     """A station of one's own has one of these shapes."""
     lines = ["# Seams", "", "Whatever has one of these shapes can be a station of the ring; no base class is needed.", ""]
     for path in sorted((root / "rollyard/protocols").glob("[a-z]*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        lines += ["", f"## {path.stem}", "", text, "", *_entry(f"rollyard.protocols.{path.stem}", heading=False)]
+        lines += ["", f"## {path.stem}", "", *_entry(f"rollyard.protocols.{path.stem}", heading=False)]
+        lines += ["      show_if_no_docstring: true"]
     return "\n".join(lines)
 
 
