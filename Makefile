@@ -46,6 +46,8 @@ $(LANES:%=test-%): test-%: $(VENV)/.installed-dev
 
 test-vllm: vllm $(MODEL)/config.json
 
+test-browser: docs
+
 check: $(VENV)/.installed-dev ## lint, format, types, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -44,6 +44,7 @@ def anchor(path: str) -> str:
 
 def _options() -> str:
     lines = [
+        "---\nsearch:\n  boost: 4\n---",  # who looks for an option finds it here first
         "# Options",
         "",
         "Every option of a run. `rollyard explain` prints the same for one run, each with its value and where that came from:",
