@@ -12,6 +12,7 @@ from rollyard import cli
 from rollyard.config import Config
 from rollyard.layers import Option, options, presets, resolve, value
 from rollyard.plan.scenario import Scenario
+from rollyard.serve.settings import ServeConfig
 
 EXAMPLES = "examples.md"
 TEXT = {".py": "python", ".toml": "toml", ".jsonl": "json", ".json": "json", ".txt": "text"}
@@ -24,7 +25,8 @@ def pages(root: Path) -> dict[str, str]:
     """Pages by their path below docs/."""
     return {
         "reference/options.md": _options(),
-        "reference/scenario.md": _scenario(),
+        "reference/scenario.md": _more("Options of a simulation", Scenario, SIMULATION),
+        "reference/service.md": _more("Options of a service", ServeConfig, SERVICE),
         "reference/command-line.md": _command_line(),
         "reference/python.md": _python(),
         "reference/types.md": _module("Records", "rollyard.types", "What flows between the stations, in the order it does."),
@@ -64,18 +66,11 @@ def _options() -> str:
     return "\n".join(lines)
 
 
-def _scenario() -> str:
+def _more(title: str, tree: type[Config], text: str) -> str:
+    """What a tree has beyond the options of a run."""
     ours = {option.name for option in options(Config)}
-    more = [option for option in options(Scenario) if option.name not in ours]
-    lines = [
-        "# Options of a simulation",
-        "",
-        "What `rollyard simulate` and `rollyard plan` take besides [the options of a run](options.md);",
-        "[the simulator](../simulator.md) says what is made of them.",
-        "",
-        *_sections(more, Scenario),
-    ]
-    return "\n".join(lines)
+    more = [option for option in options(tree) if option.name not in ours]
+    return "\n".join([f"# {title}", "", text, "", *_sections(more, tree)])
 
 
 def _sections(found: list[Option], tree: type[Config]) -> Iterator[str]:
@@ -220,6 +215,11 @@ def _entry(name: str, *, heading: bool = True) -> Iterable[str]:
     return [f"::: {name}", "    options:", f"      show_root_heading: {shown}", f"      show_root_toc_entry: {shown}"]
 
 
+SIMULATION = (
+    "What `rollyard simulate` and `rollyard plan` take besides [the options of a run](options.md); "
+    "[the simulator](../simulator.md) says what is made of them."
+)
+SERVICE = "What `rollyard serve` takes besides [the options of a run](options.md)."
 EVENTS = (
     "What happened, what is to be done, and what one machine tells another: the language between the pure core and the world. "
     "[Architecture](../architecture.md#three-machines-one-language) says who says what to whom."
