@@ -18,7 +18,7 @@ EXAMPLES = "examples.md"
 TEXT = {".py": "python", ".toml": "toml", ".jsonl": "json", ".json": "json", ".txt": "text"}
 SOURCE = ("      show_source: true", "      merge_init_into_class: false", "")
 NOT_SHOWN = (argparse._HelpAction, argparse._SubParsersAction)  # the latter have headings of their own
-SHOWN = 60  # lines of a file of data
+SHOWN = 8  # lines of a file of data
 
 
 def pages(root: Path) -> dict[str, str]:
@@ -231,8 +231,9 @@ EVENTS = (
 
 def _examples(root: Path) -> str:
     lines = ["# Examples", "", "The folder `examples/` of the repository, file by file. Each is run by a test.", ""]
-    for path in sorted((root / "examples").rglob("*")):
-        if path.is_file() and path.suffix in TEXT and "__pycache__" not in path.parts:
+    files = [path for path in (root / "examples").rglob("*") if path.suffix in TEXT and "__pycache__" not in path.parts]
+    for path in sorted(files, key=lambda path: (list(TEXT).index(path.suffix), path)):  # programs first, data last
+        if path.is_file():
             shown = path.relative_to(root).as_posix()
             text = path.read_text(encoding="utf-8").splitlines()
             cut = text[:SHOWN] if path.suffix == ".jsonl" else text
