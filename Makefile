@@ -48,6 +48,8 @@ test-vllm: vllm $(MODEL)/config.json
 
 test-verifiers: $(PEERS)/verifiers/.installed
 
+test-browser: docs
+
 check: $(VENV)/.installed-dev ## lint, format, types, and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -226,6 +226,7 @@ async def test_the_environment_of_ones_own(said, verdict):
         assert read[1] == "57 + 87?\nHm. <calc>57 + 87</calc>\nuser: <result>144</result>\n"
 
 
+@pytest.mark.slow
 def test_the_prompts_are_those_that_the_script_makes(monkeypatch, capsys):
     pytest.importorskip("reasoning_gym")
     monkeypatch.setattr(sys, "argv", ["make_prompts.py"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,18 +12,21 @@ from rollyard import cli
 from rollyard.config import Config
 from rollyard.layers import Option, options, presets, resolve, value
 from rollyard.plan.scenario import Scenario
+from rollyard.serve.settings import ServeConfig
 
 EXAMPLES = "examples.md"
 TEXT = {".py": "python", ".toml": "toml", ".jsonl": "json", ".json": "json", ".txt": "text"}
+SOURCE = ("      show_source: true", "      merge_init_into_class: false", "")
 NOT_SHOWN = (argparse._HelpAction, argparse._SubParsersAction)  # the latter have headings of their own
-SHOWN = 60  # lines of a file of data
+SHOWN = 8  # lines of a file of data
 
 
 def pages(root: Path) -> dict[str, str]:
     """Pages by their path below docs/."""
     return {
         "reference/options.md": _options(),
-        "reference/scenario.md": _scenario(),
+        "reference/scenario.md": _more("Options of a simulation", Scenario, SIMULATION),
+        "reference/service.md": _more("Options of a service", ServeConfig, SERVICE),
         "reference/command-line.md": _command_line(),
         "reference/python.md": _python(),
         "reference/types.md": _module("Records", "rollyard.types", "What flows between the stations, in the order it does."),
@@ -44,6 +46,7 @@ def anchor(path: str) -> str:
 
 def _options() -> str:
     lines = [
+        "---\nsearch:\n  boost: 4\n---",  # who looks for an option finds it here first
         "# Options",
         "",
         "Every option of a run. `rollyard explain` prints the same for one run, each with its value and where that came from:",
@@ -63,18 +66,11 @@ def _options() -> str:
     return "\n".join(lines)
 
 
-def _scenario() -> str:
+def _more(title: str, tree: type[Config], text: str) -> str:
+    """What a tree has beyond the options of a run."""
     ours = {option.name for option in options(Config)}
-    more = [option for option in options(Scenario) if option.name not in ours]
-    lines = [
-        "# Options of a simulation",
-        "",
-        "What `rollyard simulate` and `rollyard plan` take besides [the options of a run](options.md);",
-        "[the simulator](../simulator.md) says what is made of them.",
-        "",
-        *_sections(more, Scenario),
-    ]
-    return "\n".join(lines)
+    more = [option for option in options(tree) if option.name not in ours]
+    return "\n".join([f"# {title}", "", text, "", *_sections(more, tree)])
 
 
 def _sections(found: list[Option], tree: type[Config]) -> Iterator[str]:
@@ -202,15 +198,15 @@ def _python() -> str:
 
 def _module(title: str, module: str, text: str) -> str:
     """With the source, whose comments say what each field is."""
-    return "\n".join([f"# {title}", "", text, "", *_entry(module, heading=False), "      show_source: true", ""])
+    return "\n".join([f"# {title}", "", text, "", *_entry(module, heading=False), *SOURCE])
 
 
 def _protocols(root: Path) -> str:
     """A station of one's own has one of these shapes."""
     lines = ["# Seams", "", "Whatever has one of these shapes can be a station of the ring; no base class is needed.", ""]
     for path in sorted((root / "rollyard/protocols").glob("[a-z]*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        lines += ["", f"## {path.stem}", "", text, "", *_entry(f"rollyard.protocols.{path.stem}", heading=False)]
+        lines += ["", f"## {path.stem}", "", *_entry(f"rollyard.protocols.{path.stem}", heading=False)]
+        lines += ["      show_if_no_docstring: true"]
     return "\n".join(lines)
 
 
@@ -219,6 +215,11 @@ def _entry(name: str, *, heading: bool = True) -> Iterable[str]:
     return [f"::: {name}", "    options:", f"      show_root_heading: {shown}", f"      show_root_toc_entry: {shown}"]
 
 
+SIMULATION = (
+    "What `rollyard simulate` and `rollyard plan` take besides [the options of a run](options.md); "
+    "[the simulator](../simulator.md) says what is made of them."
+)
+SERVICE = "What `rollyard serve` takes besides [the options of a run](options.md)."
 EVENTS = (
     "What happened, what is to be done, and what one machine tells another: the language between the pure core and the world. "
     "[Architecture](../architecture.md#three-machines-one-language) says who says what to whom."
@@ -230,8 +231,9 @@ EVENTS = (
 
 def _examples(root: Path) -> str:
     lines = ["# Examples", "", "The folder `examples/` of the repository, file by file. Each is run by a test.", ""]
-    for path in sorted((root / "examples").rglob("*")):
-        if path.is_file() and path.suffix in TEXT and "__pycache__" not in path.parts:
+    files = [path for path in (root / "examples").rglob("*") if path.suffix in TEXT and "__pycache__" not in path.parts]
+    for path in sorted(files, key=lambda path: (list(TEXT).index(path.suffix), path)):  # programs first, data last
+        if path.is_file():
             shown = path.relative_to(root).as_posix()
             text = path.read_text(encoding="utf-8").splitlines()
             cut = text[:SHOWN] if path.suffix == ".jsonl" else text

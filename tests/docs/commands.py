@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -36,6 +37,7 @@ TOOLS = (
 PROGRAMS = re.compile(rf'^\s*(?:[A-Z_]+=(?:"[^"]*"|\S+) )*(?:\S*bin/)?(?:{TOOLS}) ', re.MULTILINE)
 SHOWN = ("", "text", "toml", "json", "yaml", "python", "sql")  # languages of blocks that are not commands
 GIVEN = "rollyard run --preset tiny"  # run once for all pages that say it
+KEPT = (".venv", "models", "benchmarks/.venvs")  # from page to page, by hand
 LINKED = ("examples", "benchmarks", "docs", "models", "tests")  # what commands find beside them in a clone
 
 
@@ -115,7 +117,12 @@ def run(chosen: Sequence[Command], folder: Path) -> subprocess.CompletedProcess[
         (tools / name).write_text(f"#!/bin/sh\n{ask}\n")
         (tools / name).chmod(0o755)
     path = os.pathsep.join([str(tools), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "PYTHONPATH": str(folder if (folder / "rollyard").is_dir() else ROOT),
+        "COLUMNS": "120",
+    }
     return subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
 
 
@@ -125,16 +132,18 @@ def main() -> int:
     parser.add_argument("--by-hand", action="store_true", required=True)
     parser.add_argument("pages", nargs="*", default=PAGES)
     failed = 0
+    clone = Path(tempfile.mkdtemp()) / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     for page in parser.parse_args().pages:
         chosen = [command for command in commands(page) if not command.why]
         if not any(command.time for command in chosen):
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            clone = Path(folder) / "clone"
-            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-            done = run(chosen, clone)
+        subprocess.run(["git", "clean", "-xdfq", *(f"--exclude={name}" for name in KEPT)], cwd=clone, check=True)
+        begun = time.monotonic()
+        done = run(chosen, clone)
         told = "done" if done.returncode == 0 else f"FAILED\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        sys.stdout.write(f"{page}: {told}\n")
+        sys.stdout.write(f"{page}, {time.monotonic() - begun:.0f} s: {told}\n")
+        sys.stdout.flush()
         failed += done.returncode != 0
     return failed
 
