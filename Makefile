@@ -105,7 +105,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) -e '.[datasets,dev,gguf,gym,lora,math,mlflow,parquet,ray,tensorboard,wandb]'
+	$(PIP) -e '.[datasets,dev,gguf,gym,lora,math,mlflow,opentelemetry,parquet,ray,tensorboard,wandb]'
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -38,7 +38,7 @@ def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Factor = Annotated[float, AfterValidator(_held)]
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "opentelemetry"]
 
 
 class Section(BaseModel):
@@ -449,7 +449,9 @@ class WatchConfig(Section):
         "auto", description="what the terminal shows (auto: live on a terminal, else plain)"
     )
     sinks: Annotated[tuple[Tracker, ...], AfterValidator(_each_once)] = Field(
-        (), description="where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow (separate several with commas)"
+        (),
+        description="where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, opentelemetry (separate several with "
+        "commas)",
     )
     project: Words = Field("rollyard", description="what wandb (project) and mlflow (experiment) keep the run under")
 

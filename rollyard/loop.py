@@ -302,7 +302,7 @@ class Run:
         view = self._make_view(Header(config.run.name, model, placement, engine, config.run.steps))
         batch = config.rollout.groups_per_step * config.rollout.group_size
         journal = self._open_journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9, at=self._at)
-        sinks: list[Sink] = [JsonlSink(folder.metrics), *open_trackers(config.watch.sinks)]
+        sinks: list[Sink] = [JsonlSink(folder.metrics), *open_trackers(config.watch.sinks, timeline)]
         run = Tracked(config.run.name, folder.path, config.watch.project, config.model_dump(mode="json"), not folder.fresh)
         return Recorder(journal, builder, sinks, view, timeline, batch, config.forecast, run)
 

@@ -192,7 +192,7 @@ def test_each_dependency_is_accounted_for() -> None:
     assert set(explained) == declared() | {requirement_name(r) for r in PROJECT["build-system"]["requires"]}
 
 
-PACKAGES = {"mlflow": "mlflow-skinny"}  # called otherwise than what is imported of them
+PACKAGES = {"mlflow": "mlflow-skinny", "opentelemetry": "opentelemetry-api"}  # called otherwise than what is imported of them
 ELSEWHERE = {"vllm", "psutil"}  # imported only where vLLM runs, in an environment of its own
 
 

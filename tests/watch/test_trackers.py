@@ -11,23 +11,32 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from typing import get_args
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rollyard
 from rollyard.bench import virtual
 from rollyard.bench.placements import config_of
-from rollyard.config import WatchConfig
+from rollyard.config import Tracker, WatchConfig
 from rollyard.errors import ConfigError
 from rollyard.events import Rollover
 from rollyard.layers import resolve
 from rollyard.protocols.devices import Tracked
 from rollyard.watch.aside import Aside, Record
 from rollyard.watch.report import Report
+from rollyard.watch.timeline import Phase, Timeline
 from rollyard.watch.trackers.open import NEEDS, check_trackers, open_trackers
+from rollyard.watch.trackers.opentelemetry import OpenTelemetrySink
 from tests.resuming import Death, Life, live, stations, work
 from tests.small import BASE
+from tests.test_house import PROJECT
 from tests.watch.lives import CONFIG, SUMMARY, two_lives
 from tests.watch.test_aside import Book, told
 
@@ -45,7 +54,7 @@ def test_what_is_not_installed_is_refused_before_anything_loads(monkeypatch: pyt
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.parametrize(("given", "why"), [("wandb,wandb", "named twice"), ("comet", "'tensorboard', 'wandb' or 'mlflow'")])
+@pytest.mark.parametrize(("given", "why"), [("wandb,wandb", "named twice"), ("comet", "'mlflow' or 'opentelemetry'")])
 def test_names_that_make_no_sense_are_refused(given: str, why: str) -> None:
     with pytest.raises(ConfigError, match="watch") as refused:
         resolve(preset="sort", environment={}, overrides={"watch.sinks": given})
@@ -53,8 +62,10 @@ def test_names_that_make_no_sense_are_refused(given: str, why: str) -> None:
 
 
 def test_each_is_an_extra_of_its_own() -> None:
-    assert set(NEEDS) == {"tensorboard", "wandb", "mlflow"}
-    assert [type(each) for each in open_trackers(list(NEEDS))] == [Aside] * 3
+    """And has a thread of its own, but for one that needs none."""
+    assert set(get_args(Tracker)) == set(NEEDS) <= set(PROJECT["project"]["optional-dependencies"])
+    opened = {name: type(open_trackers([name], Timeline())[0]) for name in NEEDS}
+    assert opened == dict.fromkeys(NEEDS, Aside) | {"opentelemetry": OpenTelemetrySink}
 
 
 def events(run: Path) -> EventAccumulator:
@@ -79,6 +90,49 @@ def test_tensorboard_forgets_what_is_done_again(tmp_path: Path, caplog: pytest.L
     shown = read.Tensors("config")[-1].tensor_proto.string_val[0].decode()
     assert json.loads(shown) == CONFIG and all(line.startswith("    ") for line in shown.splitlines())
     assert json.loads(read.Tensors("summary")[-1].tensor_proto.string_val[0]) == SUMMARY
+
+
+def test_opentelemetry_has_a_span_for_a_step_and_its_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, spans = iter(range(0, 10**12, 10**9)), InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    monkeypatch.setattr("rollyard.watch.trackers.opentelemetry.time.time_ns", lambda: 1000 * 10**9)
+    timeline = Timeline(lambda: next(clock))
+    with timeline.phase(Phase.SETUP):
+        pass
+    sink = OpenTelemetrySink(timeline, provider)
+    sink.open(Tracked("r", Path(), "p", {}))
+    for step in (1, 2):
+        for phase in (Phase.GENERATE, Phase.TRAIN)[:step]:
+            with timeline.phase(phase):
+                pass
+        sink.write({"step": step, "reward_mean": 0.5, "tokens": 7, "dropped": None})
+    sink.close({"run/cause": "it broke"}, failed=True)
+    found = spans.get_finished_spans()
+    first, second, end = (each for each in found if each.parent is None)
+    assert [each.name for each in (first, second, end)] == ["step", "step", "end"]
+    assert first.attributes == {"rollyard.run": "r", "rollyard.step": 1, "rollyard.reward_mean": 0.5, "rollyard.tokens": 7}
+    assert end.status.status_code is StatusCode.ERROR and end.status.description == "it broke"
+    below = {each.context.span_id: [] for each in (first, second, end)}
+    for each in found:
+        if each.parent is not None:
+            below[each.parent.span_id].append(each)
+    assert [[each.name for each in below[span.context.span_id]] for span in (first, second, end)] == [
+        ["generate"],
+        ["generate", "train"],
+        [],
+    ]
+    assert first.start_time == 1000 * 10**9 and second.start_time == first.end_time and end.start_time == second.end_time
+    for span in (first, second):
+        assert all(span.start_time <= each.start_time < each.end_time <= span.end_time for each in below[span.context.span_id])
+
+
+def test_spans_that_nobody_takes_are_told() -> None:
+    sink = OpenTelemetrySink(Timeline(), trace.ProxyTracerProvider())
+    with told("opentelemetry: nobody in this program takes spans: run it with `opentelemetry-instrument`"):
+        sink.open(Tracked("r", Path(), "p", {}))
+        sink.write({"step": 1})
+        sink.close({"run/cause": "all steps are done"}, failed=False)
 
 
 # ------------------------------------------------------------------------------------------- whole runs
@@ -113,7 +167,7 @@ def of_doubles(folder: Path) -> tuple[Life, Report | None]:
 def test_a_run_goes_on_whatever_its_sinks_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sinks = {"well": Book(), "stuck": Stuck(), "broken": Broken()}
     made = [Aside(name, lambda tell, sink=sink: sink, limit_s=0.1) for name, sink in sinks.items()]
-    monkeypatch.setattr("rollyard.loop.open_trackers", lambda names: made)
+    monkeypatch.setattr("rollyard.loop.open_trackers", lambda names, timeline: made)
     with told("broken: it failed, and is told nothing more: ConnectionError", "stuck: it is not done within 0.1 s"):
         life, report = of_doubles(tmp_path)
     assert report is not None and report.finished.cause == "all steps are done" and len(life.steps) == 5
@@ -127,7 +181,7 @@ def test_a_run_goes_on_whatever_its_sinks_do(tmp_path: Path, monkeypatch: pytest
 def test_a_resumed_run_goes_on_in_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after step 4, with the checkpoint of step 2."""
     sink = Book()
-    monkeypatch.setattr("rollyard.loop.open_trackers", lambda names: [Aside("book", lambda tell: sink)])
+    monkeypatch.setattr("rollyard.loop.open_trackers", lambda names, timeline: [Aside("book", lambda tell: sink)])
     with pytest.warns(RuntimeWarning, match="closing the run: Killed"):
         killed = live(tmp_path, work(), death=Death("before checkpoint folder", 1))
     again = live(tmp_path, work())

@@ -15,6 +15,7 @@ from rollyard.watch.tracked import numbers
 
 PLACE: Final = "wandb"  # the folder that W&B makes in that of the run
 FLUSH_S: Final = 1.0  # between writes to the disk; what comes meanwhile is lost when the run is killed
+Mode = Literal["online", "offline", "disabled", "shared"]
 EVALUATED: Final = "eval/step"
 
 
@@ -32,6 +33,14 @@ class WandbSink:
         self._step = 0
 
     def open(self, run: Tracked) -> str:
+        settings = wandb.Settings(
+            silent=True,  # the terminal is the run's own
+            console="off",
+            init_timeout=LIMIT_S,  # so that the program ends, whatever W&B waits for
+            finish_timeout=LIMIT_S,
+            x_transaction_log_flush_interval=FLUSH_S,
+        )
+        known = wandb.setup(settings)
         name = run.id or secrets.token_hex(4)
         self._run: Run = wandb.init(
             project=run.project,
@@ -40,13 +49,8 @@ class WandbSink:
             dir=str(run.folder),
             config=dict(run.config),
             resume="allow",
-            mode=self._mode(run),
-            settings=wandb.Settings(
-                console="off",  # the terminal is the run's own
-                silent=True,
-                finish_timeout=LIMIT_S,  # also where the interpreter ends
-                x_transaction_log_flush_interval=FLUSH_S,
-            ),
+            mode=self._mode(str(known.settings.mode), run),
+            settings=settings,
         )
         self._run.define_metric(EVALUATED)
         self._run.define_metric("eval/*", step_metric=EVALUATED)
@@ -66,12 +70,10 @@ class WandbSink:
         self._run.summary.update(dict(summary))
         self._run.finish(exit_code=int(failed))
 
-    def _mode(self, run: Tracked) -> Literal["online", "offline", "disabled", "shared"]:
-        """What W&B is set to. Never a question on the terminal."""
-        mode = cast(Literal["online", "offline", "disabled", "shared"], str(wandb.setup().settings.mode))
-        if mode == "online" and not wandb.login(prompt=False, verify=False):
-            self._tell(
-                f"there is no key, so it is offline; `wandb sync {run.folder / PLACE}/offline-run-*` sends it once there is one"
-            )
+    def _mode(self, wanted: str, run: Tracked) -> Mode:
+        """What W&B is set to, but for what would ask a question on the terminal."""
+        if wanted == "online" and not wandb.login(prompt=False, verify=False):
+            later = f"`wandb sync {run.folder / PLACE}/offline-run-*` sends it once there is one"
+            self._tell(f"there is no key, so it is offline; {later}")
             return "offline"
-        return mode
+        return cast(Mode, wanted)
