@@ -35,6 +35,7 @@ def figures(told: Overview, state: State, live: Live | None, newest: Mapping[str
         live_groups=told.live,
         waiting=None if live is None else live.queue,
         eval_reward=told.eval.last,
+        slots_busy=told.slots_busy,
         engines=() if live is None else [EngineFigures(each.name, each.version, None, each.running) for each in live.engines],
         metrics=newest,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from importlib.resources import files
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -114,6 +113,7 @@ class Figures:
     waiting: int | None = None  # requests that no engine holds
     eval_reward: float | None = None  # of the newest evaluation
     busy: Mapping[str, float] = field(default_factory=dict)  # share of their time, devices by role
+    slots_busy: float | None = None  # mean share of decode slots doing work, of all engines
     engines: Sequence[EngineFigures] = ()
     metrics: Mapping[str, object] = field(default_factory=dict)  # the newest record of metrics.jsonl
 
@@ -143,6 +143,7 @@ class Figures:
             live_groups=0,
             waiting=0,
             eval_reward=report.eval.last,
+            slots_busy=report.slots_busy,
             busy={pool.role: pool.busy_share for pool in report.usage.pools},
             metrics=metrics or {},
         )
@@ -153,11 +154,6 @@ def exposition(*runs: Figures) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Told(runs))
     return generate_latest(registry)
-
-
-def dashboard() -> bytes:
-    """JSON of the Grafana dashboard, to be imported there."""
-    return files("rollyard.watch").joinpath("grafana.json").read_bytes()
 
 
 class _Told(Collector):
@@ -200,6 +196,8 @@ class _Told(Collector):
         self._gauge(run, "eval_reward_mean", "mean reward of the newest evaluation on held-out prompts", run.eval_reward)
         for role, share in run.busy.items():
             self._gauge(run, "devices_busy_ratio", "share of their time in which devices of a role are busy", share, role=role)
+        told = "mean share of all decode slots at work while engines step"
+        self._gauge(run, "slots_busy_ratio", told, run.slots_busy)
         for engine in run.engines:
             told, name = "step of the weights that an engine generates with", engine.name
             self._gauge(run, "engine_weight_version", told, engine.version, engine=name)

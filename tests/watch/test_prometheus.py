@@ -12,7 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollyard.types import WeightVersion
-from rollyard.watch.prometheus import CONTENT_TYPE, STATES, STEP, EngineFigures, Figures, dashboard, exposition
+from rollyard.watch.prometheus import CONTENT_TYPE, STATES, STEP, EngineFigures, Figures, exposition
+from tests.sources import PACKAGE, ROOT
 from tests.watch.records import STEP as DONE
 from tests.watch.test_draw import REPORT
 
@@ -37,6 +38,7 @@ ALL = Figures(
     waiting=4,
     eval_reward=0.75,
     busy={"engine": 0.5},
+    slots_busy=0.25,
     engines=(EngineFigures("engine-0", 6, 0.25, 8),),
     metrics=METRICS,
 )
@@ -114,7 +116,7 @@ def test_a_run_that_has_ended() -> None:
 
 # ------------------------------------------------------------------------------------------ the dashboard
 
-BOARD: dict[str, Any] = json.loads(dashboard())
+BOARD: dict[str, Any] = json.loads((PACKAGE / "watch/grafana.json").read_text())
 WIDE = 24  # columns of Grafana's grid
 
 
@@ -152,3 +154,13 @@ def test_the_dashboard_is_whole() -> None:
     variables = {each["name"] for each in BOARD["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(BOARD)))
     assert used == variables | {"__rate_interval"}
+
+
+def test_the_page_names_what_there_is() -> None:
+    """All of it, but for the numbers of a step, of which it says how they are named."""
+    page = (ROOT / "docs/trackers.md").read_text()
+    there = {name for name, _ in read(exposition(ALL))}
+    named = set(re.findall(r"`(rollyard_\w+)", page))
+    assert named <= there
+    of_steps = {f"rollyard_{name}" for name, _ in STEP.values()}
+    assert {name for name in there - of_steps if not name.startswith("rollyard_step_phase")} <= named
