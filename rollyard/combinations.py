@@ -130,7 +130,7 @@ def _check_prompts(config: Config) -> None:
         remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(BUILT_IN)}, or reasoning_gym/NAME, or verifiers/NAME"
         raise ConfigError(f"there is no task {prompts.task!r}", where="prompts.task", remedy=remedy)
     if not built_in and not config.model.path:
-        problem = "a task of another package needs a model" if prompts.task else "prompts from a file need a model"
+        problem = f"{prompts.task} needs a model" if prompts.task else "prompts from a file need a model"
         raise ConfigError(problem, where="model.path", remedy="give --model FOLDER, a Hugging Face causal LM")
     _check_object(prompts.options, "prompts.options", '{"min_terms": 2, "max_terms": 3}')
     if prompts.options and not (of_gym or of_verifiers):

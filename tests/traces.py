@@ -46,7 +46,7 @@ class Shown:
 
 
 def number(each: Slice) -> int:
-    return int(each.name.split()[1])
+    return int(each.name.split()[1].strip(","))
 
 
 def read_strictly(path: Path) -> Shown:

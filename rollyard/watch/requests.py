@@ -28,7 +28,7 @@ from rollyard.events import (
 )
 from rollyard.types import Group, RequestId, WeightVersion
 
-MOST: Final = 2**15  # prompts, requests and verdicts kept: about 10 MB
+MOST: Final = 2**14  # prompts, requests and verdicts kept: about 5 MB
 LOADS: Final = 2**12  # loads of a version by an engine kept
 ENGINES: Final = 64  # whose loads are kept: the first ones that load
 

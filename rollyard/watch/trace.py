@@ -20,7 +20,7 @@ from rollyard.texts import in_a_line
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import Lane
 from rollyard.watch.requests import Followed
-from rollyard.watch.tracks import events, shown, side_by_side
+from rollyard.watch.tracks import lines, shown, side_by_side
 
 DRIVER: Final = "driver"  # a lane and its role
 FEW: Final = 36  # devices that have a process each, whatever they do
@@ -61,7 +61,7 @@ def write_trace(path: Path, traced: Traced) -> None:
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [')
         between = "\n"
         for event in _all(traced):
-            file.write(between + json.dumps(event))
+            file.write(between + event)
             between = ",\n"
         file.write("\n]}\n")
 
@@ -112,12 +112,13 @@ def _standing(lanes: Sequence[Lane], how: str) -> Lane:
     return lanes[0]._replace(device=f"{first} to {last} ({devices}, {how})", devices=devices)
 
 
-def _all(traced: Traced) -> Iterator[dict[str, object]]:
+def _all(traced: Traced) -> Iterator[str]:
     for number, lane in enumerate(traced.lanes):
-        yield from _events(number, lane, traced.start_ns)
-    yield from events(traced.followed, len(traced.lanes), traced.start_ns)
+        yield from map(json.dumps, _events(number, lane, traced.start_ns))
+    yield from lines(traced.followed, len(traced.lanes), traced.start_ns)
     for step, at in traced.marks:
-        yield {"ph": "i", "s": "g", "name": f"step {step}", "pid": 0, "tid": 0, "ts": (at - traced.start_ns) / 1e3}
+        when = (at - traced.start_ns) / 1e3
+        yield json.dumps({"ph": "i", "s": "g", "name": f"step {step}", "pid": 0, "tid": 0, "ts": when})
 
 
 def _events(number: int, lane: Lane, start_ns: int) -> Iterator[dict[str, object]]:

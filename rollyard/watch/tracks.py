@@ -6,10 +6,12 @@ requests and verdict to the step that trained it, and from a step to every engin
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from math import isfinite
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from rollyard.watch.requests import Followed, Judged, Learned, Life, Loaded, Stay
@@ -19,7 +21,6 @@ FEW: Final = 36  # engines that have a process each; more share one
 LEAST_NS: Final = 1  # what takes no time at all still has a place
 SPARE_NS: Final = 2  # after a slice: readers round microseconds, and what only touches must not overlap
 
-TraceEvent = dict[str, object]
 Piece = Life | Stay | Judged | Learned | Loaded
 Flows = Mapping[Piece, Sequence["Place"]]
 
@@ -59,15 +60,15 @@ def shown(followed: Followed) -> Followed:
     return followed
 
 
-def events(followed: Followed, first: int, start_ns: int) -> Iterator[TraceEvent]:
-    """Its events, of processes from the number `first` on. Times are microseconds after `start_ns`."""
+def lines(followed: Followed, first: int, start_ns: int) -> Iterator[str]:
+    """Its events as JSON, of processes from the number `first` on. Times are microseconds after `start_ns`."""
     flows = _flows(followed)
     for pid, track in enumerate(_tracks(followed), first):
-        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": track.name}}
+        yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": track.name}})
         for tid, (name, pieces) in enumerate(track.lanes, 1):
-            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+            yield json.dumps({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
             for piece in pieces:
-                yield from _slice(piece, {"pid": pid, "tid": tid, "ts": (piece.start_ns - start_ns) / 1e3}, flows)
+                yield from _slice(piece, f'"pid":{pid},"tid":{tid},"ts":{(piece.start_ns - start_ns) / 1e3:.3f}', flows)
 
 
 def _tracks(followed: Followed) -> list[Track]:
@@ -142,31 +143,33 @@ def _lead(found: dict[Piece, list[Place]], way: Sequence[Piece], flow: int, name
         found[piece].append(Place("s" if at == 0 else "t" if at < len(way) - 1 else "f", flow, name))
 
 
-def _slice(piece: Piece, where: TraceEvent, flows: Flows) -> Iterator[TraceEvent]:
-    """It, and the flows that come by: at its beginning, after it in the file."""
-    name, kind, args = _told(piece)
+def _slice(piece: Piece, where: str, flows: Flows) -> Iterator[str]:
+    """It, and the flows that come by: at its beginning, after it in the file. Put together by hand: there are very many."""
+    name, kind, told = _told(piece)
     length = max(piece.end_ns - piece.start_ns - SPARE_NS, LEAST_NS) / 1e3
-    yield {"ph": "X", "name": name, "cat": kind, **where, "dur": length, "args": args}
+    yield f'{{"ph":"X","name":"{name}","cat":"{kind}",{where},"dur":{length:.3f},"args":{{{told}}}}}'
     for place in flows.get(piece, ()):
-        yield {"ph": place.kind, "name": place.name, "cat": "flow", "id": place.flow, **where, "bp": "e"}
+        yield f'{{"ph":"{place.kind}","name":"{place.name}","cat":"flow","id":{place.flow},{where},"bp":"e"}}'
 
 
-def _told(piece: Piece) -> tuple[str, str, TraceEvent]:
-    """What a slice is called, its category, and what it says of itself."""
+def _told(piece: Piece) -> tuple[str, str, str]:
+    """What a slice is called, its category, and what it says of itself, as the inside of a JSON object."""
     match piece:
-        case Life():
-            step = {} if piece.step is None else {"step": piece.step + 1, "reward_mean": piece.reward}
-            return f"prompt {piece.group}", "prompt", {"fate": piece.fate, **step, "members_dropped": len(piece.left)}
         case Stay():
-            about = {"tokens": piece.tokens, "version": piece.version, "finish": piece.finish}
-            return _member(piece), "request", {"engine": piece.engine, "attempt": piece.attempt, **about}
+            version = "null" if piece.version is None else piece.version
+            told = f'"tokens":{piece.tokens},"version":{version},"finish":"{piece.finish}","attempt":{piece.attempt}'
+            return f"prompt {piece.group}, member {piece.member}", "request", f'"engine":{json.dumps(piece.engine)},{told}'
         case Judged():
-            return _member(piece), "verdict", {"reward": piece.value}
+            return f"prompt {piece.group}, member {piece.member}", "verdict", f'"reward":{_number(piece.value)}'
+        case Life():
+            step = "" if piece.step is None else f'"step":{piece.step + 1},"reward_mean":{_number(piece.reward)},'
+            return f"prompt {piece.group}", "prompt", f'{step}"fate":"{piece.fate}","members_dropped":{len(piece.left)}'
         case Learned():
-            return f"step {piece.step + 1}", "step", {"prompts": piece.groups, "whole": piece.whole}
+            return f"step {piece.step + 1}", "step", f'"prompts":{piece.groups},"whole":{"true" if piece.whole else "false"}'
         case Loaded():
-            return f"version {piece.version.step}", "version", {"incarnation": piece.version.incarnation}
+            return f"version {piece.version.step}", "version", f'"incarnation":{piece.version.incarnation}'
 
 
-def _member(piece: Stay | Judged) -> str:
-    return f"prompt {piece.group} · {piece.member}"
+def _number(value: float | None) -> str:
+    """JSON has no words for what is not finite."""
+    return repr(float(value)) if value is not None and isfinite(value) else "null"

@@ -151,9 +151,9 @@ def test_what_there_is_not_is_told_with_what_is_near(task, options, told):
     [
         ({"prompts": {"task": "srot"}}, "did you mean sort"),
         ({"prompts": {"task": "gsm8k"}}, "or reasoning_gym/NAME"),
-        ({"prompts": {"task": SUM}}, "a task of reasoning-gym needs a model"),
+        ({"prompts": {"task": SUM}}, "needs a model"),
         ({"prompts": {"task": SUM, "options": "[1]"}, "model": {"path": "m"}}, "is no object"),
-        ({"prompts": {"task": "sort", "options": "{}"}}, "options are for a dataset of reasoning-gym"),
+        ({"prompts": {"task": "sort", "options": "{}"}}, "options are for a task of reasoning-gym or verifiers"),
     ],
 )
 def test_combinations(given, told):

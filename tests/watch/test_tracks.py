@@ -90,8 +90,8 @@ def test_a_prompt_leads_to_its_step_and_that_to_the_version_in_the_engine(tmp_pa
     trace = shown(requests, 200, tmp_path)
     ways = [[each.name for each in way] for way in trace.flows.values()]
     assert ways == [
-        ["prompt 1", "prompt 1 · 0", "prompt 1 · 0", "step 5"],
-        ["prompt 1", "prompt 1 · 1", "prompt 1 · 1", "step 5"],
+        ["prompt 1", "prompt 1, member 0", "prompt 1, member 0", "step 5"],
+        ["prompt 1", "prompt 1, member 1", "prompt 1, member 1", "step 5"],
         ["step 5", "version 5"],
     ]
     (life,), (first, _) = trace.of("prompt"), trace.of("request")
@@ -127,13 +127,13 @@ def test_what_did_not_go_well_is_told(tmp_path: Path) -> None:
     )
     trace = shown(requests, 70, tmp_path)
     assert {(each.name, each.process, each.args["finish"]) for each in trace.of("request")} == {
-        ("prompt 0 · 0", "requests of e0", "failed"),
-        ("prompt 0 · 0", "requests of e1", "engine lost"),
-        ("prompt 0 · 0", "requests of e0", "stop"),
-        ("prompt 0 · 1", "requests of e1", "engine lost"),
-        ("prompt 1 · 0", "requests of e0", "abort"),
-        ("prompt 2 · 0", "requests of e1", "engine lost"),
-        ("prompt 3 · 0", "requests of e0", "running"),
+        ("prompt 0, member 0", "requests of e0", "failed"),
+        ("prompt 0, member 0", "requests of e1", "engine lost"),
+        ("prompt 0, member 0", "requests of e0", "stop"),
+        ("prompt 0, member 1", "requests of e1", "engine lost"),
+        ("prompt 1, member 0", "requests of e0", "abort"),
+        ("prompt 2, member 0", "requests of e1", "engine lost"),
+        ("prompt 3, member 0", "requests of e0", "running"),
     }
     fates = {each.name: each.args["fate"] for each in trace.of("prompt")}
     assert fates == {"prompt 0": "trained", "prompt 1": "dropped: stale", "prompt 2": "live", "prompt 3": "live"}
