@@ -6,6 +6,7 @@ how a page from elsewhere would read what is answered), and what a run wrote is 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -134,8 +135,9 @@ def problem(status: int, what: str, where: str, remedy: str) -> Response:
 
 
 def make_app(shown: Shown) -> FastAPI:
-    """All addresses of one run's dashboard."""
+    """All addresses of one run's dashboard. Whoever serves it sets `state.closing` before it waits for answers to end."""
     app = FastAPI(title="Rollyard dashboard", docs_url=None, redoc_url=None)
+    app.state.closing = asyncio.Event()
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS))
     app.add_middleware(Secure)
     _add_lists(app, shown)
@@ -196,7 +198,7 @@ def _add_live(app: FastAPI, shown: Shown) -> None:
 
     @app.get("/api/live", response_class=EventSourceResponse, dependencies=[Depends(room)])
     async def live(asked: Annotated[Since, Query()]) -> AsyncIterator[ServerSentEvent]:
-        async for event in events(shown, asked.after):
+        async for event in events(shown, asked.after, app.state.closing):
             yield event
 
 

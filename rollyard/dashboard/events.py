@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Final
 
 from anyio.to_thread import run_sync
@@ -29,19 +30,20 @@ ENDED: Final = TypeAdapter(Ended)
 ROW: Final = TypeAdapter(dict[str, Any])
 
 
-async def events(shown: Shown, after: int | None) -> AsyncIterator[ServerSentEvent]:
+async def events(shown: Shown, after: int | None, closing: asyncio.Event) -> AsyncIterator[ServerSentEvent]:
     """All that happens from now on.
 
     Args:
         after: the last step that is known; None: the newest.
+        closing: set when the server is to end: it waits for nobody who would listen for ever.
     """
     file: int | None = None
-    while True:
+    while not closing.is_set():
         try:
             pulse = await run_sync(shown.pulse, after or 0)
         except (JournalError, OSError) as error:
             yield _event("problem", PROBLEM.dump_json(Problem(str(error), str(shown.folder.path), CHECK)))
-            await asyncio.sleep(AGAIN_S)
+            await _pause(closing, AGAIN_S)
             continue
         if file not in (None, pulse.file):
             yield _event("again", b"{}")
@@ -54,7 +56,12 @@ async def events(shown: Shown, after: int | None) -> AsyncIterator[ServerSentEve
         if pulse.state != RUNNING:
             yield _event("end", ENDED.dump_json(Ended(pulse.state, pulse.cause)))
             return
-        await asyncio.sleep(EVERY_S)
+        await _pause(closing, EVERY_S)
+
+
+async def _pause(closing: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(closing.wait(), seconds)
 
 
 def _event(name: str, content: bytes) -> ServerSentEvent:

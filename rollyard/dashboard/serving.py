@@ -39,7 +39,7 @@ def address(line: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """Says when it answers."""
+    """Says when it answers, and tells those who listen that it ends."""
 
     def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
         config = uvicorn.Config(
@@ -52,11 +52,15 @@ class Server(uvicorn.Server):
             ws="none",
         )
         super().__init__(config)
-        self._ready = ready
+        self._ready, self._closing = ready, app.state.closing
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._closing.set()
+        await super().shutdown(sockets)
 
 
 def serve(app: FastAPI, line: socket.socket, ready: Callable[[], None]) -> None:

@@ -103,7 +103,7 @@ async def _told(stream: AsyncIterator[ServerSentEvent], name: str) -> dict[str, 
 
 async def test_a_page_is_told_of_each_step_and_of_the_end(tmp_path: Path) -> None:
     async with going(tmp_path, until=2) as (run, steps):
-        stream = events(Shown(run.folder), 1)
+        stream = events(Shown(run.folder), 1, asyncio.Event())
         assert (await _told(stream, "step"))["step"] == 2, "the one that it did not know"
         live = await _told(stream, "live")
         assert (live["step"], live["planned"], live["engines"][0]["slots"]) == (2, STEPS, 8)
@@ -122,7 +122,7 @@ async def test_a_page_is_told_of_each_step_and_of_the_end(tmp_path: Path) -> Non
 
 async def test_a_page_that_comes_late_is_told_of_new_steps_alone(tmp_path: Path) -> None:
     async with going(tmp_path) as (run, steps):
-        stream = events(Shown(run.folder), None)
+        stream = events(Shown(run.folder), None, asyncio.Event())
         assert (await anext(stream)).event == "live"
         await anext(steps)
         assert (await _told(stream, "step"))["step"] == 4
@@ -131,7 +131,7 @@ async def test_a_page_that_comes_late_is_told_of_new_steps_alone(tmp_path: Path)
 async def test_a_second_life_is_told_and_its_steps_are_too(tmp_path: Path) -> None:
     """The file of metrics is another one then, cut to where the life begins."""
     async with going(tmp_path, until=4) as (run, _):
-        stream = events(Shown(run.folder), None)
+        stream = events(Shown(run.folder), None, asyncio.Event())
         await _told(stream, "live")
         lines = run.folder.metrics.read_text().splitlines(keepends=True)
         other = tmp_path / "other"

@@ -19,11 +19,12 @@ export async function ask(path, questions = {}, signal = undefined) {
     throw new Gone("the server does not answer");
   }
   const told = await answer.json().catch(() => null);
-  if (!answer.ok) throw new Error(problem(told) ?? `the server answered ${answer.status}`);
+  if (!answer.ok) throw new Error(problemOf(told) ?? `the server answered ${answer.status}`);
   return told;
 }
 
-function problem(told) {
+/** What the server says is wrong, and what would be right. */
+export function problemOf(told) {
   return told?.problem && [told.problem, told.remedy].filter(Boolean).join(": ");
 }
 

@@ -1,6 +1,6 @@
 // The run as far as the page knows it: its overview, a row a step, and what is told while it goes on.
 
-import { ask, Gone, seldom } from "./api.js";
+import { ask, Gone, problemOf, seldom } from "./api.js";
 
 const SAMPLES = 900; // of slots and queue that are kept: a quarter of an hour
 const RETRY_MS = 2000;
@@ -84,6 +84,7 @@ export class Run extends EventTarget {
     });
     events.addEventListener("live", (event) => this.#lives(JSON.parse(event.data)));
     events.addEventListener("step", (event) => this.#stepped(JSON.parse(event.data)));
+    events.addEventListener("problem", (event) => this.heard(new Error(problemOf(JSON.parse(event.data)))));
     events.addEventListener("again", () => this.#anew());
     events.addEventListener("end", (event) => this.#ended(JSON.parse(event.data)));
     events.addEventListener("error", () => {
