@@ -32,7 +32,8 @@ export class Rollouts extends Listing {
   }
 
   filters() {
-    return [...filters(), select("finish", "Ended by", [["", "whatever"], ...FINISHES.map((finish) => [finish, finish])])];
+    const [search, ...rest] = filters();
+    return [search, field("group", "Group", { type: "number", min: 0, inputmode: "numeric" }), ...rest, select("finish", "Ended by", [["", "whatever"], ...FINISHES.map((finish) => [finish, finish])])];
   }
 
   identity(row) {
