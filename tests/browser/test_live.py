@@ -20,7 +20,7 @@ from tests.browser.serving import LIMIT_S, command, dashboard, environment
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
 
-STEPS = 60
+STEPS = 40
 AWAY = "ERR_"  # what a browser says of a server that is gone
 
 
@@ -101,6 +101,7 @@ def test_a_run_as_it_happens(open_page: Open, tmp_path: Path) -> None:
             expect(page.locator("[data-figure=trained] .value")).to_have_text(f"{report['trained']:,}")
             page.get_by_role("button", name="Reward: as a table").click()
             expect(rows).to_have_count(STEPS)
+            page.close()
 
 
 def free_port() -> int:

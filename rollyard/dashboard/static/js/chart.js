@@ -2,11 +2,14 @@
 
 import * as echarts from "../vendor/echarts/echarts.esm.min.js";
 import { fill, grid, h } from "./dom.js";
+import { count } from "./format.js";
 import { onTheme, palette } from "./theme.js";
+
+const MOST = 1000; // rows of a table
 
 /**
  * A panel. `draw(colour)` gives what the chart is made of: `{ option, label, table: { columns, rows } }`, or null where there is
- * nothing to show yet; with `merge` an option changes the one before instead of taking its place. It is asked again whenever colours change or `redraw` is called.
+ * nothing to show yet. It is asked again whenever colours change or `redraw` is called.
  */
 export class Chart {
   #draw;
@@ -49,10 +52,10 @@ export class Chart {
     this.table.hidden = !drawn || !asTable;
     if (!drawn) return;
     this.canvas.setAttribute("aria-label", drawn.label);
-    if (asTable) fill(this.table, grid(drawn.label, drawn.table.columns, drawn.table.rows));
+    if (asTable) fill(this.table, tabled(drawn));
     if (this.canvas.hidden) return;
     this.#chart ??= echarts.init(this.canvas, null, { renderer: "canvas" });
-    this.#chart.setOption({ ...basics(colour), ...drawn.option }, { notMerge: !drawn.merge });
+    this.#chart.setOption({ ...basics(colour), ...drawn.option }, { replaceMerge: ["series"] });
   }
 
   dispose() {
@@ -66,6 +69,12 @@ export class Chart {
     this.switch.setAttribute("aria-pressed", String(this.switch.getAttribute("aria-pressed") !== "true"));
     this.redraw();
   }
+}
+
+/** The numbers as a table: the last of them, where they are very many. */
+function tabled({ label, table: { columns, rows } }) {
+  const left = rows.length - MOST;
+  return [left > 0 && h("p", { class: "dim" }, `The first ${count(left)} rows are left out.`), grid(label, columns, left > 0 ? rows.slice(left) : rows)];
 }
 
 /** A panel without a chart; what is told goes into its `body`. */

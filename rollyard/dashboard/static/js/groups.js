@@ -39,7 +39,7 @@ export class Groups extends Listing {
   cells(row) {
     const range = number(row.worst) === null ? NONE : `${reward(row.worst)} – ${reward(row.best)}`;
     return [
-      count(row.group), row.step === null ? NONE : count(row.step), reward(number(row.mean)), range, `${count(row.judged)} / ${count(row.members)}`,
+      row.step === null ? NONE : count(row.step), reward(number(row.mean)), range, `${count(row.judged)} / ${count(row.members)}`,
       count(number(row.tokens)), row.lag === null ? NONE : count(row.lag),
       h("span", { class: row.dropped ? "dropped" : "" }, row.dropped ?? (row.trained ? "trained" : row.step === null ? "under way" : "in a batch")), h("div", { class: "pair" }, h("span", { class: "prompt" }, row.prompt)),
     ];
@@ -65,7 +65,7 @@ export class Groups extends Listing {
         h("button", { type: "button", "aria-label": "Close (Escape)", title: "Close (Escape)", onclick: () => this.close() }, "×"))),
       h("h3", {}, "Prompt"), h("pre", { class: "words", tabindex: "0", "aria-label": "Prompt" }, text),
       names.length > 0 && facts(names.map(([name, value]) => [name, literal(value)]), { "aria-label": "Columns of the prompt" }),
-      h("h3", {}, "Members"),
+      h("div", { class: "caption" }, h("h3", {}, "Members"), h("a", { href: to("rollouts", { group: id }) }, "as a list")),
       grid("Members", [{ name: "rollout", text: true }, { name: "reward" }, { name: "tokens" }, { name: "ended", text: true }, { name: "completion", text: true }],
         members.map((row) => [h("a", { href: to("rollouts", { open: `${row.group}.${row.member}` }), "aria-label": `Rollout ${row.group}.${row.member}` }, `${row.group}.${row.member}`),
           reward(number(row.reward)), count(number(row.tokens)), row.dropped ?? row.finish ?? NONE, h("span", { class: "completion" }, row.completion)])));

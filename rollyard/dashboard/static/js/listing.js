@@ -3,14 +3,15 @@
 import { newest, seldom } from "./api.js";
 import { fill, h } from "./dom.js";
 import { count } from "./format.js";
-import { go, here } from "./place.js";
+import { go, here, to } from "./place.js";
 
 const PAGE = 50; // rows
+const ROOMY = matchMedia("(min-width: 1100px)"); // as in the stylesheet: list and what is open side by side
 const TYPING_MS = 250;
 const MORE_MS = 4000; // between two looks at a list of a run that goes on
 
 /**
- * What both lists share. A subclass has `view`, `label`, `columns`, `filters()`, `identity(row)`, `cells(row)`, and `open(id, row)`,
+ * What both lists share. A subclass has `view`, `label`, `columns`, `filters()`, `identity(row)`, `cells(row)`, which are those after the first, and `open(id, row)`,
  * which fills `detail`. What is asked for stands in the address, so that it can be kept and sent.
  *
  * A column is `{ name, title, sort, text }`: `sort` is what the server calls it, where it can be sorted by.
@@ -23,6 +24,7 @@ export class Listing {
   #loading = null; // the same, until they are there
   #more = seldom(MORE_MS, () => this.#load(true));
   #typing = 0;
+  #scrolled = 0;
 
   constructor(run) {
     this.run = run;
@@ -52,8 +54,7 @@ export class Listing {
     }
     await this.#loading;
     this.#marked(open);
-    this.element.classList.toggle("opened", Boolean(open));
-    this.detail.hidden = !open;
+    this.#placed(open);
     if (open) await this.open(open);
   }
 
@@ -110,6 +111,7 @@ export class Listing {
 
   async #load(quietly = false) {
     const { open: _, ...asked } = here().questions;
+    if (quietly && this.body.contains(document.activeElement)) return; // somebody goes through it
     try {
       const found = await this.#ask(this.view, { ...asked, limit: PAGE });
       this.run.heard(null);
@@ -124,11 +126,17 @@ export class Listing {
     this.rows = rows;
     this.total = total;
     fill(this.head, this.columns.map((column) => this.#heading(column)));
-    fill(this.body, rows.map((row) => h("tr", { "data-id": this.identity(row) }, this.cells(row).map((cell, at) => h("td",
-      { class: `${this.columns[at].text ? "text" : "number"} c-${this.columns[at].name}`, "data-title": this.columns[at].title }, cell)))));
-    this.#say(rows.length ? "" : "Nothing is like that.");
+    fill(this.body, rows.map((row) => this.#row(row)));
+    this.#say(rows.length ? "" : this.run.overview?.has_journal === false ? "This run has no journal: a simulation leaves none." : "Nothing is like that.");
     this.#paged();
     this.#marked(here().questions.open);
+  }
+
+  #row(row) {
+    const id = this.identity(row);
+    const link = h("a", { href: to(this.view, { ...here().questions, open: id }), "aria-label": `Open ${id}` }, id);
+    const place = (column) => ({ class: `${column.text ? "text" : "number"} c-${column.name}`, "data-title": column.title });
+    return h("tr", { "data-id": id }, [link, ...this.cells(row)].map((cell, at) => h("td", place(this.columns[at]), cell)));
   }
 
   #say(text) {
@@ -140,9 +148,18 @@ export class Listing {
     for (const row of this.body.rows) {
       const is = row.dataset.id === open;
       row.classList.toggle("open", is);
-      if (is) row.setAttribute("aria-selected", "true");
-      else row.removeAttribute("aria-selected");
+      if (is) row.scrollIntoView({ block: "nearest" });
     }
+  }
+
+  /** Where there is no room for both, what is open is in the place of the list, which is found again where it was. */
+  #placed(open) {
+    const before = this.element.classList.contains("opened");
+    if (!before && open) this.#scrolled = scrollY;
+    this.element.classList.toggle("opened", Boolean(open));
+    this.detail.hidden = !open;
+    if (ROOMY.matches || before === Boolean(open)) return;
+    scrollTo(0, open ? 0 : this.#scrolled);
   }
 
   #heading({ name, title, sort, text }) {

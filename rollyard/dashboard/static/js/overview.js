@@ -12,7 +12,8 @@ import { palette } from "./theme.js";
 import { Timeline } from "./timeline.js";
 
 const LANES = 12;
-const HISTOGRAMS_MS = 3000;
+const HISTOGRAMS_MS = 3000; // between two looks
+const STEPS_MS = 400; // between two drawings, however many steps there are
 
 /** The view. */
 export class Overview {
@@ -20,6 +21,7 @@ export class Overview {
   #histograms = null;
   #ask = newest();
   #look = seldom(HISTOGRAMS_MS, () => this.#load());
+  #draw = seldom(STEPS_MS, () => this.#curves());
 
   constructor(run) {
     this.#run = run;
@@ -48,7 +50,7 @@ export class Overview {
       h("div", { class: "cards half" }, this.curves.map((each) => each.element), this.shares.element, this.phases.element),
       h("div", { class: "cards third" }, this.bars.map((each) => each.element)),
       h("div", { class: "cards half" }, this.drops.element, this.forecast.element), this.trouble.element);
-    this.on = { overview: () => this.#figures(), live: () => this.#lives(), steps: () => this.#curves(), changed: () => this.#changed() };
+    this.on = { overview: () => this.#figures(), live: () => this.#lives(), steps: () => this.#draw(), changed: () => this.#changed() };
     this.keys = timelineKeys(this.timeline);
   }
 

@@ -32,7 +32,8 @@ export class Rollouts extends Listing {
   }
 
   filters() {
-    return [...filters(), select("finish", "Ended by", [["", "whatever"], ...FINISHES.map((finish) => [finish, finish])])];
+    const [search, ...rest] = filters();
+    return [search, field("group", "Group", { type: "number", min: 0, inputmode: "numeric" }), ...rest, select("finish", "Ended by", [["", "whatever"], ...FINISHES.map((finish) => [finish, finish])])];
   }
 
   identity(row) {
@@ -41,7 +42,7 @@ export class Rollouts extends Listing {
 
   cells(row) {
     return [
-      `${row.group}.${row.member}`, row.step === null ? NONE : count(row.step), reward(number(row.reward)), count(number(row.tokens)),
+      row.step === null ? NONE : count(row.step), reward(number(row.reward)), count(number(row.tokens)),
       row.lag === null ? NONE : count(row.lag), h("span", { class: row.dropped ? "dropped" : "" }, row.dropped ?? row.finish ?? NONE),
       h("div", { class: "pair" }, h("span", { class: "prompt" }, row.prompt), h("span", {}, row.completion)),
     ];

@@ -145,15 +145,18 @@ export function busy({ engines }) {
 
 /** Metrics, a column by its name: `steps.column("reward_mean")` has a number a step, or null. */
 export class Steps {
+  rows = [];
+  #names = new Set();
+
   constructor({ columns = [], rows = [] } = {}) {
-    this.rows = rows.map((row) => Object.fromEntries(columns.map((name, at) => [name, row[at]])));
+    for (const row of rows) this.add(Object.fromEntries(columns.map((name, at) => [name, row[at]])));
   }
 
-  /** One more step; one that was there already, of an earlier life, is replaced. */
+  /** One more step. One that was there already, of an earlier life, and all beyond it, are no more. */
   add(row) {
-    const at = this.rows.findIndex((known) => known.step >= row.step);
-    if (at >= 0) this.rows.length = at;
+    while (this.rows.length && this.rows.at(-1).step >= row.step) this.rows.pop();
     this.rows.push(row);
+    for (const name of Object.keys(row)) this.#names.add(name);
   }
 
   get length() {
@@ -161,7 +164,7 @@ export class Steps {
   }
 
   get names() {
-    return [...new Set(this.rows.flatMap((row) => Object.keys(row)))];
+    return [...this.#names];
   }
 
   column(name) {

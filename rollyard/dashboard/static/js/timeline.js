@@ -146,7 +146,6 @@ export class Timeline {
         rows: lanes.map((lane) => [lane.name, lane.role, ...used.map((activity) => share(lane, activity))]),
       },
       option: this.#option(colour, lanes, [from, until]),
-      merge: true,
     };
   }
 
