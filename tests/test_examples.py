@@ -36,6 +36,7 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": oper
 
 
 RUN_BY = {  # a test, or a page whose commands are run by one
+    "agent.py": "tests/serve/test_examples.py",
     "arithmetic.jsonl": "tests/test_examples.py",
     "cluster/1x8.toml": "tests/test_examples.py",
     "cluster/2x8.toml": "tests/test_examples.py",
@@ -49,6 +50,7 @@ RUN_BY = {  # a test, or a page whose commands are run by one
     "own_loop.py": "tests/test_examples.py",
     "own_reward.py": "tests/test_examples.py",
     "placements.toml": "docs/concepts/placements.md",
+    "remote_trainer.py": "tests/serve/test_examples.py",
     "reward.py": "tests/test_examples.py",
     "reward_model/train.py": "tests/test_examples.py",
     "same_groups.py": "tests/test_examples.py",

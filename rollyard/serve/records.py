@@ -210,6 +210,7 @@ class StatusRecord(BaseModel):
     tokens: int
     tokens_per_s: float = Field(description="since the engines were up")
     engines: list[str]
+    model: str = Field(description="folder on the service's machine: what this life of the run began with")
     cursor: int = Field(description="of the newest finished group")
     sessions: SessionCounts | None = Field(description="where harnesses play")
 

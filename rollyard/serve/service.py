@@ -190,13 +190,18 @@ class Service:
         async for batch in self.rollouts.batches():
             await self._keep_groups(batch.groups)
             await self.desk.offer(batch)
-        self.desk.end(self.rollouts.status().cause or "all steps are done")
+        self._over(self.rollouts.status().cause or "all steps are done")
+
+    def _over(self, cause: str) -> None:
+        self.desk.end(cause)
+        if self.sessions is not None:
+            self.sessions.close(cause)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self.cause = self.cause or (str(error) if isinstance(error, RollyardError) else f"{type(error).__name__}: {error}")
-            self.desk.end(self.cause)
+            self._over(self.cause)
             self.failed.set()
         self._change()
 

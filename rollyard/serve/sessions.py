@@ -87,6 +87,7 @@ class Sessions:
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._ends = dict.fromkeys(("judged", "failed", "idle", "gone"), 0)
         self._matched = self._rendered = 0
+        self._over = ""  # why no more members come
         self._changed = asyncio.Event()
 
     async def episode(self, ask: Ask, prompt: Prompt) -> Reward | None:
@@ -102,7 +103,7 @@ class Sessions:
     async def open(self, key: str, group: int | None, wait_s: float) -> Session:
         """A session with the member that waits longest. The same key, of a client, opens the same one.
 
-        Raises Refused when no member waits, of this group where one is named.
+        Raises Refused when no member waits, of this group where one is named, or none comes any more.
         """
         try:
             async with asyncio.timeout(wait_s):
@@ -112,11 +113,18 @@ class Sessions:
                     fits = (each for each in self._waiting if group in (None, each.prompt.id))
                     if (session := next(fits, None)) is not None:
                         return self._begin(session, key)
+                    if self._over:
+                        raise Refused(HTTPStatus.GONE, f"no more members come: {self._over}", "over")
                     await self._changed.wait()
         except TimeoutError:
             of_it = "" if group is None else f" of group {group}"
             problem, remedy = f"no member{of_it} waits for a harness", "submit prompts, or ask again"
             raise Refused(HTTPStatus.TOO_MANY_REQUESTS, problem, "no_member", "group", remedy, after_s=1.0) from None
+
+    def close(self, cause: str) -> None:
+        """No more members come."""
+        self._over = cause
+        self._change()
 
     def of(self, id_: str) -> Session:
         """Raises Refused for one that is over, or never was."""

@@ -90,7 +90,7 @@ class Double:
     """What a service asks of `Rollouts`."""
 
     def __init__(self, folder: Path, sessions: Sessions | None = None, room: int = 8) -> None:
-        self.folder, self.version = folder, V0
+        self.folder, self.version, self.model = folder, V0, folder / "model"
         self.source = GivenSource(lambda number, row: (AnyText().encode(str(row.prompt)), str(row.prompt)), room)
         self.source.vocabulary = len(WORDS) + 1
         self.found: asyncio.Queue[Group | Exception | None] = asyncio.Queue()

@@ -88,6 +88,9 @@ async def test_sessions_of_groups_and_of_keys(tmp_path: Path) -> None:
         assert (await served.http.post("/v1/sessions", json={"group": 1})).status_code == 201
         told = await served.http.post("/v1/sessions", json={"group": 1})
         assert told.status_code == 429 and told.json()["error"]["code"] == "no_member"
+        served.run.batch.put_nowait(None)
+        told = await served.http.post("/v1/sessions", json={"group": 1, "wait_s": 5})
+        assert told.status_code == 410 and told.json()["error"]["code"] == "over"
         counts = (await served.http.get("/v1/status")).json()["sessions"]
         assert (counts["waiting"], counts["going"]) == (2, 2)
 

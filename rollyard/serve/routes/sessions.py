@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 Id = Annotated[str, Path(alias="session", max_length=100)]
 
 
-@router.post("", status_code=201, responses=refusals(409, 429))
+@router.post("", status_code=201, responses=refusals(409, 410, 429))
 async def open_(service: Served, sessions: Played, claim: SessionClaim) -> SessionRecord:
     """Open one: a member of a group, which is played by whoever has its session."""
     found = await service.unless_draining(sessions.open(claim.key or "", claim.group, bounded(service, claim.wait_s)))

@@ -1,0 +1,137 @@
+"""Real processes: `rollyard serve`, a trainer and harnesses that speak to it, and what is left when it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from transformers import AutoModelForCausalLM
+
+from rollyard.journal.reader import JournalReader
+from rollyard.prompts.given import GivenPrompt
+from rollyard.serve.client import Client, ServiceError
+from tests.serve.process import TOKEN, serving
+from tests.sources import ROOT
+from tests.tiny import tiny_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+SIZE, BATCH = 2, 2
+
+
+def options_of(tmp_path: Path, **more: object) -> list[str]:
+    values: dict[str, object] = {
+        "model.path": tiny_folder(tmp_path, chat=True),
+        "prompts.source": "given",
+        "run.out": tmp_path / "run",
+        "run.steps": 3,
+        "rollout.group_size": SIZE,
+        "rollout.groups_per_step": BATCH,
+        "rollout.max_tokens": 6,
+        "engine.slots": 8,
+        "engine.kernels": "plain",
+        "checkpoint.every": 1,
+        "serve.port": 0,
+        "watch.view": "plain",
+    }
+    return [f"--{name}={value}" for name, value in (values | {n.replace("__", "."): v for n, v in more.items()}).items()]
+
+
+def moved(model: Any) -> Any:
+    """As if it had been trained."""
+    for parameter in model.parameters():
+        parameter.data.add_(1e-3)
+    return model
+
+
+def test_a_service_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Prompts that were accepted are asked once, groups that were streamed keep their cursors, and versions go on."""
+    options = options_of(tmp_path, reward__function="unjudged")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "llama-tied-0")
+    prompts = [GivenPrompt(text) for text in ("ab", "cd", "ef", "gh", "ij", "kl")]
+    with serving(*options) as process, Client(process.url, TOKEN) as client:
+        with pytest.raises(ServiceError, match="token"):
+            Client(process.url).status()
+        assert client.submit(prompts, key="all") == (0, 1, 2, 3, 4, 5)
+        trainer = client.trainer("mine")
+        batches = trainer.batches()
+        assert [group.id for group in next(batches).groups] == [0, 1]
+        assert trainer.publish(moved(model), {"loss": 1.0}).step == 1
+        assert [group.id for group in next(batches).groups] == [2, 3], "so the checkpoint is written"
+        before = [next(found) for found in [client.groups()] for _ in range(4)]
+        process.end(signal.SIGKILL)
+    with serving(*options) as process, Client(process.url, TOKEN) as client:
+        assert client.status()["version"] == 1 and client.submit(prompts, key="all") == (0, 1, 2, 3, 4, 5)
+        after = [next(found) for found in [client.groups()] for _ in range(4)]
+        assert [(cursor, group.id) for cursor, group in after] == [(cursor, group.id) for cursor, group in before]
+        with client.trainer("mine") as trainer:
+            for batch, ids in zip(trainer.batches(), ([2, 3], [4, 5]), strict=True):
+                assert [group.id for group in batch.groups] == ids
+                assert trainer.publish(moved(model)).step == batch.step + 1
+        assert client.status()["version"] == 3
+        assert process.end(signal.SIGTERM) == 0, process.said
+    with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
+        trained = list(journal.query("SELECT group_id, trained_step FROM lineage ORDER BY group_id"))
+    assert [(id_, step) for id_, step in trained] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
+
+
+def test_harnesses_with_the_openai_client_are_a_source_of_training_data(tmp_path: Path) -> None:
+    options = options_of(tmp_path, serve__episodes=True, environment__limit_s=300, run__steps=1)
+    with serving(*options) as process, Client(process.url, TOKEN) as client:
+        client.submit([GivenPrompt("ab", columns={"answer": "x"}), GivenPrompt("cd", columns={"answer": "y"})])
+        spoken: list[list[int]] = []
+
+        def harness(_: int) -> None:
+            play = client.play()
+            policy = openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, default_headers=play.headers)
+            assert [model.id for model in policy.models.list()] == ["policy"]
+            history: list[Any] = [{"role": "user", "content": play.text}]
+            wrote: list[int] = []
+            for turn in range(2):
+                answer = policy.chat.completions.create(model="policy", messages=history, logprobs=True)
+                (choice,) = answer.choices
+                assert choice.logprobs is not None and choice.logprobs.content is not None
+                extra: Any = choice.model_extra
+                assert len(choice.logprobs.content) == len(extra["token_ids"]) == answer.usage.completion_tokens  # type: ignore[union-attr]
+                assert answer.model_extra["rollyard"]["matched"] == turn  # type: ignore[index]
+                wrote += extra["token_ids"]
+                history += [choice.message, {"role": "user", "content": "more"}]
+            pieces = list(policy.chat.completions.create(model="policy", messages=history, stream=True, max_tokens=3))
+            wrote += [token for piece in pieces for token in piece.choices[0].model_extra.get("token_ids", [])]  # type: ignore[union-attr]
+            assert pieces[-1].choices[0].finish_reason in ("stop", "length")
+            named = openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN)
+            text = named.completions.create(model=play.model, prompt="ab", max_tokens=2)
+            wrote += text.choices[0].model_extra["token_ids"]  # type: ignore[index]
+            with pytest.raises(openai.BadRequestError, match="temperature is 1 in this run"):
+                policy.chat.completions.create(model="policy", messages=history, temperature=0.2)
+            spoken.append(wrote)
+            client.judge(play, float(len(wrote) % 2), {"even": 1.0})
+
+        with ThreadPoolExecutor(SIZE * BATCH) as pool:
+            list(pool.map(harness, range(SIZE * BATCH)))
+        with client.trainer("mine") as trainer:
+            (batch,) = [next(trainer.batches())]
+        done = [rollout.completion for group in batch.groups for rollout in group.rollouts]
+        assert sorted(list(each.token_ids) for each in done) == sorted(spoken), "what was said is what is trained on"
+        assert all(len(each.turns) == 4 for each in done)
+        for each in done:
+            first, second, *_ = each.turns
+            seen = first.prompt_ids + each.token_ids[: first.tokens]
+            assert second.prompt_ids[: len(seen)] == seen
+        assert process.end(signal.SIGTERM) == 0, process.said
+
+
+def test_what_cannot_be_served_is_said_before_anything_loads(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("ROLLYARD_TOKEN", None)
+    for more, told in ((["--serve.host=0.0.0.0"], "ROLLYARD_TOKEN"), (["--environment.limit_s=1", "--serve.episodes"], "serve.idle_s")):
+        command = [sys.executable, "-m", "rollyard", "serve", *options_of(tmp_path), *more]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 2 and told in ended.stderr
