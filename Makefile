@@ -63,7 +63,7 @@ audit: $(VENV)/.audit ## look up known vulnerabilities of the tested versions (n
 	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
 docs: $(VENV)/.installed-docs ## build the documentation site (site/index.html); it can be read from there, without a server
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(VENV)/.installed-dev ## put the code into the house's format
 	$(BIN)/ruff check --fix .

@@ -183,15 +183,18 @@ def _argument(action: argparse.Action) -> str:
 
 
 def _python() -> str:
+    """Each name once: records and errors have their places."""
+    homes = {name: rollyard._FROM.get(name, "errors") for name in rollyard.__all__}
+    records = ", ".join(f"[`{name}`][rollyard.types.{name}]" for name, home in homes.items() if home == "types")
     lines = [
         "# Python",
         "",
         "What `import rollyard` gives; all of it is loaded as it is asked for, and most without torch.",
-        "Examples: [own_reward.py](../examples.md#" + anchor("examples/own_reward.py") + ").",
-        "",
+        f"Besides what follows: {records}, and the errors at the end.",
     ]
-    for name in rollyard.__all__:
-        lines += ["", *_entry(f"rollyard.{rollyard._FROM.get(name, 'errors')}.{name}")]
+    for name, home in homes.items():
+        if home not in ("types", "errors"):
+            lines += ["", *_entry(f"rollyard.{home}.{name}")]
     lines += ["", "## Errors", "", *_entry("rollyard.errors", heading=False)]
     return "\n".join(lines)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
+import textwrap
+import tomllib
 from datetime import date
 from pathlib import Path
 
 import pytest
 
-from tests.docs.commands import GIVEN, PAGES, Command, commands, room, run, untagged
+from tests.docs.commands import GIVEN, PAGES, Command, blocks, commands, room, run, untagged
 
 RUN = [page for page in PAGES if any(not (command.why or command.time) for command in commands(page))]
 
@@ -23,6 +26,15 @@ def test_marks_give_a_reason_or_a_day(page: str) -> None:
     for command in commands(page):
         assert len(command.why) != len("not run: "), command
         assert command.day is None or date(2026, 11, 1) <= command.day, command
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_in_python_and_toml_are_that(page: str) -> None:
+    for line, language, body in blocks(page):
+        if language == "python":
+            ast.parse(textwrap.dedent(body), f"{page}:{line}")
+        elif language == "toml":
+            tomllib.loads(textwrap.dedent(body))
 
 
 def test_what_is_a_command_and_what_marks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
