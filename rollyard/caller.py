@@ -178,6 +178,11 @@ class Caller:
         tokens, at = self._began
         return (self.counts.tokens.generated - tokens) / max(monotonic() - at, 1e-9)
 
+    @property
+    def gave_up(self) -> bool:
+        """It was said already that nothing will be published any more."""
+        return bool(self._gave_up)
+
     async def next(self) -> Batch | None:
         """The next batch, None when there will be none any more.
 

@@ -193,7 +193,7 @@ class Rollouts:
     async def _leave(self, cause: str) -> None:
         """The run ends as planned where nothing is left to train, else it is stopped."""
         assert self._task is not None
-        if self._caller.version.step < self.config.run.steps:
+        if self._caller.version.step < self.config.run.steps and not self._caller.gave_up:
             self.stop(cause)
         await asyncio.wait((self._task,))
 
