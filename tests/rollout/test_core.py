@@ -37,7 +37,14 @@ def policy(**changes) -> RolloutPolicy:
     rollover=st.sampled_from(list(ev.Rollover)),
     window=st.sampled_from([100, 6, 3]),
     odds=st.sampled_from(
-        [Odds(), Odds(error=0.1), Odds(0.05, 0.02, 0.1, 0.05), Odds(coarse=True), Odds(0.1, 0, 0.2, coarse=True)]
+        [
+            Odds(),
+            Odds(error=0.1),
+            Odds(0.05, 0.02, 0.1, 0.05),
+            Odds(coarse=True),
+            Odds(0.1, 0, 0.2, coarse=True),
+            Odds(0.05, 0, 0.1, trickle=True),
+        ]
     ),
     refills=st.sampled_from([0, 0, 1, 3, 99]),
     mask=st.booleans(),

@@ -35,6 +35,7 @@ class Odds:
     death: float = 0.0
     no_verdict: float = 0.0
     wrong_answer: float = 0.0
+    trickle: bool = False  # a source may have fewer prompts just now than are asked for
     coarse: bool = False  # a verdict is 0 or 1, so that groups are flat now and then
 
 
@@ -348,7 +349,7 @@ class World:
         return []
 
     def offer(self) -> None:
-        count, self.asked = self.asked, 0
+        count, self.asked = self.random.randint(1, self.asked) if self.odds.trickle else self.asked, 0
         prompts = tuple(self.source[self.cursor : self.cursor + count])
         self.cursor += len(prompts)
         self.exhausted = self.cursor == len(self.source)
