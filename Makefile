@@ -46,6 +46,8 @@ $(LANES:%=test-%): test-%: $(VENV)/.installed-dev
 
 test-vllm: vllm $(MODEL)/config.json
 
+test-trl: trl
+
 test-verifiers: $(PEERS)/verifiers/.installed
 
 test-browser: docs
