@@ -131,7 +131,10 @@ def test_harnesses_with_the_openai_client_are_a_source_of_training_data(tmp_path
 def test_what_cannot_be_served_is_said_before_anything_loads(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("ROLLYARD_TOKEN", None)
-    for more, told in ((["--serve.host=0.0.0.0"], "ROLLYARD_TOKEN"), (["--environment.limit_s=1", "--serve.episodes"], "serve.idle_s")):
+    for more, told in (
+        (["--serve.host=0.0.0.0"], "ROLLYARD_TOKEN"),
+        (["--environment.limit_s=1", "--serve.episodes"], "serve.idle_s"),
+    ):
         command = [sys.executable, "-m", "rollyard", "serve", *options_of(tmp_path), *more]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         assert ended.returncode == 2 and told in ended.stderr

@@ -27,7 +27,8 @@ async def health(service: Served) -> JSONResponse:
 @router.get(
     "/metrics",
     response_class=Response,
-    responses=refusals() | {200: {"description": "text of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses=refusals()
+    | {200: {"description": "text of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(service: Served) -> Response:
     """The run as Prometheus reads it, the newest step's metrics among it."""
