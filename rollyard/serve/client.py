@@ -188,7 +188,7 @@ class Trainer:
             return self._client._do(calls.upload(self.lease, step, path))
 
     def publish_path(self, path: str, stats: Mapping[str, float] | None = None) -> WeightVersion:
-        """Publish from a disk that both sides have: a file or folder below the service's serve.weights_folder."""
+        """Publish from a disk that both sides have: a file below the service's serve.weights_folder."""
         return self._client._do(calls.publish_file(self.lease, self._next, path, stats or {}))
 
     @property

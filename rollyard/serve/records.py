@@ -106,9 +106,7 @@ class LeaseRecord(BaseModel):
 
 
 class FileOfWeights(Said):
-    path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
-        description="safetensors file, or folder with such, below serve.weights_folder"
-    )
+    path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(description="safetensors file below serve.weights_folder")
     stats: dict[str, float] = Field({}, description="what training tells of the step, such as loss")
 
 

@@ -32,11 +32,8 @@ def test_clients_need_no_torch() -> None:
 
 async def test_a_trainer_elsewhere(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, client(served) as own:
-        assert await own.submit(["?", [{"role": "user", "content": "?"}], GivenPrompt(token_ids=(1,), columns={"x": 1})]) == (
-            0,
-            1,
-            2,
-        )
+        prompts = ["?", [{"role": "user", "content": "?"}], GivenPrompt(token_ids=(1,), columns={"x": 1})]
+        assert await own.submit(prompts) == (0, 1, 2)
         served.run.batch.put_nowait(batch(0, 5, 6))
         async with await own.trainer("mine") as trainer:
             with pytest.raises(ServiceError, match="mine trains already") as refused:
