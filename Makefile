@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-LANES := slow ray hosts vllm trl verifiers gpu browser
+LANES := slow ray hosts vllm trl gpu browser verifiers
 
 AUDIT := pip-audit==2.10.1
 
@@ -45,6 +45,8 @@ $(LANES:%=test-%): test-%: $(VENV)/.installed-dev
 	$(if $(filter verifiers,$*),$(PEERS)/verifiers/bin,$(BIN))/python -m pytest -q $(if $(filter slow,$*),-n $(WORKERS) --dist loadfile) -m $*
 
 test-vllm: vllm $(MODEL)/config.json
+
+test-trl: trl
 
 test-verifiers: $(PEERS)/verifiers/.installed
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from rollyard.conductor import Conductor
 from rollyard.errors import CheckpointError, ConfigError, RollyardError, RunFailed, TrainError
-from rollyard.events import EngineId, Event, FetchPrompts, Instruction, Keep, PromptsOffered, Train
+from rollyard.events import Drop, EngineId, Event, FetchPrompts, Instruction, Keep, PromptsOffered, Train
 from rollyard.exchange.waiting import GivenUp
 from rollyard.prompts.given import GivenSource
 from rollyard.protocols.devices import Device
 from rollyard.protocols.rollouts import PromptSource
 from rollyard.rollout.state import Counts
-from rollyard.types import Activity, Group, Prompt, TensorInfo, TrainBatch, TrainStats, WeightVersion
+from rollyard.types import Activity, DropReason, Group, Prompt, TensorInfo, TrainBatch, TrainStats, WeightVersion
 
 if TYPE_CHECKING:
     from rollyard.weights.given import GivenWeights, Weights
@@ -42,6 +42,15 @@ class Batch:
     step: int  # trains weight version `step` into `step + 1`
     groups: tuple[Group, ...]  # with rewards, texts, and who wrote what
     train: TrainBatch  # the same as training rows with advantages, in micro-batches
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A prompt that left without being trained on."""
+
+    prompt: int  # its id
+    reason: DropReason
+    cause: str
 
 
 class Caller:
@@ -66,10 +75,10 @@ class Caller:
         self._over: str | None = None  # why there will be no more batches
         self._failed = False
         self._changed = asyncio.Event()
-        self._streams: list[deque[Group]] = []
+        self._streams: list[deque[Group | Dropped]] = []
         self._asking = False  # the run wants prompts
         self._trainer: object = None  # who takes batches, or else who began the run: see `who`
-        self._told = False
+        self._warned = False
         self._began = (0, 0.0)  # tokens and time when the stations were ready
         self._conductor: Conductor | None = None
         self._engines: Mapping[EngineId, object] = {}
@@ -100,10 +109,10 @@ class Caller:
                 case FetchPrompts() | PromptsOffered():
                     self._asking = isinstance(each, FetchPrompts)
                     self._change()
-                case Keep(group) if self._streams:
-                    for stream in self._streams:
-                        stream.append(group)
-                    self._change()
+                case Keep(group):
+                    self._tell(group)
+                case Drop(id_, None, reason, cause):
+                    self._tell(Dropped(id_, reason, cause))
 
     # ------------------------------------------------------------------------------------------ as a trainer
 
@@ -205,8 +214,8 @@ class Caller:
                 await self._changed.wait()
         except TimeoutError:
             source = self.source
-            if isinstance(source, GivenSource) and self._asking and not (source.waiting or self._told):
-                self._told = True
+            if isinstance(source, GivenSource) and self._asking and not (source.waiting or self._warned):
+                self._warned = True
                 problem = f"since {TELL_S:g} s a batch is waited for, and no prompt is submitted: {self.live} are under way"
                 warnings.warn(f"{problem}; submit more, or end_of_prompts()", RuntimeWarning, stacklevel=2)
 
@@ -234,9 +243,9 @@ class Caller:
         trained.set_result(stats)
         return self._version
 
-    async def groups(self) -> AsyncIterator[Group]:
-        """Groups as they are finished, from now on, until the run is over. Raises RollyardError for who is far behind."""
-        stream = deque[Group]()
+    async def outcomes(self) -> AsyncIterator[Group | Dropped]:
+        """What becomes of prompts, from now on, until the run is over. Raises RollyardError for who is far behind."""
+        stream = deque[Group | Dropped]()
         self._streams.append(stream)
         try:
             while stream or self._over is None:
@@ -249,6 +258,12 @@ class Caller:
         finally:
             self._streams = [each for each in self._streams if each is not stream]
         self._check_going()
+
+    def _tell(self, outcome: Group | Dropped) -> None:
+        for stream in self._streams:
+            stream.append(outcome)
+        if self._streams:
+            self._change()
 
     async def room(self, source: GivenSource) -> None:
         """Wait until prompts may be submitted.

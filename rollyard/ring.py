@@ -433,6 +433,8 @@ class Ring:
             events.insert(0, ev.BatchTrained(version))  # that was about to be heard
         finish = [ev.Finish(cause, failed, not failed)] if self.conductor is None else self.conductor.steps(events, 0.0)
         self._recorder.record((*events, *finish))
+        if self._caller is not None:
+            self._caller.heard(finish)
         if trained is not None and version is not None:
             self._book(version, *trained)
 

@@ -21,7 +21,7 @@ from threading import Thread, get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from rollyard.caller import CALLING, Batch, Caller
+from rollyard.caller import CALLING, Batch, Caller, Dropped
 from rollyard.checks import check_judged
 from rollyard.config import Config
 from rollyard.errors import ConfigError
@@ -306,8 +306,17 @@ class Rollouts:
 
         Raises RollyardError for who is thousands of groups behind, RunFailed when the run has failed.
         """
-        async for group in self._caller.groups():
-            yield group
+        async for outcome in self._caller.outcomes():
+            if isinstance(outcome, Group):
+                yield outcome
+
+    async def outcomes(self) -> AsyncIterator[Group | Dropped]:
+        """The same, and prompts that are dropped, each with the reason. Of each prompt there is a `Dropped` at most, and at last.
+
+        A group that is finished may be dropped later, as stale or because the run ends. Raises as `groups`.
+        """
+        async for outcome in self._caller.outcomes():
+            yield outcome
 
     def status(self) -> Status:
         caller, report = self._caller, self.report
@@ -382,13 +391,17 @@ class SyncRollouts:
         return self._call(self._rollouts.publish(weights, stats))
 
     def groups(self) -> Iterator[Group]:
-        stream = self._rollouts.groups()
+        return self._each(self._rollouts.groups())
 
-        async def following() -> Group | None:
+    def outcomes(self) -> Iterator[Group | Dropped]:
+        return self._each(self._rollouts.outcomes())
+
+    def _each(self, stream: AsyncIterator[T]) -> Iterator[T]:
+        async def following() -> T | None:
             return await anext(stream, None)
 
-        while (group := self._call(following())) is not None:
-            yield group
+        while (found := self._call(following())) is not None:
+            yield found
 
     def status(self) -> Status:
         return self._now(self._rollouts.status)

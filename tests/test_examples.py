@@ -54,6 +54,7 @@ RUN_BY = {  # a test, or a page whose commands are run by one
     "reward.py": "tests/test_examples.py",
     "reward_model/train.py": "tests/test_examples.py",
     "same_groups.py": "tests/test_examples.py",
+    "trl_grpo.py": "tests/test_trl.py",
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import rollyard
-from rollyard.caller import Batch
+from rollyard.caller import Batch, Dropped
 from rollyard.config import Config
 from rollyard.errors import ConfigError
 from rollyard.prompts.given import GivenPrompt
@@ -237,6 +237,29 @@ async def test_who_submits_waits_while_many_wait_and_never_for_itself(model_fold
         await task
     assert most == 2
     assert rollouts.report is not None and rollouts.report.prompts.trained == 4 * BATCH
+
+
+async def test_of_every_prompt_it_is_told_what_became_of_it(model_folder: Path, tmp_path: Path) -> None:
+    model, seen = AutoModelForCausalLM.from_pretrained(model_folder), {}
+    with pytest.warns(RuntimeWarning, match="batch 1"):
+        async with rollyard.Rollouts(given(model_folder, tmp_path / "run", run__steps=3), reward=share_of_a) as rollouts:
+
+            async def following() -> None:
+                async for outcome in rollouts.outcomes():
+                    told = ("dropped", outcome.reason) if isinstance(outcome, Dropped) else ("finished", "")
+                    seen.setdefault(getattr(outcome, "id", None) or getattr(outcome, "prompt", 0), []).append(told)
+
+            task = asyncio.create_task(following())
+            await asyncio.sleep(0)
+            await rollouts.submit([GivenPrompt("a" * 300), *["ab"] * (2 * BATCH)])
+            async for batch in rollouts.batches():
+                if batch.step == 1:
+                    break
+                await rollouts.publish(moved(model))
+    await task
+    assert seen[0] == [("dropped", "context")]
+    assert all(seen[id_] == [("finished", "")] for id_ in range(1, BATCH + 1))
+    assert all(seen[id_] == [("finished", ""), ("dropped", "stopped")] for id_ in range(BATCH + 1, 2 * BATCH + 1))
 
 
 async def test_groups_come_as_they_are_finished(model_folder: Path, tmp_path: Path) -> None:

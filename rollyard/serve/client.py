@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import httpx
 
-from rollyard.caller import Batch
+from rollyard.caller import Batch, Dropped
 from rollyard.errors import ConfigError
 from rollyard.rollouts import Submitted
 from rollyard.serve import calls
@@ -107,11 +107,17 @@ class Client:
     def status(self) -> dict[str, Any]:
         return self._do(calls.status())
 
-    def groups(self, after: int = 0) -> Iterator[tuple[int, Group]]:
-        """Finished groups, each with its cursor, from `after` on and without end. Each comes at least once."""
+    def outcomes(self, after: int = 0) -> Iterator[tuple[int, Group | Dropped]]:
+        """What becomes of prompts, each with its cursor, from `after` on and without end. Each comes at least once."""
         while True:
-            found, after = self._do(calls.groups(after))
+            found, after = self._do(calls.outcomes(after))
             yield from found
+
+    def groups(self, after: int = 0) -> Iterator[tuple[int, Group]]:
+        """The same of groups that were finished."""
+        for cursor, each in self.outcomes(after):
+            if isinstance(each, Group):
+                yield cursor, each
 
     def trainer(self, name: str, *, take_over: bool = False, wait_s: float = 0.0) -> Trainer:
         """Be the trainer. Raises ServiceError while another one is, for so long."""
@@ -221,11 +227,16 @@ class AsyncClient:
     async def status(self) -> dict[str, Any]:
         return await self._do(calls.status())
 
-    async def groups(self, after: int = 0) -> AsyncIterator[tuple[int, Group]]:
+    async def outcomes(self, after: int = 0) -> AsyncIterator[tuple[int, Group | Dropped]]:
         while True:
-            found, after = await self._do(calls.groups(after))
+            found, after = await self._do(calls.outcomes(after))
             for each in found:
                 yield each
+
+    async def groups(self, after: int = 0) -> AsyncIterator[tuple[int, Group]]:
+        async for cursor, each in self.outcomes(after):
+            if isinstance(each, Group):
+                yield cursor, each
 
     async def trainer(self, name: str, *, take_over: bool = False, wait_s: float = 0.0) -> AsyncTrainer:
         return AsyncTrainer(self, name, await self._do(calls.claim(name, take_over, wait_s)))

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
+from rollyard.caller import Dropped
 from rollyard.dashboard.rows import MetricRows
 from rollyard.errors import ConfigError, RollyardError
 from rollyard.journal.folder import RunFolder
@@ -33,10 +34,10 @@ from rollyard.serve.settings import ServeConfig
 from rollyard.serve.store import Store
 from rollyard.types import Group
 
-GROUP = TypeAdapter(Group)
+GROUP, DROPPED = TypeAdapter(Group), TypeAdapter(Dropped)
 PROMPT: TypeAdapter[GivenPromptRecord] = TypeAdapter(GivenPromptRecord)
 PAGE = 64  # groups that are read at a time
-Record = tuple[int, bytes]  # cursor, group
+Record = tuple[int, bytes]  # cursor, what became of a prompt
 
 
 class Service:
@@ -148,25 +149,25 @@ class Service:
         if promised:
             await self.rollouts.submit([given_of(PROMPT.validate_json(each)) for each in promised])
 
-    # ----------------------------------------------------------------------------------------------- groups
+    # --------------------------------------------------------------------------------------------- outcomes
 
     @property
     def cursor(self) -> int:
-        """Of the newest finished group."""
+        """Of what happened last."""
         return self._cursor
 
-    async def groups(self, after: int, most: int, wait_s: float) -> list[Record]:
-        """Finished groups after a cursor; none when none comes in that time."""
+    async def outcomes(self, after: int, most: int, wait_s: float) -> list[Record]:
+        """What became of prompts, after a cursor; none when nothing happens in that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while after >= self._cursor and not self.draining.is_set():
                     await self._kept.wait()
-        return await self._store.groups(after, most)
+        return await self._store.outcomes(after, most)
 
     async def stream(self, after: int) -> AsyncIterator[list[Record]]:
-        """All finished groups after a cursor, as they come, until the run is over or the service stopped."""
+        """All of it after a cursor, as it happens, until the run is over or the service stopped."""
         while True:
-            while found := await self._store.groups(after, PAGE):
+            while found := await self._store.outcomes(after, PAGE):
                 after = found[-1][0]
                 yield found
             if self.draining.is_set() or all(task.done() for task in self._tasks):
@@ -175,11 +176,11 @@ class Service:
                 await self._kept.wait()
 
     async def _keep(self) -> None:
-        async for group in self.rollouts.groups():
-            await self._keep_groups([group])
+        async for outcome in self.rollouts.outcomes():
+            await self._keep_all([outcome])
 
-    async def _keep_groups(self, groups: Sequence[Group]) -> None:
-        await self._store.keep([(group.id, GROUP.dump_json(group)) for group in groups])
+    async def _keep_all(self, outcomes: Sequence[Group | Dropped]) -> None:
+        await self._store.keep([_kept(outcome) for outcome in outcomes])
         self._cursor = await self._store.last()
         self._change()
 
@@ -188,7 +189,7 @@ class Service:
     async def _hand(self) -> None:
         """Who trains on a batch finds its groups in the stream."""
         async for batch in self.rollouts.batches():
-            await self._keep_groups(batch.groups)
+            await self._keep_all(batch.groups)
             await self.desk.offer(batch)
         self._over(self.rollouts.status().cause or "all steps are done")
 
@@ -213,6 +214,13 @@ class Service:
     def folder(self) -> Path:
         """Of the run."""
         return self.rollouts.folder
+
+
+def _kept(outcome: Group | Dropped) -> tuple[int, bytes]:
+    """The prompt, and a field of a record."""
+    if isinstance(outcome, Group):
+        return outcome.id, b'"group":' + GROUP.dump_json(outcome)
+    return outcome.prompt, b'"dropped":' + DROPPED.dump_json(outcome)
 
 
 def given_of(record: GivenPromptRecord) -> GivenPrompt:
