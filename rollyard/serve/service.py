@@ -60,6 +60,7 @@ class Service:
         self._submitting = asyncio.Lock()
         self._kept = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._works = set[asyncio.Future[Any]]()
         self._cursor = 0
 
     async def __aenter__(self) -> Self:
@@ -76,9 +77,10 @@ class Service:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.drain()
-        for task in self._tasks:
+        going = [*self._tasks, *self._works]
+        for task in going:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*going, return_exceptions=True)
         self.meeting.close()
         self._store.close()
 
@@ -110,31 +112,39 @@ class Service:
     # ---------------------------------------------------------------------------------------------- prompts
 
     async def submit(self, prompts: Sequence[GivenPromptRecord], key: str, wait_s: float) -> tuple[int, ...]:
-        """Submit them, once; what was answered is sure to be asked. Raises Refused."""
+        """Submit them, once; what was answered is sure to be asked. Raises Refused.
+
+        It goes on when nobody waits for it any more: who is told of a limit knows that nothing was submitted.
+        """
+        work = asyncio.ensure_future(self._submit(prompts, key, wait_s))
+        self._works.add(work)
+        work.add_done_callback(self._works.discard)
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, if nobody asks
+        return await asyncio.shield(work)
+
+    async def _submit(self, prompts: Sequence[GivenPromptRecord], key: str, wait_s: float) -> tuple[int, ...]:
+        """They are written down before the run has them, so that what it admitted is never submitted again."""
         content = [prompt.model_dump_json(exclude_defaults=True).encode() for prompt in prompts]
-        try:
-            async with asyncio.timeout(max(wait_s, 1.0)), self._submitting:
-                if key and (before := await self._store.submission(key, content)) is not None:
-                    return before
-                await self._room(wait_s)
-                return await asyncio.shield(asyncio.ensure_future(self._submit(prompts, content, key)))
-        except TimeoutError:
-            raise self._full from None
+        async with self._submitting:
+            if key and (before := await self._store.submission(key, content)) is not None:
+                return before
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._room(wait_s)
+            except TimeoutError:
+                raise self._full from None
+            try:
+                self.rollouts.check_prompts(given := [given_of(prompt) for prompt in prompts])
+                await self._store.promise(key, self.rollouts.next_prompt, content)
+                return await self.rollouts.submit(given)
+            except ConfigError as error:
+                raise unsuited(error) from error
 
     async def _room(self, wait_s: float) -> None:
-        if self.rollouts.status().waiting >= self.config.prompts.waiting:
+        if self.config.prompts.source == "given" and self.rollouts.status().waiting >= self.config.prompts.waiting:
             if not wait_s:
                 raise self._full
             await self.rollouts.room()
-
-    async def _submit(self, prompts: Sequence[GivenPromptRecord], content: Sequence[bytes], key: str) -> tuple[int, ...]:
-        """They are written down before the run has them, so that what it admitted is never submitted again."""
-        try:
-            self.rollouts.check_prompts(given := [given_of(prompt) for prompt in prompts])
-            await self._store.promise(key, self.rollouts.next_prompt, content)
-            return await self.rollouts.submit(given)
-        except ConfigError as error:
-            raise unsuited(error) from error
 
     @property
     def _full(self) -> Refused:

@@ -77,6 +77,8 @@ async def test_who_submits_too_much_is_told_to_wait_or_waits(tmp_path: Path) -> 
         await asyncio.sleep(0.05)
         served.run.source.take(1)
         assert (await waiting).json() == {"ids": [2]}
+        waiting = asyncio.create_task(served.http.post("/v1/prompts", json=one | {"wait_s": 0.05}))
+        assert (await waiting).status_code == 429 and served.run.next_prompt == 3
 
 
 async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from rollyard.errors import ConfigError
 from rollyard.serve.asked import After, Served, Waits, bounded, refusals
 from rollyard.serve.desk import unsuited
-from rollyard.serve.records import Accepted, DroppedPrompt, FinishedGroup, Groups, Ok, Submission
+from rollyard.serve.records import LARGEST_ID, Accepted, DroppedPrompt, FinishedGroup, Groups, Ok, Submission
 from rollyard.serve.service import Record
 
 router = APIRouter(prefix="/v1", tags=["rollouts"])
@@ -76,14 +76,16 @@ async def stream(
     service: Served,
     after: After = 0,
     accept: Annotated[str, Header()] = NDJSON,
-    last_event_id: Annotated[str | None, Header(max_length=20, description="as a browser sends it: instead of `after`")] = None,
+    last_event_id: Annotated[
+        int | None, Header(ge=0, le=LARGEST_ID, description="as readers of events send it: instead of `after`")
+    ] = None,
 ) -> StreamingResponse:
     """The same as they come, until the run is over or the service stopped.
 
     A reader that is slow gets them later, one that is gone goes on after its last cursor; neither keeps anybody else waiting.
     """
     service.check_open()
-    begin = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
+    begin = after if last_event_id is None else last_event_id
     events = EVENTS in accept
     return StreamingResponse(_pages(service.stream(begin), events), media_type=EVENTS if events else NDJSON)
 
