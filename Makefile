@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-LANES := slow ray hosts vllm trl gpu browser verifiers
+LANES := slow ray hosts vllm trl verifiers gpu browser
 
 AUDIT := pip-audit==2.10.1
 

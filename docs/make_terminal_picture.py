@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from rollyard.watch.draw import LivePanel, table
+from rollyard.watch.eta import Eta
 from rollyard.watch.read import read_report
 from rollyard.watch.report import Report
 from rollyard.watch.snapshot import Header, Snapshot
@@ -27,6 +28,10 @@ def snapshot_at(step: int, metrics: list[dict[str, Any]], report: Report) -> Sna
     done = [record for record in metrics if record["step"] <= step]
     seconds = {f"{name}_s": sum(record[f"phase/{name}_s"] for record in done) for name in report.phases.parts()}
     seconds["setup_s"] = report.phases.setup_s
+    eta = Eta()
+    eta.evaluated(report.phases.eval_s / 2)  # the first of two
+    for record in done:
+        eta.add(PhaseSeconds(wall_s=sum(record[f"phase/{name}_s"] for name in report.phases.parts())))
     return Snapshot(
         step=step,
         phases=PhaseSeconds(wall_s=sum(seconds.values()), **seconds),
@@ -37,6 +42,7 @@ def snapshot_at(step: int, metrics: list[dict[str, Any]], report: Report) -> Sna
         tokens=sum(record["tokens"] for record in done),
         slots_busy=report.slots_busy,
         dropped=sum(record["dropped"] for record in done),
+        left=eta.at(PhaseSeconds(), 0.0),
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from rollyard.place.child import launch
 from rollyard.protocols.processes import Channel
 
 START_S: Final = 60.0  # until it answers
+LEAVE_S: Final = 3.0  # for pages to be told that the run is over
 YIELDS: Final = 10  # how much it gives way to others on this machine
 
 
@@ -47,6 +48,10 @@ async def beside(folder: RunFolder, port: int) -> AsyncIterator[str]:
     try:
         child.ready()
         yield (await child.call("address", limit_s=START_S)).decode()
+        child.tell("leave")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await child.ended()
     finally:
         child.kill()  # it has nothing to put away
         await child.close()
@@ -63,9 +68,16 @@ async def host(channel: Channel, order: bytes) -> None:
             await answers.wait()
             return address(line).encode()
 
+        server = Server(make_app(Shown(RunFolder(ordered.folder))), answers.set)
+
+        async def leave(_: bytes) -> bytes:
+            server.should_exit = True
+            return b""
+
         channel.handle("address", told)
+        channel.handle("leave", leave)
         channel.ready()
-        await Server(make_app(Shown(RunFolder(ordered.folder))), answers.set).serve(sockets=[line])
+        await server.serve(sockets=[line])
 
 
 async def until_stopped() -> None:

@@ -38,7 +38,9 @@ async def events(shown: Shown, after: int | None, closing: asyncio.Event) -> Asy
         closing: set when the server is to end: it waits for nobody who would listen for ever.
     """
     file: int | None = None
-    while not closing.is_set():
+    last = False
+    while not last:
+        last = closing.is_set()  # one more look: the run may be over, which is why the server ends
         try:
             pulse = await run_in_threadpool(shown.pulse, after or 0)
         except (JournalError, OSError) as error:

@@ -20,7 +20,7 @@ class MetricRows:
         self._file: tuple[int, int] | None = None
         self._read = 0
         self._rows: dict[int, dict[str, Any]] = {}
-        self.files = 0  # that were read: with a new life, all rows may be others
+        self.files = 0  # that were put in its place: with a new life, all rows may be others
 
     def rows(self) -> list[dict[str, Any]]:
         """All so far, in the order of their steps. Raises OSError."""
@@ -31,8 +31,8 @@ class MetricRows:
         with file:
             about = os.fstat(file.fileno())
             if self._file != (about.st_dev, about.st_ino) or about.st_size < self._read:
+                self.files += self._file is not None
                 self._file, self._read, self._rows = (about.st_dev, about.st_ino), 0, {}
-                self.files += 1
             file.seek(self._read)
             for line in file:
                 if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""The server: on loopback, for browsers of this machine alone."""
+"""The server: on loopback, for this user's browsers alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 import uvicorn
 from fastapi import FastAPI
 
+from rollyard.dashboard.peers import Own
 from rollyard.errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
@@ -43,7 +44,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
         config = uvicorn.Config(
-            app,
+            Own(app),
             log_config=None,
             access_log=False,
             server_header=False,

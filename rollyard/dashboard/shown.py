@@ -5,6 +5,7 @@ Nothing in the folder is changed, and nothing stays open: who writes the journal
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -42,6 +43,7 @@ from rollyard.journal.quiet import LOG
 from rollyard.watch.prometheus import exposition
 from rollyard.watch.trace import read_trace
 
+RESTS: Final = 9  # times as long as it takes to make the timeline of a run that goes on, it is left as it is
 KEPT: Final = 64  # answers
 NO_TRACE: Final = "a run leaves its timeline at its end, and this one had none"
 STARTING: Final = "the run does not say what its devices do: it is starting, or busy"
@@ -60,6 +62,8 @@ class Shown:
         self._lock = Lock()
         self._kept: OrderedDict[Hashable, tuple[object, object]] = OrderedDict()
         self._rows, self._feed = MetricRows(folder.metrics), Feed(folder.path)
+        self._clock, self._rests = time.monotonic, 0.0
+        self._heard: Whole | None = None
 
     def overview(self) -> Overview:
         """See `told.Overview`."""
@@ -98,10 +102,22 @@ class Shown:
             if state.report is not None and self.folder.trace.exists():
                 path = self.folder.trace
                 return self._same("trace", _stamp(path), lambda: Whole(read_trace(path))).within(start_ns, end_ns, width)
-            traced = self._feed.traced(ask=state.name == RUNNING)
-            if traced is None:
+            whole = self._followed(ask=state.name == RUNNING)
+            if whole is None:
                 return Timeline(0, 0, 0, (), why=STARTING if state.name == RUNNING else NO_TRACE)
-            return self._same("trace", traced.end_ns, lambda: Whole(traced)).within(start_ns, end_ns, width)
+            return whole.within(start_ns, end_ns, width)
+
+    def _followed(self, *, ask: bool) -> Whole | None:
+        """What was heard of the run's devices. It is made anew as often as takes a tenth of the time, and once it is over."""
+        began = self._clock()
+        if ask and began < self._rests:
+            return self._heard
+        traced = self._feed.traced(ask=ask)
+        if traced is None:
+            return None
+        self._heard = self._same("heard", traced.end_ns, lambda: Whole(traced).ready())
+        self._rests = self._clock() + RESTS * (self._clock() - began)
+        return self._heard
 
     def histograms(self) -> Histograms:
         """See `told.Histograms`."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollyard.dashboard.told import LaneSpans, Timeline
 from rollyard.types import Interval
-from rollyard.watch.devices import ACTIVITIES, Lane
-from rollyard.watch.lanes import pieces
+from rollyard.watch.devices import ACTIVITIES, PLACES, Lane
 from rollyard.watch.trace import Traced, few
 
 LANES: Final = 128  # at most; beyond, one stands for several of its kind
 SPANS: Final = 60_000  # of all lanes: about 3 MB
+MANY: Final = 1000  # intervals of a lane, that are hardly ever shown each by itself
 COARSEST: Final = 16  # columns of a lane at least
 
 Numbers = NDArray[np.float64]
@@ -28,8 +28,12 @@ class Drawn:
     """One device, with what it takes to draw any stretch of its time quickly."""
 
     lane: Lane
-    start_ns: int
-    end_ns: int
+
+    def prepare(self) -> None:
+        """Compute what stretches need."""
+        if len(self.ordered) > MANY:
+            _ = self._covered
+        _ = self._bounds
 
     @cached_property
     def ordered(self) -> list[Interval]:
@@ -44,19 +48,12 @@ class Drawn:
         return starts, np.maximum.accumulate(ends) if len(ends) else ends
 
     @cached_property
-    def _spent(self) -> tuple[NDArray[np.int64], list[tuple[Numbers, Numbers]]]:
-        """Activities, and for each how much time it has taken up to some moments, between which it grows evenly."""
-        found = pieces(self.lane.intervals, self.start_ns, self.end_ns)
-        grown: list[tuple[Numbers, Numbers]] = []
-        kinds = [index for index, activity in enumerate(ACTIVITIES) if any(piece.activity is activity for piece in found)]
-        for index in kinds:
-            own = [(piece.start_ns, piece.end_ns) for piece in found if piece.activity is ACTIVITIES[index]]
-            moments = np.array(own, dtype=np.float64)
-            taken = np.zeros_like(moments)
-            taken[:, 1] = np.cumsum(moments[:, 1] - moments[:, 0])
-            taken[1:, 0] = taken[:-1, 1]
-            grown.append((moments.reshape(-1), taken.reshape(-1)))
-        return np.array(kinds, dtype=np.int64), grown
+    def _covered(self) -> tuple[NDArray[np.int64], list[tuple[Numbers, Numbers]]]:
+        """Activities, the one that counts first before the others, and how long each or one before it had gone on at a moment."""
+        kinds = np.array([PLACES[interval.activity] for interval in self.ordered], dtype=np.int64)
+        bounds = np.array([interval[1:3] for interval in self.ordered], dtype=np.float64).reshape(-1, 2)
+        there = np.unique(kinds)
+        return there, [_coverage(bounds[kinds <= kind]) for kind in there]
 
     def within(self, start_ns: int, end_ns: int, columns: int) -> LaneSpans:
         """What it did in this stretch: as it was noted where that is not more than there is room for."""
@@ -70,17 +67,16 @@ class Drawn:
 
     def _exact(self, inside: Sequence[Interval], start_ns: int, end_ns: int) -> list[tuple[int, int, str, str]]:
         """What counts first comes last."""
-        place = {activity: -index for index, activity in enumerate(ACTIVITIES)}
-        ordered = sorted(inside, key=lambda each: (place[each.activity], each.start_ns))
+        ordered = sorted(inside, key=lambda each: (-PLACES[each.activity], each.start_ns))
         return [(max(begin, start_ns), min(end, end_ns), str(kind), what) for kind, begin, end, what in ordered]
 
     def _shares(self, start_ns: int, end_ns: int, columns: int) -> list[tuple[int, int, str, str]]:
         """In each column what took most of it; waiting is one of them."""
-        kinds, grown = self._spent
+        kinds, covered = self._covered
         edges = np.linspace(start_ns, end_ns, columns + 1)
-        shares = np.stack([np.diff(np.interp(edges, moments, taken)) for moments, taken in grown])
-        waits = np.diff(edges) - shares.sum(axis=0)
-        most = np.where(shares.max(axis=0) >= waits, kinds[shares.argmax(axis=0)], -1)
+        reached = np.stack([np.diff(np.interp(edges, moments, taken)) for moments, taken in covered])
+        shares = np.diff(reached, axis=0, prepend=0.0)
+        most = np.where(shares.max(axis=0) >= np.diff(edges) - reached[-1], kinds[shares.argmax(axis=0)], -1)
         turns = np.flatnonzero(np.diff(most)) + 1
         begins, ends = np.concatenate(([0], turns)), np.concatenate((turns, [columns]))
         return [
@@ -90,6 +86,16 @@ class Drawn:
         ]
 
 
+def _coverage(bounds: Numbers) -> tuple[Numbers, Numbers]:
+    """How long any of these went on, up to some moments between which that grows evenly. `[intervals, 2]`, by beginning."""
+    ends = np.maximum.accumulate(bounds[:, 1])
+    alone = np.flatnonzero(bounds[1:, 0] > ends[:-1]) + 1  # nothing goes on just before these
+    begins = bounds[np.concatenate(([0], alone)), 0]
+    stops = ends[np.concatenate((alone - 1, [len(ends) - 1]))]
+    taken = np.cumsum(stops - begins)
+    return np.stack((begins, stops), axis=1).reshape(-1), np.stack((taken - (stops - begins), taken), axis=1).reshape(-1)
+
+
 class Whole:
     """A run's timeline, from 0 to its end."""
 
@@ -97,8 +103,14 @@ class Whole:
         traced = few(traced, LANES)
         start, end = traced.start_ns, traced.end_ns
         self._start, self.end_ns = start, end - start
-        self._lanes = [Drawn(lane, start, end) for lane in traced.lanes]
+        self._lanes = [Drawn(lane) for lane in traced.lanes]
         self._marks = [(mark.step, mark.at_ns - start) for mark in traced.marks]
+
+    def ready(self) -> Self:
+        """What any stretch of it needs is there already."""
+        for lane in self._lanes:
+            lane.prepare()
+        return self
 
     def within(self, start_ns: int, end_ns: int, width: int) -> Timeline:
         """A stretch of it, in at most `width` columns."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import shutil
+from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -16,9 +19,15 @@ from rollyard.bench.load import WARM, Case, config_of
 from rollyard.dashboard.app import make_app
 from rollyard.dashboard.shown import Shown
 from rollyard.journal.folder import RunFolder
+from rollyard.journal.recover import Past
 from rollyard.loop import Run
-from rollyard.protocols.rollouts import PromptSource, Scorer
-from rollyard.types import Completion, Prompt, Request, Reward
+from rollyard.prompts.source import Row, Source
+from rollyard.protocols.rollouts import Scorer
+from rollyard.stations import Stations
+from rollyard.types import Activity, Completion, Prompt, Request, Reward, TrainBatch, TrainStats, WeightVersion
+from rollyard.watch.accounts import ENGINE, TRAINER
+from rollyard.watch.spans import SpanLog
+from rollyard.watch.step import Step
 
 GROUPS, SIZE = 4, 4
 HERE = "http://127.0.0.1:8000"
@@ -43,15 +52,23 @@ class Judge:
         """Nothing is open."""
 
 
-class Named:
-    """Prompts without end that have a text and a column (protocols.PromptSource)."""
+class Trainer(DoubleTrainer):
+    """Notes when it trains."""
 
-    def __init__(self) -> None:
-        self.cursor = 0
+    def __init__(self, step_s: float, version: WeightVersion) -> None:
+        super().__init__(step_s, Meter())
+        self._version, self.spans = version, SpanLog()
 
-    def take(self, count: int) -> tuple[tuple[Prompt, ...], bool]:
-        begin, self.cursor = self.cursor, self.cursor + count
-        return tuple(Prompt(at, at, (at + 2, 3), f"prompt {at}", {"answer": EVIL}) for at in range(begin, self.cursor)), False
+    async def train(self, shards: Sequence[TrainBatch]) -> TrainStats:
+        with self.spans.doing(Activity.TRAIN, "step"):
+            return await super().train(shards)
+
+
+def named(done: Set[int]) -> Source:
+    """Prompts without end that have a text and a column, but for those that are done."""
+    return Source(
+        lambda at: (at, Row(f"prompt {at}", {"answer": EVIL})), lambda at, row: ((at + 2, 3), str(row.prompt)), None, done
+    )
 
 
 def run_of(scratch: Path, steps: int = 6, *, step_s: float = 0.0, engines: int = 2, **more: object) -> Run:
@@ -63,14 +80,38 @@ def run_of(scratch: Path, steps: int = 6, *, step_s: float = 0.0, engines: int =
     def fate(request: Request) -> str:
         return "error" if drawn(*request.id) % 13 == 0 else ""
 
-    stations = replace(
-        instant_stations(engines, 8, Flight(), fate=fate),
-        scorer=cast(Scorer, Judge()),
-        source=cast(PromptSource, Named()),
-        text=lambda ids, stop, finish: f"{EVIL} of {len(ids)}",
-        trainers={None: DoubleTrainer(step_s, Meter())},
-    )
-    return Run(config, stations=lambda past: stations)
+    def stations(past: Past) -> Stations:
+        made, trainer = instant_stations(engines, 8, Flight(), fate=fate), Trainer(step_s, past.version)
+        return replace(
+            made,
+            scorer=cast(Scorer, Judge()),
+            source=named(past.done),
+            text=lambda ids, stop, finish: f"{EVIL} of {len(ids)}",
+            trainers={None: trainer},
+            spans=(("trainer", TRAINER, trainer.spans), *((name, ENGINE, engine.spans) for name, engine in made.engines.items())),
+        )
+
+    return Run(config, stations=stations)
+
+
+def through(run: Run, heard: Callable[[Step], object] = lambda step: None) -> None:
+    """To its end, in a thread of its own: the test may have a loop."""
+
+    async def steps() -> None:
+        async with asyncio.timeout(40):
+            async for step in run:
+                heard(step)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, steps()).result()
+
+
+def leave(run: Run, place: Path) -> RunFolder:
+    """What it would leave if it were killed now."""
+    assert run._ring is not None
+    run._ring._recorder._journal.flush()  # type: ignore[attr-defined]
+    shutil.copytree(run.folder.path, place, ignore=shutil.ignore_patterns("*.sock"))
+    return RunFolder(place)
 
 
 def asking(shown: Shown | RunFolder, base: str = HERE) -> httpx.AsyncClient:

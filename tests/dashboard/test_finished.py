@@ -12,7 +12,7 @@ from rollyard.inspect.source import Source
 from rollyard.journal.folder import RunFolder
 from rollyard.types import Activity
 from rollyard.watch.trace import DRIVER
-from tests.dashboard.runs import EVIL, GROUPS, SIZE, answers, asking, contents, run_of
+from tests.dashboard.runs import EVIL, GROUPS, SIZE, answers, asking, contents, run_of, through
 
 STEPS = 6
 
@@ -20,7 +20,7 @@ STEPS = 6
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     run = run_of(tmp_path_factory.mktemp("finished"), STEPS, step_s=0.01)
-    assert len(list(run)) == STEPS
+    through(run)
     return run.folder
 
 
@@ -121,7 +121,11 @@ async def test_the_timeline_has_each_device_and_all_that_it_did(folder: RunFolde
         late = await answers(client, "timeline", **{"from": told["whole_ns"] + 5})
     assert told["lanes"][0]["name"] == DRIVER
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
-    assert {lane["name"] for lane in told["lanes"]} <= names
+    assert {lane["name"] for lane in told["lanes"]} == {DRIVER, "trainer", "engine-0", "engine-1"} < names
+    (trainer,) = [lane for lane in told["lanes"] if lane["role"] == "trainer"]
+    steps = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["name"] == "step"]
+    noted = sorted((round(event["ts"] * 1e3), round((event["ts"] + event["dur"]) * 1e3)) for event in steps)
+    assert sorted((begin, end) for begin, end, kind, what in trainer["spans"] if what == "step") == noted and len(noted) == STEPS
     assert [step for step, _ in told["marks"]] == list(range(1, STEPS + 1))
     assert told["whole_ns"] == round(trace["otherData"]["end_us"] * 1e3) == told["end_ns"]
     for lane in (*told["lanes"], *half["lanes"]):
