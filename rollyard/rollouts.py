@@ -142,6 +142,11 @@ class Rollouts:
         return self._caller.version
 
     @property
+    def finished(self) -> str:
+        """Of a run that was resumed, once the block is entered: why nothing is left to do. There are no batches then."""
+        return self._run.finished
+
+    @property
     def model(self) -> Path:
         """Hugging Face folder of what the engines begin with: load your model from it. There is one once the block is entered.
 
@@ -203,8 +208,7 @@ class Rollouts:
         try:
             async for _ in run.steps():
                 pass
-            assert run.report is not None
-            cause, failed = run.report.finished.cause, False
+            cause, failed = run.finished if run.report is None else run.report.finished.cause, False
         except BaseException as error:
             cause = str(error)
             raise
@@ -318,6 +322,7 @@ class Rollouts:
         caller, report = self._caller, self.report
         source, counts = caller.source, caller.counts
         state = "running" if report is None else "failed" if report.finished.failed else "finished"
+        state = "finished" if self.finished else state
         return Status(
             state=state,
             version=caller.version,
@@ -330,7 +335,7 @@ class Rollouts:
             dropped=dict(counts.dropped),
             tokens=counts.tokens.generated,
             tokens_per_s=caller.tokens_per_s,
-            cause="" if report is None else report.finished.cause,
+            cause=self.finished if report is None else report.finished.cause,
         )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import httpx
 from pydantic import TypeAdapter
 
-from rollyard.caller import Batch
+from rollyard.caller import Batch, Dropped
 from rollyard.errors import RollyardError
 from rollyard.prompts.given import GivenPrompt, given_of
 from rollyard.rollouts import Submitted
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GROUP, BATCH = TypeAdapter(Group), TypeAdapter(Batch)
+GROUP, DROPPED, BATCH = TypeAdapter(Group), TypeAdapter(Dropped), TypeAdapter(Batch)
 LEASE: Final = "X-Rollyard-Lease"
 SESSION: Final = "X-Rollyard-Session"
 ASK_S: Final = 20.0  # seconds that one request waits for something to happen; then it is made again
@@ -104,11 +104,11 @@ def status() -> Calls[dict[str, Any]]:
     return result
 
 
-def groups(after: int) -> Calls[tuple[list[tuple[int, Group]], int]]:
+def outcomes(after: int) -> Calls[tuple[list[tuple[int, Group | Dropped]], int]]:
     """The next ones after a cursor, each with its own, and where to go on; none when none came for a while."""
     found = yield from asked(Ask("GET", "/v1/groups", params={"after": after, "wait_s": ASK_S}))
     told = found.json()
-    return [(each["cursor"], GROUP.validate_python(each["group"])) for each in told["groups"]], told["cursor"]
+    return [(each["cursor"], _outcome(each)) for each in told["groups"]], told["cursor"]
 
 
 def claim(trainer: str, over: bool, wait_s: float) -> Calls[str]:
@@ -191,6 +191,10 @@ def _prompt(given: GivenPrompt) -> dict[str, object]:
     return {
         name: list(value) if name in ("messages", "token_ids") else value for name, value in found.items() if value is not None
     }
+
+
+def _outcome(told: Mapping[str, Any]) -> Group | Dropped:
+    return GROUP.validate_python(told["group"]) if "group" in told else DROPPED.validate_python(told["dropped"])
 
 
 def _version(found: httpx.Response) -> WeightVersion:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import httpx
 
-from rollyard.caller import Batch
+from rollyard.caller import Batch, Dropped
 from rollyard.errors import ConfigError
 from rollyard.rollouts import Submitted
 from rollyard.serve import calls
@@ -107,11 +107,17 @@ class Client:
     def status(self) -> dict[str, Any]:
         return self._do(calls.status())
 
-    def groups(self, after: int = 0) -> Iterator[tuple[int, Group]]:
-        """Finished groups, each with its cursor, from `after` on and without end. Each comes at least once."""
+    def outcomes(self, after: int = 0) -> Iterator[tuple[int, Group | Dropped]]:
+        """What becomes of prompts, each with its cursor, from `after` on and without end. Each comes at least once."""
         while True:
-            found, after = self._do(calls.groups(after))
+            found, after = self._do(calls.outcomes(after))
             yield from found
+
+    def groups(self, after: int = 0) -> Iterator[tuple[int, Group]]:
+        """The same of groups that were finished."""
+        for cursor, each in self.outcomes(after):
+            if isinstance(each, Group):
+                yield cursor, each
 
     def trainer(self, name: str, *, take_over: bool = False, wait_s: float = 0.0) -> Trainer:
         """Be the trainer. Raises ServiceError while another one is, for so long."""
@@ -166,13 +172,23 @@ class Trainer:
 
     def batches(self) -> Iterator[Batch]:
         """The batches, each once weights were published for the one before, until there are no more."""
-        while (found := self._client._do(calls.batch(self.lease))) is not None:
+        while (found := self._do(calls.batch)) is not None:
             self._batch = found
             yield found
 
     def renew(self) -> None:
         """Keep the lease, in a step that takes longer."""
-        self._client._do(calls.renew(self.lease))
+        self._do(calls.renew)
+
+    def _do(self, work: Callable[[str], Calls[T]]) -> T:
+        """With the lease; where it is over, and nobody else has it, with a new one."""
+        try:
+            return self._client._do(work(self.lease))
+        except ServiceError as error:
+            if error.code != "lease":
+                raise
+        self.lease = self._client._do(calls.claim(self.name, False, 0.0))
+        return self._client._do(work(self.lease))
 
     def publish(self, weights: Weights, stats: Mapping[str, float] | None = None, *, way: Way = "upload") -> WeightVersion:
         """Publish what training on the batch came to: uploaded as a file, or broadcast in a torch group.
@@ -181,15 +197,15 @@ class Trainer:
         """
         tensors, step = tensors_of(weights), self._next
         if way == "group":
-            return self._client._do(
-                calls.publish_group(self.lease, step, tensors, stats or {}, lambda told: _send(told, tensors))
+            return self._do(
+                lambda lease: calls.publish_group(lease, step, tensors, stats or {}, lambda told: _send(told, tensors))
             )
         with _file(tensors, stats or {}) as path:
-            return self._client._do(calls.upload(self.lease, step, path))
+            return self._do(lambda lease: calls.upload(lease, step, path))
 
     def publish_path(self, path: str, stats: Mapping[str, float] | None = None) -> WeightVersion:
-        """Publish from a disk that both sides have: a file or folder below the service's serve.weights_folder."""
-        return self._client._do(calls.publish_file(self.lease, self._next, path, stats or {}))
+        """Publish from a disk that both sides have: a file below the service's serve.weights_folder."""
+        return self._do(lambda lease: calls.publish_file(lease, self._next, path, stats or {}))
 
     @property
     def _next(self) -> int:
@@ -221,11 +237,16 @@ class AsyncClient:
     async def status(self) -> dict[str, Any]:
         return await self._do(calls.status())
 
-    async def groups(self, after: int = 0) -> AsyncIterator[tuple[int, Group]]:
+    async def outcomes(self, after: int = 0) -> AsyncIterator[tuple[int, Group | Dropped]]:
         while True:
-            found, after = await self._do(calls.groups(after))
+            found, after = await self._do(calls.outcomes(after))
             for each in found:
                 yield each
+
+    async def groups(self, after: int = 0) -> AsyncIterator[tuple[int, Group]]:
+        async for cursor, each in self.outcomes(after):
+            if isinstance(each, Group):
+                yield cursor, each
 
     async def trainer(self, name: str, *, take_over: bool = False, wait_s: float = 0.0) -> AsyncTrainer:
         return AsyncTrainer(self, name, await self._do(calls.claim(name, take_over, wait_s)))
@@ -275,21 +296,30 @@ class AsyncTrainer:
             await self._client._do(calls.leave(self.lease))
 
     async def batches(self) -> AsyncIterator[Batch]:
-        while (found := await self._client._do(calls.batch(self.lease))) is not None:
+        while (found := await self._do(calls.batch)) is not None:
             self._batch = found
             yield found
 
     async def renew(self) -> None:
-        await self._client._do(calls.renew(self.lease))
+        await self._do(calls.renew)
+
+    async def _do(self, work: Callable[[str], Calls[T]]) -> T:
+        try:
+            return await self._client._do(work(self.lease))
+        except ServiceError as error:
+            if error.code != "lease":
+                raise
+        self.lease = await self._client._do(calls.claim(self.name, False, 0.0))
+        return await self._client._do(work(self.lease))
 
     async def publish(self, weights: Weights, stats: Mapping[str, float] | None = None) -> WeightVersion:
         """Uploaded as a file."""
         tensors = tensors_of(weights)
         with _file(tensors, stats or {}) as path:
-            return await self._client._do(calls.upload(self.lease, _step(self._batch), path))
+            return await self._do(lambda lease: calls.upload(lease, _step(self._batch), path))
 
     async def publish_path(self, path: str, stats: Mapping[str, float] | None = None) -> WeightVersion:
-        return await self._client._do(calls.publish_file(self.lease, _step(self._batch), path, stats or {}))
+        return await self._do(lambda lease: calls.publish_file(lease, _step(self._batch), path, stats or {}))
 
 
 # ------------------------------------------------------------------------------------------------------- in common

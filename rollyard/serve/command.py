@@ -82,6 +82,9 @@ async def _serve(
     sessions = Sessions(config.serve.idle_s) if config.serve.episodes else None
     rollouts = _begun(config, sessions, view)
     async with rollouts:
+        if rollouts.finished:
+            tell(rollouts.finished)
+            return 0
         async with Service(config, rollouts, sessions) as service:
             server = Server(application(service, token), config.serve)
             stopped = _Stopped((service.drain, server.stop))

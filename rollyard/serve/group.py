@@ -1,7 +1,4 @@
-"""Weights by a torch process group of two, the trainer (rank 0) and the service: no file, and no copy by HTTP.
-
-gloo between CPUs; NCCL between GPUs, which was never run.
-"""
+"""Weights by a torch process group of two, the trainer (rank 0) and the service: gloo, no file, and no copy by HTTP."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollyard.errors import ConfigError, WeightSyncError
+from rollyard.errors import WeightSyncError
 from rollyard.meeting import held_store, new_group, own_address, store_at
 from rollyard.serve.refusals import Refused
 from rollyard.types import TensorInfo
-from rollyard.weights.group import on_thread, problem_of
+from rollyard.weights.group import CPU, on_thread, problem_of
 from rollyard.weights.layout import compare
 
 SIZE = 2
-LIMIT_S = 600.0  # seconds that one tensor may take, and the other side to come
+LIMIT_S = 120.0  # seconds that one tensor may take, and the other side to come
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +46,11 @@ class Groups:
 
     Args:
         address: of this machine, where the trainer meets it.
-        device: of the memory that is received into.
+        limit_s: seconds until it has come, and for each tensor.
     """
 
-    def __init__(self, address: str, device: str = "cpu", limit_s: float = LIMIT_S) -> None:
-        self._address, self._device, self._limit_s = address, torch.device(device), limit_s
+    def __init__(self, address: str, limit_s: float = LIMIT_S) -> None:
+        self._address, self._limit_s = address, limit_s
         self._store: Any = None
         self._numbers = itertools.count()
         self._coming: dict[str, _Coming] = {}
@@ -74,10 +71,7 @@ class Groups:
             problem = f"nobody can meet at {self._address}: {error.strerror}"
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, problem, "group", remedy="set serve.group_address") from None
         name = f"serve-{next(self._numbers)}"
-        tensors = {
-            info.name: torch.empty(info.shape, dtype=getattr(torch, info.dtype.removeprefix("torch.")), device=self._device)
-            for info in sent
-        }
+        tensors = {info.name: torch.empty(info.shape, dtype=getattr(torch, info.dtype.removeprefix("torch."))) for info in sent}
         coming = _Coming(step, stats, tensors)
         coming.done = on_thread(self._receive, name, list(tensors.values()))
         coming.done.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -106,7 +100,7 @@ class Groups:
 
     def _receive(self, name: str, tensors: Sequence[Tensor]) -> None:
         def broadcasting() -> Iterator[str]:
-            group = new_group(self._store, name, 1, SIZE, self._device, self._address, self._limit_s)
+            group = new_group(self._store, name, 1, SIZE, CPU, self._address, self._limit_s)
             yield from _each(group, tensors)
 
         if problem := problem_of(broadcasting):
@@ -114,24 +108,16 @@ class Groups:
 
 
 def send(invited: Invitation, tensors: Sequence[Tensor]) -> None:
-    """The trainer's side: send these, in the order that was told. Raises WeightSyncError."""
-    device = tensors[0].device
+    """The trainer's side: send these, on the CPU, in the order that was told. Raises WeightSyncError."""
 
     def broadcasting() -> Iterator[str]:
         store = store_at(invited.host, invited.port, invited.limit_s)
         own = own_address(invited.host, invited.port)
-        group = new_group(store, invited.name, 0, SIZE, device, own, invited.limit_s)
+        group = new_group(store, invited.name, 0, SIZE, CPU, own, invited.limit_s)
         yield from _each(group, [tensor.detach().contiguous() for tensor in tensors])
 
     if problem := problem_of(broadcasting):
         raise WeightSyncError(f"the weights were not sent, {problem}")
-
-
-def infos(tensors: Mapping[str, Tensor]) -> list[TensorInfo]:
-    """What is to be told of them. Raises ConfigError for none."""
-    if not tensors:
-        raise ConfigError("there are no tensors", where="weights", remedy="give a model, or tensors by name")
-    return [TensorInfo(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
 
 
 def _each(group: Any, tensors: Sequence[Tensor]) -> Iterator[str]:

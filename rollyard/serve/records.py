@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
+from rollyard.caller import Dropped
 from rollyard.types import Group
 
 Key = Annotated[str, Field(min_length=1, max_length=200)]
@@ -81,16 +82,23 @@ class Problem(BaseModel):
 
 
 class FinishedGroup(BaseModel):
-    """A finished group in the stream. `cursor`: where to go on after it."""
+    """A group that was finished. `cursor`: where to go on after it."""
 
     cursor: int
     group: Group
 
 
+class DroppedPrompt(BaseModel):
+    """A prompt that was dropped."""
+
+    cursor: int
+    dropped: Dropped
+
+
 class Groups(BaseModel):
     """A page of the stream. `cursor`: where to go on; as it was asked where there was nothing."""
 
-    groups: list[FinishedGroup]
+    groups: list[FinishedGroup | DroppedPrompt]
     cursor: int
 
 
@@ -106,9 +114,7 @@ class LeaseRecord(BaseModel):
 
 
 class FileOfWeights(Said):
-    path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
-        description="safetensors file, or folder with such, below serve.weights_folder"
-    )
+    path: Annotated[str, Field(min_length=1, max_length=4096)] = Field(description="safetensors file below serve.weights_folder")
     stats: dict[str, float] = Field({}, description="what training tells of the step, such as loss")
 
 
@@ -211,7 +217,7 @@ class StatusRecord(BaseModel):
     tokens_per_s: float = Field(description="since the engines were up")
     engines: list[str]
     model: str = Field(description="folder on the service's machine: what this life of the run began with")
-    cursor: int = Field(description="of the newest finished group")
+    cursor: int = Field(description="of the newest outcome")
     sessions: SessionCounts | None = Field(description="where harnesses play")
 
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
+from rollyard.caller import Dropped
 from rollyard.dashboard.rows import MetricRows
 from rollyard.errors import ConfigError, RollyardError
 from rollyard.journal.folder import RunFolder
@@ -33,10 +34,10 @@ from rollyard.serve.settings import ServeConfig
 from rollyard.serve.store import Store
 from rollyard.types import Group
 
-GROUP = TypeAdapter(Group)
+GROUP, DROPPED = TypeAdapter(Group), TypeAdapter(Dropped)
 PROMPT: TypeAdapter[GivenPromptRecord] = TypeAdapter(GivenPromptRecord)
 PAGE = 64  # groups that are read at a time
-Record = tuple[int, bytes]  # cursor, group
+Record = tuple[int, bytes]  # cursor, what became of a prompt
 
 
 class Service:
@@ -59,6 +60,7 @@ class Service:
         self._submitting = asyncio.Lock()
         self._kept = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._works = set[asyncio.Future[Any]]()
         self._cursor = 0
 
     async def __aenter__(self) -> Self:
@@ -75,9 +77,10 @@ class Service:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.drain()
-        for task in self._tasks:
+        going = [*self._tasks, *self._works]
+        for task in going:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*going, return_exceptions=True)
         self.meeting.close()
         self._store.close()
 
@@ -109,31 +112,39 @@ class Service:
     # ---------------------------------------------------------------------------------------------- prompts
 
     async def submit(self, prompts: Sequence[GivenPromptRecord], key: str, wait_s: float) -> tuple[int, ...]:
-        """Submit them, once; what was answered is sure to be asked. Raises Refused."""
+        """Submit them, once; what was answered is sure to be asked. Raises Refused.
+
+        It goes on when nobody waits for it any more: who is told of a limit knows that nothing was submitted.
+        """
+        work = asyncio.ensure_future(self._submit(prompts, key, wait_s))
+        self._works.add(work)
+        work.add_done_callback(self._works.discard)
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, if nobody asks
+        return await asyncio.shield(work)
+
+    async def _submit(self, prompts: Sequence[GivenPromptRecord], key: str, wait_s: float) -> tuple[int, ...]:
+        """They are written down before the run has them, so that what it admitted is never submitted again."""
         content = [prompt.model_dump_json(exclude_defaults=True).encode() for prompt in prompts]
-        try:
-            async with asyncio.timeout(max(wait_s, 1.0)), self._submitting:
-                if key and (before := await self._store.submission(key, content)) is not None:
-                    return before
-                await self._room(wait_s)
-                return await asyncio.shield(asyncio.ensure_future(self._submit(prompts, content, key)))
-        except TimeoutError:
-            raise self._full from None
+        async with self._submitting:
+            if key and (before := await self._store.submission(key, content)) is not None:
+                return before
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._room(wait_s)
+            except TimeoutError:
+                raise self._full from None
+            try:
+                self.rollouts.check_prompts(given := [given_of(prompt) for prompt in prompts])
+                await self._store.promise(key, self.rollouts.next_prompt, content)
+                return await self.rollouts.submit(given)
+            except ConfigError as error:
+                raise unsuited(error) from error
 
     async def _room(self, wait_s: float) -> None:
-        if self.rollouts.status().waiting >= self.config.prompts.waiting:
+        if self.config.prompts.source == "given" and self.rollouts.status().waiting >= self.config.prompts.waiting:
             if not wait_s:
                 raise self._full
             await self.rollouts.room()
-
-    async def _submit(self, prompts: Sequence[GivenPromptRecord], content: Sequence[bytes], key: str) -> tuple[int, ...]:
-        """They are written down before the run has them, so that what it admitted is never submitted again."""
-        try:
-            self.rollouts.check_prompts(given := [given_of(prompt) for prompt in prompts])
-            await self._store.promise(key, self.rollouts.next_prompt, content)
-            return await self.rollouts.submit(given)
-        except ConfigError as error:
-            raise unsuited(error) from error
 
     @property
     def _full(self) -> Refused:
@@ -148,25 +159,25 @@ class Service:
         if promised:
             await self.rollouts.submit([given_of(PROMPT.validate_json(each)) for each in promised])
 
-    # ----------------------------------------------------------------------------------------------- groups
+    # --------------------------------------------------------------------------------------------- outcomes
 
     @property
     def cursor(self) -> int:
-        """Of the newest finished group."""
+        """Of what happened last."""
         return self._cursor
 
-    async def groups(self, after: int, most: int, wait_s: float) -> list[Record]:
-        """Finished groups after a cursor; none when none comes in that time."""
+    async def outcomes(self, after: int, most: int, wait_s: float) -> list[Record]:
+        """What became of prompts, after a cursor; none when nothing happens in that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while after >= self._cursor and not self.draining.is_set():
                     await self._kept.wait()
-        return await self._store.groups(after, most)
+        return await self._store.outcomes(after, most)
 
     async def stream(self, after: int) -> AsyncIterator[list[Record]]:
-        """All finished groups after a cursor, as they come, until the run is over or the service stopped."""
+        """All of it after a cursor, as it happens, until the run is over or the service stopped."""
         while True:
-            while found := await self._store.groups(after, PAGE):
+            while found := await self._store.outcomes(after, PAGE):
                 after = found[-1][0]
                 yield found
             if self.draining.is_set() or all(task.done() for task in self._tasks):
@@ -175,11 +186,11 @@ class Service:
                 await self._kept.wait()
 
     async def _keep(self) -> None:
-        async for group in self.rollouts.groups():
-            await self._keep_groups([group])
+        async for outcome in self.rollouts.outcomes():
+            await self._keep_all([outcome])
 
-    async def _keep_groups(self, groups: Sequence[Group]) -> None:
-        await self._store.keep([(group.id, GROUP.dump_json(group)) for group in groups])
+    async def _keep_all(self, outcomes: Sequence[Group | Dropped]) -> None:
+        await self._store.keep([_kept(outcome) for outcome in outcomes])
         self._cursor = await self._store.last()
         self._change()
 
@@ -188,7 +199,7 @@ class Service:
     async def _hand(self) -> None:
         """Who trains on a batch finds its groups in the stream."""
         async for batch in self.rollouts.batches():
-            await self._keep_groups(batch.groups)
+            await self._keep_all(batch.groups)
             await self.desk.offer(batch)
         self._over(self.rollouts.status().cause or "all steps are done")
 
@@ -213,6 +224,13 @@ class Service:
     def folder(self) -> Path:
         """Of the run."""
         return self.rollouts.folder
+
+
+def _kept(outcome: Group | Dropped) -> tuple[int, bytes]:
+    """The prompt, and a field of a record."""
+    if isinstance(outcome, Group):
+        return outcome.id, b'"group":' + GROUP.dump_json(outcome)
+    return outcome.prompt, b'"dropped":' + DROPPED.dump_json(outcome)
 
 
 def given_of(record: GivenPromptRecord) -> GivenPrompt:

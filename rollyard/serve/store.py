@@ -2,7 +2,8 @@
 
     submissions  a client's key, and the prompts that were accepted under it
     prompts      those of them that the run may not have taken yet, as they were submitted
-    groups       finished groups in the order in which they were finished; a row's number is the cursor of readers
+    outcomes     finished groups, and prompts that were dropped, in the order in which that happened; a row's number is the
+                 cursor of readers
 
 One thread writes. What is written here lasts when the process is killed, or power fails, before a client hears of it.
 """
@@ -33,13 +34,13 @@ CREATE TABLE IF NOT EXISTS submissions (
     prompts INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS prompts (id INTEGER PRIMARY KEY, content BLOB NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS groups (
+CREATE TABLE IF NOT EXISTS outcomes (
     cursor INTEGER PRIMARY KEY AUTOINCREMENT,
     id INTEGER NOT NULL,
     digest BLOB NOT NULL,
     content BLOB NOT NULL
 ) STRICT;
-CREATE INDEX IF NOT EXISTS groups_by_id ON groups (id, digest);
+CREATE INDEX IF NOT EXISTS outcomes_by_id ON outcomes (id, cursor);
 """
 
 
@@ -96,26 +97,26 @@ class Store:
 
         return await self._do(look)
 
-    async def keep(self, groups: Sequence[tuple[int, bytes]]) -> None:
-        """Finished groups, each by its id. One that is there already, as it is, is not kept twice."""
+    async def keep(self, outcomes: Sequence[tuple[int, bytes]]) -> None:
+        """What became of prompts, each by its id. What was said last of one is not kept twice."""
 
         def write(file: sqlite3.Connection) -> None:
-            for id_, content in groups:
+            for id_, content in outcomes:
                 digest = _digest([content])
-                there = file.execute("SELECT 1 FROM groups WHERE id = ? AND digest = ?", (id_, digest)).fetchone()
-                if there is None:
-                    file.execute("INSERT INTO groups (id, digest, content) VALUES (?, ?, ?)", (id_, digest, content))
+                last = "SELECT digest FROM outcomes WHERE id = ? ORDER BY cursor DESC LIMIT 1"
+                if file.execute(last, (id_,)).fetchone() != (digest,):
+                    file.execute("INSERT INTO outcomes (id, digest, content) VALUES (?, ?, ?)", (id_, digest, content))
 
         await self._do(write)
 
-    async def groups(self, after: int, most: int) -> list[tuple[int, bytes]]:
-        """Groups after a cursor, each with its own, at most so many."""
-        query = "SELECT cursor, content FROM groups WHERE cursor > ? ORDER BY cursor LIMIT ?"
+    async def outcomes(self, after: int, most: int) -> list[tuple[int, bytes]]:
+        """Those after a cursor, each with its own, at most so many."""
+        query = "SELECT cursor, content FROM outcomes WHERE cursor > ? ORDER BY cursor LIMIT ?"
         return await self._do(lambda file: file.execute(query, (after, most)).fetchall())
 
     async def last(self) -> int:
         """The newest cursor; 0 when there is none."""
-        (found,) = await self._do(lambda file: file.execute("SELECT coalesce(max(cursor), 0) FROM groups").fetchone())
+        (found,) = await self._do(lambda file: file.execute("SELECT coalesce(max(cursor), 0) FROM outcomes").fetchone())
         return int(found)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from rollyard.caller import Batch
+from rollyard.caller import Batch, Dropped
 from rollyard.episode.stage import Stage
 from rollyard.errors import ConfigError
 from rollyard.layers import resolve_tree
@@ -91,9 +91,9 @@ class Double:
 
     def __init__(self, folder: Path, sessions: Sessions | None = None, room: int = 8) -> None:
         self.folder, self.version, self.model = folder, V0, folder / "model"
-        self.source = GivenSource(lambda number, row: (AnyText().encode(str(row.prompt)), str(row.prompt)), room)
+        self.source = GivenSource(lambda number, row: (AnyText().encode(str(row.prompt)), str(row.prompt)), room, str)
         self.source.vocabulary = len(WORDS) + 1
-        self.found: asyncio.Queue[Group | Exception | None] = asyncio.Queue()
+        self.found: asyncio.Queue[Group | Dropped | Exception | None] = asyncio.Queue()
         self.batch: asyncio.Queue[Batch | None] = asyncio.Queue()
         self.published: list[dict[str, Any]] = []
         self.tensors = (TensorInfo("a", (2,), "torch.float32"), TensorInfo("b", (1, 2), "torch.float32"))
@@ -118,7 +118,7 @@ class Double:
     def end_of_prompts(self) -> None:
         self.source.end()
 
-    async def groups(self) -> AsyncIterator[Group]:
+    async def outcomes(self) -> AsyncIterator[Group | Dropped]:
         while (found := await self.found.get()) is not None:
             if isinstance(found, Exception):
                 raise found

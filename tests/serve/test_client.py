@@ -32,11 +32,8 @@ def test_clients_need_no_torch() -> None:
 
 async def test_a_trainer_elsewhere(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, client(served) as own:
-        assert await own.submit(["?", [{"role": "user", "content": "?"}], GivenPrompt(token_ids=(1,), columns={"x": 1})]) == (
-            0,
-            1,
-            2,
-        )
+        prompts = ["?", [{"role": "user", "content": "?"}], GivenPrompt(token_ids=(1,), columns={"x": 1})]
+        assert await own.submit(prompts) == (0, 1, 2)
         served.run.batch.put_nowait(batch(0, 5, 6))
         async with await own.trainer("mine") as trainer:
             with pytest.raises(ServiceError, match="mine trains already") as refused:
@@ -44,6 +41,7 @@ async def test_a_trainer_elsewhere(tmp_path: Path) -> None:
             assert (refused.value.status, refused.value.code) == (409, "leased")
             async for found in trainer.batches():
                 assert found == batch(found.step, *((5, 6) if found.step == 0 else (7,)))
+                served.service.desk._lease = None  # as if it had said nothing for too long
                 await trainer.renew()
                 with pytest.raises(ServiceError, match="other tensors"):
                     await trainer.publish({"a": WEIGHTS["a"]})

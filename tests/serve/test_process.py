@@ -57,8 +57,8 @@ def test_a_service_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "llama-tied-0")
     prompts = [GivenPrompt(text) for text in ("ab", "cd", "ef", "gh", "ij", "kl")]
     with serving(*options) as process, Client(process.url, TOKEN) as client:
-        with pytest.raises(ServiceError, match="token"):
-            Client(process.url).status()
+        with pytest.raises(ServiceError, match="token"), Client(process.url) as stranger:
+            stranger.status()
         assert client.submit(prompts, key="all") == (0, 1, 2, 3, 4, 5)
         trainer = client.trainer("mine")
         batches = trainer.batches()
@@ -104,7 +104,8 @@ def test_harnesses_with_the_openai_client_are_a_source_of_training_data(tmp_path
                 wrote += extra["token_ids"]
                 history += [choice.message, {"role": "user", "content": "more"}]
             pieces = list(policy.chat.completions.create(model="policy", messages=history, stream=True, max_tokens=3))
-            wrote += [token for piece in pieces for token in piece.choices[0].model_extra.get("token_ids", [])]  # type: ignore[union-attr]
+            extras: list[Any] = [piece.choices[0].model_extra for piece in pieces]
+            wrote += [token for extra in extras for token in extra.get("token_ids", [])]
             assert pieces[-1].choices[0].finish_reason in ("stop", "length")
             named = openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN)
             text = named.completions.create(model=play.model, prompt="ab", max_tokens=2)

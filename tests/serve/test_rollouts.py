@@ -11,9 +11,9 @@ import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save
 
-from rollyard.caller import Batch
+from rollyard.caller import Batch, Dropped
 from rollyard.errors import RunFailed
-from rollyard.types import Group
+from rollyard.types import DropReason, Group
 from tests.serve.double import batch, group, serving
 
 WEIGHTS = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0, 4.0]])}
@@ -77,6 +77,8 @@ async def test_who_submits_too_much_is_told_to_wait_or_waits(tmp_path: Path) -> 
         await asyncio.sleep(0.05)
         served.run.source.take(1)
         assert (await waiting).json() == {"ids": [2]}
+        waiting = asyncio.create_task(served.http.post("/v1/prompts", json=one | {"wait_s": 0.05}))
+        assert (await waiting).status_code == 429 and served.run.next_prompt == 3
 
 
 async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> None:
@@ -84,28 +86,30 @@ async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> Non
     async with serving(tmp_path) as served:
         for id_ in (3, 1):
             served.run.found.put_nowait(group(id_))
+        served.run.found.put_nowait(Dropped(2, DropReason.FAILED, "it burnt"))
         page = (await served.http.get("/v1/groups", params={"wait_s": 2, "limit": 1})).json()
         assert (page["cursor"], page["groups"][0]["group"]["prompt"]["id"]) == (1, 3)
         reading = asyncio.create_task(served.http.get("/v1/groups/stream", params={"after": 1}))
         await asyncio.sleep(0.05)
         served.run.found.put_nowait(group(3))  # as it was
         served.run.found.put_nowait(group(3, reward=0.0))  # written anew by a later life of the run
-        await served.http.get("/v1/groups", params={"after": 2, "wait_s": 5})
+        await served.http.get("/v1/groups", params={"after": 3, "wait_s": 5})
         served.service.drain()
         lines = [json.loads(line) for line in (await reading).text.splitlines()]
-    assert [(line["cursor"], line["group"]["prompt"]["id"]) for line in lines] == [(2, 1), (3, 3)]
-    assert TypeAdapter(Group).validate_python(lines[1]["group"]) == group(3, reward=0.0)
+    assert [line["cursor"] for line in lines] == [2, 3, 4] and lines[0]["group"]["prompt"]["id"] == 1
+    assert lines[1]["dropped"] == {"prompt": 2, "reason": "failed", "cause": "it burnt"}
+    assert TypeAdapter(Group).validate_python(lines[2]["group"]) == group(3, reward=0.0)
     async with serving(tmp_path) as served:
-        page = (await served.http.get("/v1/groups", params={"after": 2})).json()
-        assert [each["cursor"] for each in page["groups"]] == [3]
+        page = (await served.http.get("/v1/groups", params={"after": 3})).json()
+        assert [each["cursor"] for each in page["groups"]] == [4]
         reading = asyncio.create_task(
-            served.http.get("/v1/groups/stream", headers={"Accept": "text/event-stream", "Last-Event-ID": "2"})
+            served.http.get("/v1/groups/stream", headers={"Accept": "text/event-stream", "Last-Event-ID": "3"})
         )
         await asyncio.sleep(0.05)
         served.service.drain()
         told = await reading
     assert told.headers["content-type"].startswith("text/event-stream")
-    assert told.text.startswith('id: 3\nevent: group\ndata: {"cursor":3,') and told.text.endswith("\n\n")
+    assert told.text.startswith('id: 4\nevent: outcome\ndata: {"cursor":4,') and told.text.endswith("\n\n")
 
 
 async def test_one_trainer_has_the_batches(tmp_path: Path) -> None:

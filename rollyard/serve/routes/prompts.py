@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response, StreamingResponse
+from pydantic import TypeAdapter
 
 from rollyard.errors import ConfigError
 from rollyard.serve.asked import After, Served, Waits, bounded, refusals
 from rollyard.serve.desk import unsuited
-from rollyard.serve.records import Accepted, FinishedGroup, Groups, Ok, Submission
+from rollyard.serve.records import LARGEST_ID, Accepted, DroppedPrompt, FinishedGroup, Groups, Ok, Submission
 from rollyard.serve.service import Record
 
 router = APIRouter(prefix="/v1", tags=["rollouts"])
+LINE: TypeAdapter[FinishedGroup | DroppedPrompt] = TypeAdapter(FinishedGroup | DroppedPrompt)
 NDJSON, EVENTS = "application/x-ndjson", "text/event-stream"
 
 
@@ -48,11 +50,11 @@ async def groups(
     limit: Annotated[int, Query(ge=1, le=256, description="groups at most")] = 64,
     wait_s: Waits = 0.0,
 ) -> Response:
-    """Finished groups after a cursor, in the order in which they were finished: each at least once.
+    """What became of prompts, after a cursor, in order: groups that were finished, and prompts that were dropped.
 
-    A group that a later life of the run wrote anew comes again, with a later cursor.
+    Each comes at least once. What a later life of the run did anew comes again, with a later cursor; the last one counts.
     """
-    found = await service.groups(after, limit, bounded(service, wait_s))
+    found = await service.outcomes(after, limit, bounded(service, wait_s))
     rows = b",".join(map(_line, found))
     cursor = found[-1][0] if found else after
     return Response(b'{"groups":[' + rows + b'],"cursor":' + str(cursor).encode() + b"}", media_type="application/json")
@@ -60,9 +62,9 @@ async def groups(
 
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "a group a line, or (with `Accept: text/event-stream`) a group an event, whose id is its cursor",
+        "description": "one a line, or (with `Accept: text/event-stream`) one an event, whose id is its cursor",
         "content": {
-            NDJSON: {"schema": FinishedGroup.model_json_schema(ref_template="#/components/schemas/{model}")},
+            NDJSON: {"schema": LINE.json_schema(ref_template="#/components/schemas/{model}")},
             EVENTS: {"schema": {"type": "string"}},
         },
     }
@@ -74,14 +76,16 @@ async def stream(
     service: Served,
     after: After = 0,
     accept: Annotated[str, Header()] = NDJSON,
-    last_event_id: Annotated[str | None, Header(max_length=20, description="as a browser sends it: instead of `after`")] = None,
+    last_event_id: Annotated[
+        int | None, Header(ge=0, le=LARGEST_ID, description="as readers of events send it: instead of `after`")
+    ] = None,
 ) -> StreamingResponse:
     """The same as they come, until the run is over or the service stopped.
 
     A reader that is slow gets them later, one that is gone goes on after its last cursor; neither keeps anybody else waiting.
     """
     service.check_open()
-    begin = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
+    begin = after if last_event_id is None else last_event_id
     events = EVENTS in accept
     return StreamingResponse(_pages(service.stream(begin), events), media_type=EVENTS if events else NDJSON)
 
@@ -89,10 +93,10 @@ async def stream(
 async def _pages(found: AsyncIterator[list[Record]], events: bool) -> AsyncIterator[bytes]:
     async for page in found:
         if events:
-            yield b"".join(b"id: %d\nevent: group\ndata: %b\n\n" % (record[0], _line(record)) for record in page)
+            yield b"".join(b"id: %d\nevent: outcome\ndata: %b\n\n" % (record[0], _line(record)) for record in page)
         else:
             yield b"".join(_line(record) + b"\n" for record in page)
 
 
 def _line(record: Record) -> bytes:
-    return b'{"cursor":' + json.dumps(record[0]).encode() + b',"group":' + record[1] + b"}"
+    return b'{"cursor":' + json.dumps(record[0]).encode() + b"," + record[1] + b"}"
