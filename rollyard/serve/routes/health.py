@@ -25,21 +25,12 @@ async def health(service: Served) -> JSONResponse:
     return JSONResponse(Health(ok=going, state=state).model_dump(), 200 if going else 503)
 
 
-<<<<<<< HEAD
-@router.get(
-    "/metrics",
-    response_class=Response,
-    responses=refusals()
-    | {200: {"description": "text of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}},
-)
-=======
 TEXT: dict[int | str, dict[str, Any]] = {
     200: {"description": "text of Prometheus", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
 
 
 @router.get("/metrics", response_class=Response, responses=TEXT | refusals())
->>>>>>> p10-s
 async def metrics(service: Served) -> Response:
     """The run as Prometheus reads it, the newest step's metrics among it."""
     found = await asyncio.to_thread(_exposition, service)
