@@ -41,7 +41,11 @@ class Own:
         self._may = {os.getuid(), ROOT}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._table.exists() and owner(scope["client"], scope["server"], self._table) not in self._may:
+        if (
+            scope["type"] == "http"
+            and self._table.exists()
+            and owner(scope["client"], scope["server"], self._table) not in self._may
+        ):
             refused = PlainTextResponse("this is another user's run\n", 403)
             await refused(scope, receive, send)
             return

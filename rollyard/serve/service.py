@@ -36,7 +36,7 @@ from rollyard.types import Group
 
 GROUP, DROPPED = TypeAdapter(Group), TypeAdapter(Dropped)
 PROMPT: TypeAdapter[GivenPromptRecord] = TypeAdapter(GivenPromptRecord)
-PAGE = 64  # groups that are read at a time
+PAGE = 16  # groups that are read at a time
 Record = tuple[int, bytes]  # cursor, what became of a prompt
 
 

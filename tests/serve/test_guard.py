@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from rollyard.errors import ConfigError
+from rollyard.serve import app as apps
 from rollyard.serve import server as servers
 from rollyard.serve.server import Server
 from rollyard.serve.settings import check_address
-from tests.serve.double import TOKEN, Served, batch, config, serving
+from tests.serve.double import TOKEN, Served, batch, config, group, serving
 
 
 async def test_a_token_is_asked_for_everywhere_but_where_health_is(tmp_path: Path) -> None:
@@ -117,3 +119,29 @@ async def test_heads_and_connections_have_an_end(tmp_path: Path, monkeypatch: py
             for _ in range(2):  # and a kept connection may rest longer than a head may take
                 assert (await http.get("/healthz")).status_code == 200
                 await asyncio.sleep(0.4)
+
+
+@pytest.mark.slow
+async def test_a_reader_that_reads_nothing_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it has not read is there when it comes back."""
+    monkeypatch.setattr(apps, "SEND_S", 0.3)
+    async with serving(tmp_path) as served, listening(served) as port:
+        long = group(0).prompt
+        for id_ in range(60):
+            columns = {"x": str(id_) * 100_000}
+            served.run.found.put_nowait(replace(group(id_), prompt=replace(long, id=id_, columns=columns)))
+        assert (await served.http.get("/v1/groups", params={"after": 59, "wait_s": 5})).json()["cursor"] == 60
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(f"GET /v1/groups/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        await writer.drain()
+        await asyncio.sleep(1.0)
+        found = 0
+        with contextlib.suppress(ConnectionError):
+            while piece := await asyncio.wait_for(reader.read(2**20), 5):
+                found += len(piece)
+        assert 0 < found < 60 * 100_000
+        writer.close()
+        assert (await served.http.get("/v1/groups", params={"after": 59})).json()["cursor"] == 60
+    assert not caplog.records
