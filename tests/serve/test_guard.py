@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,3 +145,29 @@ async def test_a_reader_that_reads_nothing_is_hung_up_on(
         writer.close()
         assert (await served.http.get("/v1/groups", params={"after": 59})).json()["cursor"] == 60
     assert not caplog.records
+
+
+async def test_an_upload_that_is_given_up_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(tmp_path) as served, listening(served) as port:
+        lease = (await served.lease())["X-Rollyard-Lease"]
+        served.run.batch.put_nowait(batch(0, 1))
+        await served.http.get("/v1/batch", params={"wait_s": 5}, headers={"X-Rollyard-Lease": lease})
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"PUT /v1/weights/1 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nX-Rollyard-Lease: {lease}\r\n"
+        writer.write(f"{head}Content-Length: 1000\r\n\r\n".encode() + b"x" * 500)
+        await writer.drain()
+        await until(lambda: drafts(tmp_path))
+        writer.close()
+        await until(lambda: not drafts(tmp_path))
+        assert not served.run.published and served.service.desk.step == 0
+    assert not caplog.records
+
+
+def drafts(folder: Path) -> list[Path]:
+    return list(folder.glob(".upload*"))
+
+
+async def until(comes: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not comes():  # noqa: ASYNC110 (a file tells nobody)
+            await asyncio.sleep(0.01)
