@@ -18,6 +18,7 @@ The map, in the order data flows:
     conductor   rollout, placement and rollover as one pure state machine
     worker  warmup  evaluate  loop        stations, base policies, held-out scores, the run
     exchange  training                    the run as two jobs that share a folder
+    rollouts  serve                       under another trainer: as a library, as a service
     plan                                  what a run would cost, simulated
     bench  cli                            speed beside peers; the command line
 

@@ -88,6 +88,10 @@ class Guard:
         return True
 
 
+class Unread(ConnectionAbortedError):
+    """The client leaves what it is sent unread. It is hung up on."""
+
+
 class _Gone(Exception):
     """The client has hung up before it had asked."""
 
@@ -134,13 +138,13 @@ class _Bounded:
         return await self._receive()
 
     async def send(self, message: Message) -> None:
-        """Raises OSError when the client leaves it unread for too long: what streams to it ends."""
+        """Raises Unread when the client leaves it so for too long: what streams to it ends."""
         self.begun = True
         try:
             async with asyncio.timeout(self._send_s):
                 await self._send(message)
         except TimeoutError:
-            raise ConnectionAbortedError(f"the client read nothing for {self._send_s:g} s") from None
+            raise Unread(f"the client read nothing for {self._send_s:g} s") from None
 
 
 async def refuse(send: Send, refused: Refused) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rollyard.serve.guard import App
+from rollyard.serve.guard import App, Unread
 from rollyard.serve.settings import ServiceConfig
 
 HEAD: Final = 32 * 2**10  # bytes of a request's head at most
@@ -48,11 +48,18 @@ class Protocol(H11Protocol):
             self._late = None
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """A client that was hung up on is no fault of the application's."""
+    return not (record.exc_info and isinstance(record.exc_info[1], Unread))
+
+
 class Server(uvicorn.Server):
     """Serves an application on a socket that is there. Signals are heard by whoever starts it."""
 
     def __init__(self, app: App, serve: ServiceConfig) -> None:
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients do wrong is told to them
+        log = logging.getLogger("uvicorn.error")
+        log.setLevel(logging.ERROR)  # what clients do wrong is told to them
+        log.addFilter(_is_ours)
         config = uvicorn.Config(
             app,
             http=Protocol,

@@ -36,7 +36,7 @@ from rollyard.types import Group
 
 GROUP, DROPPED = TypeAdapter(Group), TypeAdapter(Dropped)
 PROMPT: TypeAdapter[GivenPromptRecord] = TypeAdapter(GivenPromptRecord)
-PAGE = 64  # groups that are read at a time
+PAGE = 16  # groups that are read at a time
 Record = tuple[int, bytes]  # cursor, what became of a prompt
 
 
@@ -125,12 +125,15 @@ class Service:
     async def _submit(self, prompts: Sequence[GivenPromptRecord], key: str, wait_s: float) -> tuple[int, ...]:
         """They are written down before the run has them, so that what it admitted is never submitted again."""
         content = [prompt.model_dump_json(exclude_defaults=True).encode() for prompt in prompts]
+        if not wait_s and self._is_full and not key:
+            raise self._full  # at once, whoever else waits
         async with self._submitting:
             if key and (before := await self._store.submission(key, content)) is not None:
                 return before
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._room(wait_s)
+                    if self._is_full:
+                        await self.rollouts.room()
             except TimeoutError:
                 raise self._full from None
             try:
@@ -140,11 +143,9 @@ class Service:
             except ConfigError as error:
                 raise unsuited(error) from error
 
-    async def _room(self, wait_s: float) -> None:
-        if self.config.prompts.source == "given" and self.rollouts.status().waiting >= self.config.prompts.waiting:
-            if not wait_s:
-                raise self._full
-            await self.rollouts.room()
+    @property
+    def _is_full(self) -> bool:
+        return self.config.prompts.source == "given" and self.rollouts.status().waiting >= self.config.prompts.waiting
 
     @property
     def _full(self) -> Refused:

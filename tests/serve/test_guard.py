@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from rollyard.errors import ConfigError
+from rollyard.serve import app as apps
 from rollyard.serve import server as servers
 from rollyard.serve.server import Server
 from rollyard.serve.settings import check_address
-from tests.serve.double import TOKEN, Served, batch, config, serving
+from tests.serve.double import TOKEN, Served, batch, config, group, serving
 
 
 async def test_a_token_is_asked_for_everywhere_but_where_health_is(tmp_path: Path) -> None:
@@ -117,3 +119,55 @@ async def test_heads_and_connections_have_an_end(tmp_path: Path, monkeypatch: py
             for _ in range(2):  # and a kept connection may rest longer than a head may take
                 assert (await http.get("/healthz")).status_code == 200
                 await asyncio.sleep(0.4)
+
+
+@pytest.mark.slow
+async def test_a_reader_that_reads_nothing_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it has not read is there when it comes back."""
+    monkeypatch.setattr(apps, "SEND_S", 0.3)
+    async with serving(tmp_path) as served, listening(served) as port:
+        long = group(0).prompt
+        for id_ in range(60):
+            columns = {"x": str(id_) * 100_000}
+            served.run.found.put_nowait(replace(group(id_), prompt=replace(long, id=id_, columns=columns)))
+        assert (await served.http.get("/v1/groups", params={"after": 59, "wait_s": 5})).json()["cursor"] == 60
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(f"GET /v1/groups/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        await writer.drain()
+        await asyncio.sleep(1.0)
+        found = 0
+        with contextlib.suppress(ConnectionError):
+            while piece := await asyncio.wait_for(reader.read(2**20), 5):
+                found += len(piece)
+        assert 0 < found < 60 * 100_000
+        writer.close()
+        assert (await served.http.get("/v1/groups", params={"after": 59})).json()["cursor"] == 60
+    assert not caplog.records
+
+
+async def test_an_upload_that_is_given_up_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(tmp_path) as served, listening(served) as port:
+        lease = (await served.lease())["X-Rollyard-Lease"]
+        served.run.batch.put_nowait(batch(0, 1))
+        await served.http.get("/v1/batch", params={"wait_s": 5}, headers={"X-Rollyard-Lease": lease})
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"PUT /v1/weights/1 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nX-Rollyard-Lease: {lease}\r\n"
+        writer.write(f"{head}Content-Length: 1000\r\n\r\n".encode() + b"x" * 500)
+        await writer.drain()
+        await until(lambda: drafts(tmp_path))
+        writer.close()
+        await until(lambda: not drafts(tmp_path))
+        assert not served.run.published and served.service.desk.step == 0
+    assert not caplog.records
+
+
+def drafts(folder: Path) -> list[Path]:
+    return list(folder.glob(".upload*"))
+
+
+async def until(comes: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not comes():  # noqa: ASYNC110 (a file tells nobody)
+            await asyncio.sleep(0.01)

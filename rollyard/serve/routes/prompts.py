@@ -91,11 +91,11 @@ async def stream(
 
 
 async def _pages(found: AsyncIterator[list[Record]], events: bool) -> AsyncIterator[bytes]:
+    """One by one: as long as a reader has not taken one, it is not given the next."""
     async for page in found:
-        if events:
-            yield b"".join(b"id: %d\nevent: outcome\ndata: %b\n\n" % (record[0], _line(record)) for record in page)
-        else:
-            yield b"".join(_line(record) + b"\n" for record in page)
+        for record in page:
+            line = _line(record)
+            yield b"id: %d\nevent: outcome\ndata: %b\n\n" % (record[0], line) if events else line + b"\n"
 
 
 def _line(record: Record) -> bytes:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
+from starlette.requests import ClientDisconnect
 
 from rollyard.caller import Batch
 from rollyard.errors import ConfigError
 from rollyard.serve import records, weights
 from rollyard.serve.asked import Leased, Served, Waits, bounded, refusals
 from rollyard.serve.desk import Lease, Published, unsuited
+from rollyard.serve.refusals import Refused
 from rollyard.serve.service import Service
 from rollyard.serve.settings import GIB
 from rollyard.types import TensorInfo
@@ -76,8 +79,18 @@ async def upload(service: Served, lease: Leased, step: Step, request: Request) -
     service.check_open()
     service.desk.expect(lease, step)
     most, quiet_s = int(service.config.serve.weights_gib * GIB), service.config.serve.body_s
+
+    async def chunks() -> AsyncIterator[bytes]:
+        """Who sends says that it is there."""
+        async for chunk in request.stream():
+            service.desk.renew(lease)
+            yield chunk
+
     with weights.draft(service.folder) as path:
-        came = await weights.receive(request.stream(), path, most, quiet_s)
+        try:
+            came = await weights.receive(chunks(), path, most, quiet_s)
+        except ClientDisconnect:
+            raise Refused(408, "the client has hung up", "gone") from None
         return await _published(service, lease, step, came)
 
 
