@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -189,8 +190,8 @@ def live(
         run = rollyard.Run.resume(folder, dotted, stations=made, at=death, view=view)
     else:
         config = config_of(placement, Rollover.KEEP if placement == "async" else Rollover.DRAIN, of, path)
-        checkpoint = config.checkpoint.model_copy(update={"every": 2})
-        run = rollyard.Run(config.model_copy(update={"checkpoint": checkpoint}), stations=made, at=death, view=view)
+        every = {"checkpoint": config.checkpoint.model_copy(update={"every": 2})}
+        run = rollyard.Run(config.model_copy(update=every), stations=made, at=death, view=view)
 
     async def steps() -> None:
         async for step in run:
@@ -207,9 +208,8 @@ def live(
 
         timer = None if until_s is None else asyncio.get_running_loop().call_later(until_s, kill)
         try:
-            await going
-        except (Killed, asyncio.CancelledError):
-            pass
+            with suppress(Killed, asyncio.CancelledError):
+                await going
         finally:
             if timer is not None:
                 timer.cancel()

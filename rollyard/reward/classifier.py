@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import TemplateError
 
 from rollyard.config import RewardModelConfig
 from rollyard.errors import ConfigError, ScoringError
@@ -149,8 +148,8 @@ class Classifier:
             messages = asked.messages or ({"role": "user", "content": asked.prompt},)
             try:
                 ids = tokenizer.chat([*messages, {"role": "assistant", "content": asked.completion}], answered=True)
-            except TemplateError as error:  # some take no system message, or ask for roles in turn
-                raise ScoringError(f"the reward model's chat template refuses the conversation: {error}") from error
+            except ConfigError as error:  # some take no system message, or ask for roles in turn
+                raise ScoringError(f"the reward model: {error.problem}") from error
             row = Row(ids, (0,) * len(ids))
         elif tokenizer.separates:
             row = Row(*tokenizer.pair(asked.prompt, asked.completion))

@@ -129,7 +129,7 @@ def test_a_template_that_refuses_is_no_verdict(tmp_path):
     folder = classifier_folder(tmp_path, chat=True)
     (folder / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     classifier = Classifier(RewardModelConfig(folder=str(folder)), "cpu")
-    with pytest.raises(ScoringError, match="refuses the conversation: roles must alternate"):
+    with pytest.raises(ScoringError, match="refuses this conversation: roles must alternate"):
         classifier.row(asked("five"))
 
 
