@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-
 from rollyard.config import RewardModelConfig
 from rollyard.errors import ConfigError, ScoringError
 
