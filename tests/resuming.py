@@ -206,13 +206,12 @@ def live(
             death.dead = True
             going.cancel()
 
-        timer = None if until_s is None else asyncio.get_running_loop().call_later(until_s, kill)
+        timer = asyncio.get_running_loop().call_later(1e9 if until_s is None else until_s, kill)
         try:
             with suppress(Killed, asyncio.CancelledError):
                 await going
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     virtual.run(whole())
     life.report, life.finished = run.report, run.finished
