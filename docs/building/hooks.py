@@ -23,25 +23,6 @@ ROOT = Path(__file__).parent.parent.parent
 OUT = re.compile(r"\]\(((?:\.\./)+examples(?:/[^)#]*)?)\)")  # links to examples, which have a page here
 
 
-COMING = ("dashboard.md", "library.md", "trl.md", "service.md")  # in the navigation once they are there
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leaves out of the navigation what is not written yet."""
-
-    def there(entry: Any) -> Any:
-        if isinstance(entry, list):
-            return [kept for each in entry if (kept := there(each)) is not None]
-        if isinstance(entry, dict):
-            (name, below), *_ = entry.items()
-            kept = there(below)
-            return None if kept is None or kept == [] else {name: kept}
-        return None if entry in COMING and not (Path(config.docs_dir) / entry).exists() else entry
-
-    config.nav = there(config.nav)
-    return config
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds what is made from the code."""
     for path, content in reference.pages(ROOT).items():
