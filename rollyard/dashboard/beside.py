@@ -22,7 +22,7 @@ from rollyard.place.child import launch
 from rollyard.protocols.processes import Channel
 
 START_S: Final = 60.0  # until it answers
-LEAVE_S: Final = 3.0  # for pages to be told that the run is over
+LEAVE_S: Final = 4.0  # for pages to be told that the run is over
 YIELDS: Final = 10  # how much it gives way to others on this machine
 
 

@@ -18,6 +18,7 @@ from fastapi.sse import ServerSentEvent
 from pydantic import TypeAdapter
 
 from rollyard.dashboard.shown import Shown
+from rollyard.dashboard.state import going
 from rollyard.dashboard.told import CHECK, RUNNING, Ended, Problem
 from rollyard.errors import JournalError
 from rollyard.watch.live import Live
@@ -40,7 +41,9 @@ async def events(shown: Shown, after: int | None, closing: asyncio.Event) -> Asy
     file: int | None = None
     last = False
     while not last:
-        last = closing.is_set()  # one more look: the run may be over, which is why the server ends
+        last = closing.is_set()
+        if last and await run_in_threadpool(going, shown.folder):
+            return  # else there is one more to tell: that it is over, which is why the server ends
         try:
             pulse = await run_in_threadpool(shown.pulse, after or 0)
         except (JournalError, OSError) as error:
