@@ -14,11 +14,7 @@ from rollyard.dashboard.peers import Own
 from rollyard.errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
-<<<<<<< HEAD
-PATIENCE_S: Final = 10  # at the end, for answers that are under way; a second Ctrl-C does not wait
-=======
-PATIENCE_S: Final = 3  # at the end, for answers that are under way
->>>>>>> p10-b
+PATIENCE_S: Final = 3  # at the end, for answers that are under way; a second Ctrl-C does not wait
 
 
 def bound(port: int) -> socket.socket:
