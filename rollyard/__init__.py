@@ -17,6 +17,7 @@ The map, in the order data flows:
     journal  watch                        what happened; what is happening
     conductor   rollout, placement and rollover as one pure state machine
     worker  warmup  evaluate  loop        stations, base policies, held-out scores, the run
+    rollouts  trl                         the run under somebody else's training loop
     exchange  training                    the run as two jobs that share a folder
     rollouts  serve                       under another trainer: as a library, as a service
     plan                                  what a run would cost, simulated

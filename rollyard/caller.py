@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -69,7 +70,8 @@ class Caller:
         self._groups: tuple[Group, ...] = ()  # of the batch that comes next
         self._offered: Batch | None = None
         self._out: Batch | None = None  # handed out, and nothing was published for it
-        self._taking = False
+        self._taking = self._copying = False
+        self._deciding = Lock()  # between the thread that copies and who gives up
         self._trained: asyncio.Future[TrainStats] | None = None
         self._gave_up = ""
         self._over: str | None = None  # why there will be no more batches
@@ -80,6 +82,7 @@ class Caller:
         self._trainer: object = None  # who takes batches, or else who began the run: see `who`
         self._warned = False
         self._began = (0, 0.0)  # tokens and time when the stations were ready
+        self._ended: float | None = None
         self._conductor: Conductor | None = None
         self._engines: Mapping[EngineId, object] = {}
         self.source: PromptSource | None = None
@@ -185,7 +188,13 @@ class Caller:
     def tokens_per_s(self) -> float:
         """Sampled in this life of the run, per second since the stations were ready."""
         tokens, at = self._began
-        return (self.counts.tokens.generated - tokens) / max(monotonic() - at, 1e-9)
+        until = monotonic() if self._ended is None else self._ended
+        return (self.counts.tokens.generated - tokens) / max(until - at, 1e-9)
+
+    @property
+    def over(self) -> str | None:
+        """Why the run is over; None as long as it is not."""
+        return self._over
 
     @property
     def gave_up(self) -> bool:
@@ -231,17 +240,38 @@ class Caller:
             problem = "it is being published just now" if self._taking else "no batch is out that these weights could come of"
             raise ConfigError(problem, where="publish", remedy="take a batch, train on it, then publish once")
         stats = _stats(batch, told)
-        assert self._device is not None and self._weights is not None
         self._taking = True
+        taking = asyncio.ensure_future(self._take(batch, trained, weights, stats))
+        taking.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody waits for it any more
+        return await asyncio.shield(taking)
+
+    async def _take(
+        self, batch: Batch, trained: asyncio.Future[TrainStats], weights: Weights, stats: TrainStats
+    ) -> WeightVersion:
+        """Once weights are being copied, they are what the batch came to, whatever becomes of whoever waits for it."""
+        assert self._device is not None
+        took = False
         try:
-            await self._device.run(self._device.spans.timed(Activity.SYNC, self._weights.take, "publish"), weights)
+            await self._device.run(self._device.spans.timed(Activity.SYNC, self._copy, "publish"), weights)
+            took = True
+        except GivenUp as given_up:
+            raise RunFailed(f"the run ended meanwhile: {given_up}") from None
         finally:
-            self._taking = False
-        if trained.done():
-            raise RunFailed(f"the run ended meanwhile: {self._over or self._gave_up}")
+            self._taking = self._copying = False
+            if not took and self._gave_up:
+                self.give_up(self._gave_up)  # which waited for what would come of it
         self._version, self._out = WeightVersion(batch.step + 1, self._life), None
         trained.set_result(stats)
         return self._version
+
+    def _copy(self, weights: Weights) -> None:
+        """On the policy's device. Raises GivenUp when nobody wants them any more; nothing has changed then."""
+        assert self._weights is not None
+        with self._deciding:
+            if self._gave_up:
+                raise GivenUp(self._gave_up)
+            self._copying = True
+        self._weights.take(weights)
 
     async def outcomes(self) -> AsyncIterator[Group | Dropped]:
         """What becomes of prompts, from now on, until the run is over. Raises RollyardError for who is far behind."""
@@ -250,18 +280,19 @@ class Caller:
         try:
             while stream or self._over is None:
                 if len(stream) > LAG:
-                    raise RollyardError(f"a stream of groups is {len(stream)} groups behind: take them as they come")
-                if not stream:
-                    await self._changed.wait()
-                while stream:
+                    raise RollyardError(f"a stream of groups is more than {LAG} groups behind: take them as they come")
+                if stream:
                     yield stream.popleft()
+                else:
+                    await self._changed.wait()
         finally:
             self._streams = [each for each in self._streams if each is not stream]
         self._check_going()
 
     def _tell(self, outcome: Group | Dropped) -> None:
         for stream in self._streams:
-            stream.append(outcome)
+            if len(stream) <= LAG:  # one more than it may have, which its reader is told of
+                stream.append(outcome)
         if self._streams:
             self._change()
 
@@ -293,13 +324,15 @@ class Caller:
 
     def give_up(self, cause: str) -> None:
         """Nothing will be published any more: whatever is trained, now or next, is given up."""
-        self._gave_up = cause
-        if self._trained is not None and not self._trained.done():
+        with self._deciding:
+            self._gave_up = cause
+            copying = self._copying  # then it is trained in a moment
+        if not copying and self._trained is not None and not self._trained.done():
             self._trained.set_exception(GivenUp(cause))
 
     def end(self, cause: str, *, failed: bool) -> None:
         """The run is over."""
-        self._over, self._failed = cause, failed
+        self._over, self._failed, self._ended = cause, failed, monotonic()
         self._change()
 
     def _check_going(self) -> None:

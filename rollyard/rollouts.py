@@ -182,13 +182,12 @@ class Rollouts:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._task is not None, "it was entered"
-        out = self._caller.out
         if error is None or isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
             await self._leave(LEFT if error is None else f"left by the caller: {kind.__name__ if kind else ''}")
         elif not self._task.done():
             self.fail(f"the caller failed: {type(error).__name__}: {error}")
             await asyncio.wait((self._task,))
-        failure = self._task.exception()
+        failure, out = self._task.exception(), self._caller.out
         if out is not None:
             told = f"batch {out.step} ({len(out.groups)} prompts) was handed out and nothing was published for it"
             warnings.warn(f"{told}: it is dropped as stopped", RuntimeWarning, stacklevel=2)
@@ -266,6 +265,8 @@ class Rollouts:
     @property
     def _source(self) -> GivenSource:
         source = self._caller.source
+        if source is None and self._caller.over is not None:
+            raise ConfigError(f"the run has ended: {self._caller.over}", where="submit", remedy="begin another one")
         if not isinstance(source, GivenSource):
             problem = "prompts come from a file or a task" if source is not None else "the run has not begun"
             raise ConfigError(problem, where="submit", remedy="set prompts.source to given, and enter the block")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import rollyard
+from rollyard import caller
 from rollyard.caller import Batch, Dropped
 from rollyard.config import Config
-from rollyard.errors import ConfigError
+from rollyard.errors import ConfigError, RollyardError, RunFailed
 from rollyard.prompts.given import GivenPrompt
+from rollyard.weights.given import GivenWeights, Weights
 from tests.rewards import share_of_a, share_of_answer
 from tests.tiny import tiny_folder
 
@@ -341,3 +344,114 @@ def test_what_does_not_go_with_a_caller_is_refused_at_once(
 def test_a_run_by_itself_is_given_no_prompts(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="use rollyard"):
         rollyard.Run(given(model_folder, tmp_path / "run"), reward=share_of_a)
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Copying weights waits: set when it has begun, and to be set for it to go on."""
+    began, go_on, take = threading.Event(), threading.Event(), GivenWeights.take
+
+    def slow(self: GivenWeights, weights: Weights) -> None:
+        began.set()
+        assert go_on.wait(20)
+        take(self, weights)
+
+    monkeypatch.setattr(GivenWeights, "take", slow)
+    return began, go_on
+
+
+@pytest.mark.parametrize("cut", ["cancelled", "stopped"])
+async def test_a_publish_that_is_cut_while_it_copies_counts(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    """What is in the policy is the version that it is called, and so is the checkpoint."""
+    began, go_on = slowly(monkeypatch)
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    async with rollyard.Rollouts(given(model_folder, tmp_path / "run", run__steps=3), reward=share_of_a) as rollouts:
+        await rollouts.submit(["ab"] * BATCH)
+        assert await rollouts.next_batch() is not None
+        publishing = asyncio.create_task(rollouts.publish(moved(model)))
+        await asyncio.to_thread(began.wait, 20)
+        if cut == "cancelled":
+            publishing.cancel()
+        else:
+            rollouts.stop("enough")
+        await asyncio.sleep(0.05)
+        go_on.set()
+    report = rollouts.report
+    assert report is not None and not report.finished.failed and report.prompts.trained == BATCH
+    assert rollouts.version.step == 1
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert checkpoint.name.endswith("1")
+    stored = AutoModelForCausalLM.from_pretrained(checkpoint).state_dict()
+    assert all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
+    await asyncio.gather(publishing, return_exceptions=True)
+
+
+async def test_a_publish_that_comes_too_late_changes_nothing(model_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    with pytest.warns(RuntimeWarning, match="batch 0"):
+        async with rollyard.Rollouts(given(model_folder, tmp_path / "run"), reward=share_of_a) as rollouts:
+            await rollouts.submit(["ab"] * BATCH)
+            assert await rollouts.next_batch() is not None
+            rollouts.stop("enough")
+            with pytest.raises(RunFailed, match="the run ended meanwhile: enough"):
+                await rollouts.publish(moved(model))
+    assert rollouts.version.step == 0 and rollouts.report is not None and rollouts.report.finished.cause == "enough"
+
+
+async def test_weights_that_do_not_suit_do_not_keep_a_stopped_run(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = slowly(monkeypatch)
+    with pytest.warns(RuntimeWarning, match="batch 0"):
+        async with rollyard.Rollouts(given(model_folder, tmp_path / "run"), reward=share_of_a) as rollouts:
+            await rollouts.submit(["ab"] * BATCH)
+            assert await rollouts.next_batch() is not None
+            publishing = asyncio.create_task(rollouts.publish({}))
+            await asyncio.to_thread(began.wait, 20)
+            rollouts.stop("enough")
+            go_on.set()
+            with pytest.raises(ConfigError, match="only on one side"):
+                await publishing
+    assert rollouts.version.step == 0 and rollouts.report is not None
+
+
+async def test_a_reader_who_is_far_behind_is_told_and_holds_no_more(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller, "LAG", 4)
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    async with rollyard.Rollouts(given(model_folder, tmp_path / "run", run__steps=3), reward=share_of_a) as rollouts:
+        await rollouts.submit(["ab"] * 3 * BATCH)
+        stream = rollouts.groups()
+        first = asyncio.create_task(anext(stream))
+        async for _ in rollouts.batches():
+            await rollouts.publish(moved(model))
+        await first
+        assert max(map(len, rollouts._caller._streams)) <= 5
+        with pytest.raises(RollyardError, match="more than 4 groups behind"):
+            await anext(stream)
+
+
+async def test_speed_is_that_of_the_run_also_when_it_is_over(model_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    async with rollyard.Rollouts(given(model_folder, tmp_path / "run", run__steps=1), reward=share_of_a) as rollouts:
+        await rollouts.submit(["ab"] * BATCH)
+        async for _ in rollouts.batches():
+            await rollouts.publish(model)
+    speed = rollouts.status().tokens_per_s
+    await asyncio.sleep(0.02)
+    assert rollouts.status().tokens_per_s == speed > 0
+
+
+async def test_a_run_that_has_nothing_left_to_do_says_so(model_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    async with rollyard.Rollouts(given(model_folder, tmp_path / "run", run__steps=1), reward=share_of_a) as rollouts:
+        await rollouts.submit(["ab"] * BATCH)
+        async for _ in rollouts.batches():
+            await rollouts.publish(model)
+    async with rollyard.Rollouts.resume(tmp_path / "run", reward=share_of_a) as again:
+        assert [batch async for batch in again.batches()] == []
+        assert again.status().state == "finished" and "has all its 1 steps" in again.finished
+        with pytest.raises(ConfigError, match="the run has ended"):
+            await again.submit(["ab"])
