@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import rollyard
 
-options = {"run.steps": 24, "run.out": "runs/own_loop", "run.overwrite": True}
+options = {"run.steps": 16, "run.out": "runs/own_loop", "run.overwrite": True}
 config = rollyard.resolve(preset="sort", overrides=options).config
 
 

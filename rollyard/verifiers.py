@@ -40,13 +40,12 @@ class Asked(NamedTuple):
     column: Mapping[str, object]
 
 
-def check(task: str, options: str) -> None:
-    """Raises ConfigError when the package is not there, has no such task set, or that does not take these options."""
-    environment(Named(task.removeprefix(PREFIX), options))
-
-
 def tasks(task: str, options: str) -> Iterator[Asked]:
-    """All of them, in order. Raises ConfigError for one that the policy cannot be asked."""
+    """All of them, in order.
+
+    Raises ConfigError when the package is not there, has no such task set, or that does not take these options; and for a task
+    that the policy cannot be asked.
+    """
     named = Named(task.removeprefix(PREFIX), options)
     for number, found in enumerate(_tasks(named)):
         messages = _messages(found, f"{PREFIX}{named.taskset}, task {number}")
@@ -101,8 +100,9 @@ def _check_place(config: EnvConfig) -> None:
 
 @lru_cache(maxsize=4)
 def _tasks(named: Named) -> list[Task]:
+    taskset = environment(named).taskset
     try:
-        return list(environment(named).taskset)
+        return list(taskset)
     except Exception as error:  # loading one may raise anything
         problem = f"the tasks of {named.taskset} cannot be loaded: {type(error).__name__}: {in_a_line(error)}"
         raise ConfigError(problem, where=WHERE, remedy="see what it needs") from error

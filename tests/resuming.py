@@ -25,7 +25,9 @@ from rollyard.resume import NOTHING
 from rollyard.stations import Stations
 from rollyard.types import Request, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.report import Report
+from rollyard.watch.snapshot import Header
 from rollyard.watch.step import Step
+from rollyard.watch.terminal import View
 
 Length = Callable[[int, int], int]
 
@@ -165,6 +167,7 @@ def live(
     death: Death | None = None,
     until_s: float | None = None,
     stop_after: int | None = None,
+    view: Callable[[Header], View] | None = None,
     **options: Any,
 ) -> Life:
     """One life of the run in `path / "run"`: its first, or its next.
@@ -183,11 +186,11 @@ def live(
         return stations(past, life, folder, of, prompts, length or of.length)
 
     if folder.exists():
-        run = rollyard.Run.resume(folder, dotted, stations=made, at=death)
+        run = rollyard.Run.resume(folder, dotted, stations=made, at=death, view=view)
     else:
         config = config_of(placement, Rollover.KEEP if placement == "async" else Rollover.DRAIN, of, path)
         checkpoint = config.checkpoint.model_copy(update={"every": 2})
-        run = rollyard.Run(config.model_copy(update={"checkpoint": checkpoint}), stations=made, at=death)
+        run = rollyard.Run(config.model_copy(update={"checkpoint": checkpoint}), stations=made, at=death, view=view)
 
     async def steps() -> None:
         async for step in run:

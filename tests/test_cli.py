@@ -48,7 +48,7 @@ def test_explain_shows_values_and_where_they_come_from(here, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["run"], "neither is given"),
+        (["run"], "none is given"),
         (["run", "--preset", "srot"], "there is no preset"),
         (["run", "none.toml"], "no such file"),
         (["run", "--preset", "tiny", "--name", "../../x"], "is not the name of one folder"),

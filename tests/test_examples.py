@@ -261,9 +261,10 @@ def test_a_reward_model_is_trained_and_can_be_loaded(tmp_path, monkeypatch, caps
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_plain_loop_learns(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
     rewards = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
-    assert len(rewards) == 24
-    assert sum(rewards[-4:]) > sum(rewards[:4])
+    assert len(rewards) == 16
+    assert sum(rewards[-4:]) > sum(rewards[:4]) + 0.2

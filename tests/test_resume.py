@@ -358,7 +358,7 @@ def test_a_model_or_prompts_that_changed_are_found(tmp_path):
     with pytest.raises(ConfigError, match=r"not the model that the run began with: of model\.safetensors something"):
         check_files(folder, config, model)
     prompts.write_text('{"prompt": "b"}\n')
-    with pytest.raises(ConfigError, match=r"prompts\.path: .* is not the file that the run began with"):
+    with pytest.raises(ConfigError, match=r"prompts\.path: .* is not what the run began with"):
         check_files(folder, config, model)
     check_given(folder, ("reward",))
     with pytest.raises(ConfigError, match=r"the run was given its reward in Python \(resume it there"):

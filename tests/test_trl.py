@@ -195,23 +195,56 @@ def test_what_the_trainer_says_is_not_said_twice(model_folder: Path, tmp_path: P
 # ------------------------------------------------------------------------------------------ with TRL itself
 
 
-def example(cwd: Path, *arguments: str) -> tuple[float, float, float]:
-    """Reward at first and at last, and seconds a step, as the example tells them."""
-    python = ROOT / "benchmarks" / ".venvs" / "trl" / "bin" / "python"
-    command = [python, ROOT / "examples" / "trl_grpo.py", *arguments]
+LOOKED_AT = """
+import runpy, sys
+import torch, trl
+
+generate, config = trl.GRPOTrainer._generate, trl.GRPOConfig
+trl.GRPOConfig = lambda **options: config(**{**options, "max_steps": 3})
+
+def looked_at(self, prompts):
+    found = generate(self, prompts)
+    for prompt, completion, logprobs in list(zip(found[0], found[1], found[4], strict=True))[::8]:
+        with torch.no_grad():
+            table = self.model(torch.tensor([[*prompt, *completion]])).logits.log_softmax(-1)[0, len(prompt) - 1 : -1]
+        own = table.gather(1, torch.tensor(completion)[:, None])[:, 0]
+        assert len(completion) == 26 or completion[-1] in self.eos_token_ids
+        assert float((own - torch.tensor(logprobs)).abs().max()) < 1e-4, "not of the weights that TRL has now"
+    print("looked at", len(found[1]))
+    return found
+
+trl.GRPOTrainer._generate = looked_at
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def example(cwd: Path, *arguments: str, script: str = "") -> str:
+    """What the example says."""
+    python, path = ROOT / "benchmarks" / ".venvs" / "trl" / "bin" / "python", ROOT / "examples" / "trl_grpo.py"
+    command = [python, "-c", script, path, *arguments] if script else [python, path, *arguments]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = re.search(r"reward ([\d.]+) at first, ([\d.]+) at last; ([\d.]+) s a step", done.stdout)
-    assert found is not None, done.stdout
-    first, last, seconds = map(float, found.groups())
-    return first, last, seconds
+    return done.stdout
+
+
+def rewards(said: str) -> tuple[float, float]:
+    """At first and at last."""
+    found = re.search(r"reward ([\d.]+) at first, ([\d.]+) at last", said)
+    assert found is not None, said
+    return float(found[1]), float(found[2])
+
+
+@pytest.mark.trl
+@pytest.mark.timeout(200)
+def test_trl_gets_what_its_model_would_write_just_then(tmp_path: Path) -> None:
+    assert example(tmp_path, script=LOOKED_AT).count("looked at 128") == 3
 
 
 @pytest.mark.trl
 @pytest.mark.timeout(400)
 def test_trl_learns_as_with_its_own_generation(tmp_path: Path) -> None:
-    served, own = example(tmp_path), example(tmp_path, "--own")
-    for first, last, _ in (served, own):
-        assert last > first + 0.1
+    served, own = rewards(example(tmp_path)), rewards(example(tmp_path, "--own"))
+    for first, last in (served, own):
+        assert last > first + 0.05
     assert abs(served[0] - own[0]) < 0.1 and abs(served[1] - own[1]) < 0.15
     assert (tmp_path / "runs" / "trl" / "rollyard" / "run" / "report.json").is_file()

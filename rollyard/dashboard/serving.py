@@ -14,7 +14,7 @@ from rollyard.dashboard.peers import Own
 from rollyard.errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
-PATIENCE_S: Final = 1  # at the end, for answers that are under way
+PATIENCE_S: Final = 10  # at the end, for answers that are under way; a second Ctrl-C does not wait
 
 
 def bound(port: int) -> socket.socket:

@@ -80,13 +80,13 @@ class Shown:
     def pulse(self, after: int) -> Pulse:
         """What is new since this step was done."""
         with self._lock:
+            goes_on = going(self.folder)  # before the rows: of one that is over, they are all there
+            live, state = (self._feed.live(), None) if goes_on else (None, self._state())
             rows = self._rows.rows()
             last = rows[-1]["step"] if rows else 0
             new = tuple(line for line in rows if line["step"] > after)
-            if going(self.folder):
-                return Pulse(RUNNING, "", self._feed.live(), self._rows.files, last, new)
-            state = self._state()
-            return Pulse(state.name, state.cause, None, self._rows.files, last, new)
+            name, cause = (RUNNING, "") if state is None else (state.name, state.cause)
+            return Pulse(name, cause, live, self._rows.files, last, new)
 
     def metrics(self) -> bytes:
         """For Prometheus."""

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from rollyard.dashboard.told import LaneSpans, Timeline
 from rollyard.types import Interval
 from rollyard.watch.devices import ACTIVITIES, PLACES, Lane
-from rollyard.watch.trace import Traced, few
+from rollyard.watch.picture import OF_DRIVER
+from rollyard.watch.trace import DRIVER, Traced, few
 
 LANES: Final = 128  # at most; beyond, one stands for several of its kind
 SPANS: Final = 60_000  # of all lanes: about 3 MB
@@ -103,7 +104,7 @@ class Whole:
         traced = few(traced, LANES)
         start, end = traced.start_ns, traced.end_ns
         self._start, self.end_ns = start, end - start
-        self._lanes = [Drawn(lane) for lane in traced.lanes]
+        self._lanes = [Drawn(_own(lane)) for lane in traced.lanes]
         self._marks = [(mark.step, mark.at_ns - start) for mark in traced.marks]
 
     def ready(self) -> Self:
@@ -128,3 +129,10 @@ class Whole:
             return lane
         spans = tuple((begin - self._start, end - self._start, kind, what) for begin, end, kind, what in lane.spans)
         return LaneSpans(lane.name, lane.role, lane.devices, lane.exact, spans)
+
+
+def _own(lane: Lane) -> Lane:
+    """Of the driver what no device shows, else the rest would hide it."""
+    if lane.roles != (DRIVER,):
+        return lane
+    return lane._replace(intervals=[each for each in lane.intervals if each.activity in OF_DRIVER])

@@ -190,7 +190,7 @@ def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
             check_free(folder, scenario.run.overwrite)
         notes = notes_of(resolved)
         with _progress(scenario.run.steps) as stepped:
-            outcome = simulate(scenario, stepped=stepped)
+            outcome = simulate(scenario, stepped=stepped, followed=folder is not None)
         if folder is not None:
             write_folder(outcome, scenario, folder)
     if scenario.failures.node_hours:

@@ -21,6 +21,7 @@ from rollyard.protocols.devices import Tracked
 from rollyard.types import DropReason, WeightVersion
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.report import Counts, Filtering, Report, ReportBuilder, TokenLedger
+from rollyard.watch.requests import Requests
 from rollyard.watch.step import Step
 from rollyard.watch.terminal import QuietView
 from rollyard.watch.timeline import Timeline
@@ -66,16 +67,19 @@ class Rows:
         """Nothing is open."""
 
 
-def simulate(scenario: Scenario, heard: Heard | None = None, stepped: Callable[[Step], None] | None = None) -> Simulated:
+def simulate(
+    scenario: Scenario, heard: Heard | None = None, stepped: Callable[[Step], None] | None = None, *, followed: bool = False
+) -> Simulated:
     """What a scenario comes to; the same each time. It was checked (`check.check_scenario`).
 
     Args:
         heard, stepped: see `World`.
+        followed: whether its trace has what became of each prompt.
 
     Raises:
         ConfigError: the model does not fit on its devices, or lengths cannot be read.
     """
-    play = Play(scenario, stations_of(scenario), heard, stepped)
+    play = Play(scenario, stations_of(scenario), heard, stepped, followed=followed)
     play.world.coming.plan({join.steps: join.engines for join in joins_of(scenario)})
     return play.run()
 
@@ -86,7 +90,7 @@ class Play:
     Args:
         config: of the run.
         stations: what stands for its stations.
-        heard, stepped: see `World`.
+        heard, stepped, followed: see `World` and `simulate`.
     """
 
     def __init__(
@@ -95,6 +99,8 @@ class Play:
         stations: Stations,
         heard: Heard | None = None,
         stepped: Callable[[Step], None] | None = None,
+        *,
+        followed: bool = True,
     ) -> None:
         self.clock = clock = Clock()
         self._timeline = Timeline(lambda: clock.nanoseconds)
@@ -110,6 +116,8 @@ class Play:
         self._rows = Rows()
         batch = config.rollout.groups_per_step * config.rollout.group_size
         self._recorder = Recorder(Unkept(), builder, (self._rows,), QuietView(), self._timeline, batch)
+        if not followed:
+            self._recorder.accounts.requests = Requests(0)
         policy = policy_of(config, stations.window)
         restarts = config.place.restarts if config.place.apart else 0
         schedule = schedule_of(config, stations.engines, evaluate=bool(stations.held_out), restarts=restarts)

@@ -92,7 +92,7 @@ class Live:
     members: Counts
     staleness: Mapping[int, int]  # trained tokens by lag
     version: int  # step of the weights that were published last
-    eta_s: float | None  # None before the first step
+    eta_s: float | None  # None where nothing tells yet; before the first step it is rough
     lost: tuple[str, ...]  # engines
 
 

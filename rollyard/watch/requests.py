@@ -143,7 +143,7 @@ class Requests:
     """Follows prompts through a run. What it holds is bounded, however long that is.
 
     Args:
-        most: prompts, requests and verdicts that are kept.
+        most: prompts, requests and verdicts that are kept; 0: nobody asks for them.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -159,7 +159,7 @@ class Requests:
         self._asked: dict[tuple[int, int], int] = {}  # when a verdict was asked for
         self._taken: _Batch | None = None  # in training
         self._loading: dict[str, int] = {}
-        self.handlers: Mapping[type[Event | Instruction], Callable[[Any, int], None]] = {
+        handlers: Mapping[type[Event | Instruction], Callable[[Any, int], None]] = {
             Admit: self._admit,
             Generate: self._generate,
             SegmentArrived: self._arrived,
@@ -173,11 +173,12 @@ class Requests:
             Load: self._load,
             EngineLoaded: self._loaded,
         }
+        self._handlers = handlers if most else {}
 
     def hear(self, entries: Sequence[Event | Instruction], now: int) -> None:
         """What the conductor was told and said at one moment."""
-        for entry in entries:
-            if (handler := self.handlers.get(type(entry))) is not None:
+        for entry in entries if self._handlers else ():
+            if (handler := self._handlers.get(type(entry))) is not None:
                 handler(entry, now)
 
     def followed(self, now: int) -> Followed:

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ def window(page: Page) -> tuple[float, float]:
     shown = page.locator(".window")
     expect(shown).to_have_attribute("data-until", re.compile(r"\d"))
     return float(shown.get_attribute("data-from") or "nan"), float(shown.get_attribute("data-until") or "nan")
+
+
+def three(value: float) -> str:
+    """Three digits; a half goes up, as browsers have it."""
+    return str(Decimal(value).quantize(Decimal("0.001"), ROUND_HALF_UP))
 
 
 @pytest.fixture(scope="session")

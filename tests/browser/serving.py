@@ -47,4 +47,4 @@ def dashboard(folder: Path, port: int = 0) -> Iterator[str]:
                 _, said = server.communicate(timeout=LIMIT_S)
             finally:
                 server.kill()
-    assert (server.returncode, said) == (0, "")
+    assert (server.returncode, said) == (0, ""), f"{server.returncode}: {said}"

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from rollyard.types import DropReason, FinishReason
-from tests.browser.conftest import Open
+from tests.browser.conftest import Open, three
 
 pytestmark = pytest.mark.browser
 
@@ -83,9 +83,9 @@ def test_one_rollout(open_page: Open, address: str, tiny: Path) -> None:
     expect(words).to_have_count(tokens)
     assert "".join(words.all_inner_texts()).startswith(text)
     facts = dict(zip(detail.locator("dt").all_inner_texts(), detail.locator("dd").all_inner_texts(), strict=True))
-    assert facts["reward"] == f"{reward:.3f}" and facts["tokens"] == str(tokens)
+    assert facts["reward"] == three(reward) and facts["tokens"] == str(tokens)
     for name, value in json.loads(parts).items():
-        assert facts[f"reward: {name}"] == f"{value:.3f}"
+        assert facts[f"reward: {name}"] == three(value)
     detail.get_by_role("group", name="Completion, token by token").focus()
     page.keyboard.press("ArrowRight")
     expect(detail.locator(".token")).to_contain_text(f"token 1 of {tokens}")

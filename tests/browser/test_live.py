@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser import held
-from tests.browser.conftest import Open, until, window
+from tests.browser.conftest import Open, three, until, window
 from tests.browser.serving import LIMIT_S, command, dashboard, environment
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
@@ -97,7 +97,7 @@ def test_a_run_as_it_happens(open_page: Open, tmp_path: Path) -> None:
             expect(page.locator("#connection")).to_have_text("the run has ended")
             report = json.loads((out / "report.json").read_text())
             expect(page.locator("#run-steps")).to_have_text(f"step {STEPS} of {STEPS}")
-            expect(page.locator("[data-figure=reward] .value")).to_have_text(f"{report['reward']['last']:.3f}")
+            expect(page.locator("[data-figure=reward] .value")).to_have_text(three(report["reward"]["last"]))
             expect(page.locator("[data-figure=trained] .value")).to_have_text(f"{report['trained']:,}")
             page.get_by_role("button", name="Reward: as a table").click()
             expect(rows).to_have_count(STEPS)

@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -37,6 +39,7 @@ TOOLS = (
 PROGRAMS = re.compile(rf'^\s*(?:[A-Z_]+=(?:"[^"]*"|\S+) )*(?:\S*bin/)?(?:{TOOLS}) ', re.MULTILINE)
 SHOWN = ("", "text", "toml", "json", "yaml", "python", "sql")  # languages of blocks that are not commands
 GIVEN = "rollyard run --preset tiny"  # run once for all pages that say it
+HOUR_S = 3600.0
 KEPT = (".venv", "models", "benchmarks/.venvs")  # from page to page, by hand
 LINKED = ("examples", "benchmarks", "docs", "models", "tests")  # what commands find beside them in a clone
 
@@ -108,8 +111,11 @@ def room(folder: Path) -> None:
             (folder / name).symlink_to(ROOT / name)
 
 
-def run(chosen: Sequence[Command], folder: Path) -> subprocess.CompletedProcess[str]:
-    """One after the other, by one shell, as a reader would paste them."""
+def run(chosen: Sequence[Command], folder: Path, limit_s: float) -> tuple[int, str]:
+    """One after the other, by one shell, as a reader would paste them: the exit code, and what was said.
+
+    Nothing that they started in the background outlives it. Raises subprocess.TimeoutExpired.
+    """
     script = "\n".join(["set -euo pipefail", *(f"echo '+ {each.page}:{each.line}' >&2\n{each.text}" for each in chosen)])
     tools = folder.parent / f"{folder.name}-bin"
     tools.mkdir(exist_ok=True)
@@ -123,7 +129,18 @@ def run(chosen: Sequence[Command], folder: Path) -> subprocess.CompletedProcess[
         "PYTHONPATH": str(folder if (folder / "rollyard").is_dir() else ROOT),
         "COLUMNS": "120",
     }
-    return subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
+    said = folder.parent / f"{folder.name}.log"
+    with said.open("w") as file:
+        shell = subprocess.Popen(
+            ["bash", "-c", script], cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
+        try:
+            code = shell.wait(limit_s)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+    return code, said.read_text(errors="replace")[-5000:]
 
 
 def main() -> int:
@@ -140,11 +157,11 @@ def main() -> int:
             continue
         subprocess.run(["git", "clean", "-xdfq", *(f"--exclude={name}" for name in KEPT)], cwd=clone, check=True)
         begun = time.monotonic()
-        done = run(chosen, clone)
-        told = "done" if done.returncode == 0 else f"FAILED\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        code, said = run(chosen, clone, HOUR_S)
+        told = "done" if code == 0 else f"FAILED\n{said}"
         sys.stdout.write(f"{page}, {time.monotonic() - begun:.0f} s: {told}\n")
         sys.stdout.flush()
-        failed += done.returncode != 0
+        failed += code != 0
     return failed
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from rollyard.cli import main
 from rollyard.layers import RUNS, presets
+from tests.traces import read_strictly
 
 SMALL = ("simulate", "--preset", "small", "--steps", "3")
 
@@ -100,6 +101,9 @@ def test_only_a_folder_that_the_command_line_names_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
     assert "simulated run: there" in said(capsys, *SMALL, "--out", "there")
     assert {path.name for path in (tmp_path / "there").iterdir()} >= {"report.json", "metrics.jsonl", "trace.json"}
+    report = json.loads((tmp_path / "there" / "report.json").read_text())
+    trace = read_strictly(tmp_path / "there" / "trace.json")
+    assert sum(map(len, trace.trained.values())) == report["trained"] and len(trace.trained) == report["steps"]
     assert "there exists already" in said(capsys, *SMALL, "--out", "there", code=2)
     said(capsys, *SMALL, "--out", "there", "--overwrite")
 

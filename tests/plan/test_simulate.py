@@ -45,12 +45,16 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.placement}-{case.rollover}-{CASES.index(case)}")
 def test_the_simulator_does_what_the_loop_does(case: Case, tmp_path: Path) -> None:
-    one, other = same(case, tmp_path)
-    if one.report is not None and one.report.finished.failed:
+    same_traces(*same(case, tmp_path), tmp_path)
+
+
+def same_traces(one: sides.Side, other: sides.Side, path: Path) -> None:
+    """What each says of its prompts, and what the conductor said. Raises AssertionError."""
+    assert one.report is not None and other.simulated is not None
+    if one.report.finished.failed:
         return
-    assert other.simulated is not None
-    write_trace(tmp_path / "trace.json", other.simulated.traced)
-    traces = [read_strictly(tmp_path / "run" / "trace.json"), read_strictly(tmp_path / "trace.json")]
+    write_trace(path / "trace.json", other.simulated.traced)
+    traces = [read_strictly(path / "run" / "trace.json"), read_strictly(path / "trace.json")]
     trained = trained_in(other)
     assert [trace.trained for trace in traces] == [trained, trained]
     left, right = (sorted(each for each in trace.slices if each.kind in KINDS) for trace in traces)
@@ -124,7 +128,8 @@ SAME = settings(deadline=None, derandomize=True, suppress_health_check=list(Heal
 @settings(SAME, max_examples=10)
 @given(case=cases())
 def test_whatever_happens(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
-    same(case, tmp_path_factory.mktemp("case"))
+    path = tmp_path_factory.mktemp("case")
+    same_traces(*same(case, path), path)
 
 
 @pytest.mark.slow
@@ -132,7 +137,8 @@ def test_whatever_happens(case: Case, tmp_path_factory: pytest.TempPathFactory) 
 @settings(SAME, max_examples=60)
 @given(case=cases())
 def test_whatever_happens_very_often(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
-    same(case, tmp_path_factory.mktemp("case"))
+    path = tmp_path_factory.mktemp("case")
+    same_traces(*same(case, path), path)
 
 
 def test_another_simulator_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

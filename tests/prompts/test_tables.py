@@ -121,3 +121,14 @@ def test_data_sets_of_hugging_face(tmp_path: Path, parquet: Path, monkeypatch: p
     assert "cannot be read as a data set" in refused(path=str(tmp_path / "hollow")).problem
     away = refused(dataset="openai/gsm8k", subset="main", split="train")
     assert away.where == "prompts.dataset" and "HF_HUB_OFFLINE=0" in away.remedy
+
+
+def test_without_verifiers_its_tasks_are_refused() -> None:
+    """It has an environment of its own: see tests/episode/test_verifiers.py."""
+    options = {"prompts.task": "verifiers/letters", "environment.name": "verifiers", "model.path": "m"}
+    config = resolve(environment={}, overrides=options).config
+    with pytest.raises(ConfigError) as raised:
+        check_prompts(config)
+    assert (raised.value.where, raised.value.remedy) == ("prompts.task", "pip install 'rollyard[verifiers]'")
+    with pytest.raises(ConfigError, match=r"environment\.name: tasks of verifiers are played by its environment"):
+        resolve(environment={}, overrides=options | {"environment.name": ""})

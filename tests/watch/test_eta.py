@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rollyard.watch.eta import Eta, Left
+from rollyard.watch.report import Report
+from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.timeline import PhaseSeconds
+from tests.resuming import live, work
 
 
 def spent(wall_s: float, **parts: float) -> PhaseSeconds:
@@ -75,3 +79,41 @@ def test_told_and_happened() -> None:
     first = [abs(left - true) / true for at, true, left in told if left is not None and at < 15]
     assert max(first) < 0.35, "without the training, of which nobody knows yet"
     assert max(abs(left - true) for at, true, left in told if left is not None and at >= 15.0) < 1e-6
+
+
+class Notes:
+    """A view that notes when each moment was, and how long the rest of the run was said to take."""
+
+    def __init__(self, header: Header) -> None:
+        self.steps, self.told = header.steps, list[tuple[float, float | None, Snapshot]]()
+
+    def update(self, snapshot: Snapshot) -> None:
+        self.told.append((snapshot.phases.wall_s, snapshot.eta_s(self.steps), snapshot))
+
+    def finish(self, report: Report) -> None:
+        self.whole_s = report.wall_s
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_a_run_and_its_next_life_say_how_long_they_still_take(tmp_path: Path) -> None:
+    """20 steps of the same length on a virtual clock, stopped after eight; what is told is held against what came."""
+    of, notes = work(steps=20, groups=4), list[Notes]()
+
+    def view(header: Header) -> Notes:
+        notes.append(Notes(header))
+        return notes[-1]
+
+    first = live(tmp_path, of, length=lambda group, member: 20, stop_after=8, view=view)
+    second = live(tmp_path, of, length=lambda group, member: 20, view=view)
+    assert [step.step for step in (*first.steps, *second.steps)] == list(range(1, 21))
+    step_s = first.steps[3].seconds
+    assert {round(step.seconds, 3) for step in first.steps[1:7]} == {round(step_s, 3)}
+    for wall_s, left, snapshot in notes[0].told:
+        if snapshot.step:  # the rest of the run would have taken as long as its beginning
+            assert left is not None and abs(left - (20 * step_s - wall_s)) < 0.1 * step_s + 0.2
+    wall_s, left, snapshot = next(each for each in notes[1].told if each[2].judged)
+    assert snapshot.step == 8 and left is not None and not snapshot.left.rough, "the lives before tell, from the beginning on"
+    for wall_s, left, _ in notes[1].told[1:]:
+        assert left is not None and abs(left - (notes[1].whole_s - wall_s)) < 0.1 * notes[1].whole_s

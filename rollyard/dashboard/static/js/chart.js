@@ -19,14 +19,14 @@ export class Chart {
 
   /**
    * @param {string} title
-   * @param {Object} options  `unit` stands beside the title; `empty` is said where there is nothing to show; `name` finds the panel
-   *     in tests; `tools` are elements at the right; `height` is a class of the stylesheet.
+   * @param {Object} options  `unit` stands beside the title; `name` finds the panel in tests; `tools` are elements at the right; `height` is a class of the stylesheet.
    */
-  constructor(title, draw, { unit = "", empty = "Nothing yet.", name = "", tools = [], height = "medium" } = {}) {
+  constructor(title, draw, { unit = "", name = "", tools = [], height = "medium" } = {}) {
     this.#draw = draw;
     this.canvas = h("div", { class: `canvas ${height}`, role: "img", "aria-label": title });
     this.table = h("div", { class: "as-table", hidden: true, tabindex: "0", role: "region", "aria-label": `${title}, as a table` });
-    this.none = h("p", { class: "empty" }, empty);
+    this.empty = null; // what is said where there is nothing to show, once it was asked for
+    this.none = h("p", { class: "empty" });
     this.switch = h("button", { type: "button", class: "quiet", "aria-pressed": "false", "aria-label": `${title}: as a table`,
       onclick: () => this.#turn() }, "table");
     this.element = h("figure", { class: "panel", "data-panel": name },
@@ -47,6 +47,7 @@ export class Chart {
     const drawn = this.#draw(colour);
     const asTable = this.switch.getAttribute("aria-pressed") === "true";
     this.none.hidden = Boolean(drawn);
+    this.none.textContent = this.empty ?? "Loading…";
     this.switch.hidden = !drawn;
     this.canvas.hidden = !drawn || asTable;
     this.table.hidden = !drawn || !asTable;

@@ -38,7 +38,7 @@ export class Overview {
     this.engines = panel("Engines", "now", "engines");
     this.bars = [
       drawn("Lengths", "lengths", (found, colour) => histogram(found?.lengths, colour, { what: "tokens", of: "completions" }), { unit: "tokens of a completion" }),
-      drawn("Staleness", "staleness", (found, colour) => staleness(found?.staleness, colour), { unit: "trained tokens, by versions behind", empty: "Nothing was trained yet." }),
+      drawn("Staleness", "staleness", (found, colour) => staleness(found?.staleness, colour), { unit: "trained tokens, by versions behind" }),
       drawn("Rewards", "rewards", (found, colour) => histogram(found?.rewards, colour, { what: "reward", of: "rollouts", hue: "accent", name: midst }), { unit: "of judged rollouts" }),
     ];
     this.phases = panel("Where the time went", "seconds of the run, by phase", "phase-seconds");
@@ -87,7 +87,7 @@ export class Overview {
   }
 
   #curves() {
-    [...this.curves, this.shares].forEach((each) => each.redraw());
+    [...this.curves, this.shares].forEach((each) => this.#fill(each));
     this.#tiles();
   }
 
@@ -103,12 +103,18 @@ export class Overview {
     if (trouble) fill(this.trouble.body, trouble);
   }
 
+  #fill(chart) {
+    if (this.#run.overview) chart.empty = "Nothing yet.";
+    chart.redraw();
+  }
+
   async #load() {
     try {
       const found = await this.#ask("histograms");
       this.#run.heard(null);
-      if (found) this.#histograms = found;
-      this.bars.forEach((each) => each.redraw());
+      if (!found) return;
+      this.#histograms = found;
+      this.bars.forEach((each) => this.#fill(each));
     } catch (error) {
       this.#run.heard(error);
     }
@@ -129,7 +135,7 @@ export class Overview {
       tile("tokens", "Tokens", short(number(now.tokens)), "sampled for rollouts"),
       live ? tile("slots", "Slots busy", percent(busy(live)), `${percent(number(now.slots_busy))} so far`) : tile("slots", "Slots busy", percent(number(now.slots_busy)), "mean of the run"),
       tile("queue", "Queue", live ? count(live.queue) : NONE, live ? `${count(live.live)} groups under way` : "no request waits"),
-      tile("trained", "Prompts trained", count(now.trained), `of ${count(now.admitted)}; ${short(dropped)} dropped`),
+      tile("trained", "Prompts trained", count(now.trained), `${count(dropped)} dropped`),
       tile("wall", "Wall time", seconds(number(now.wall_s)), overview.lives.length > 1 ? `of life ${overview.lives.length}` : ""),
     );
   }

@@ -10,6 +10,7 @@ import { count, moment, percent, seconds } from "./format.js";
 const AROUND = 8 + 24 + 26; // pixels above and below all lanes: seconds, and the bar
 const CLOSEST_S = 1e-5; // what the whole width shows at least
 const ZOOM = 1.6;
+const NEAR = 10; // pixels between the ends of two steps, below which none are drawn
 
 /** The panel of the timeline. `lanes` of it, of `height` pixels, are seen at once; more are reached by the bar at its right. */
 export class Timeline {
@@ -34,7 +35,7 @@ export class Timeline {
     const tools = [this.where, h("span", { class: "buttons" },
       button("Zoom out (−)", "−", () => this.zoom(ZOOM)), button("Zoom in (+)", "+", () => this.zoom(1 / ZOOM)),
       button("Earlier (←)", "‹", () => this.pan(-0.25)), button("Later (→)", "›", () => this.pan(0.25)), button("The whole run (0)", "all", () => this.all()))];
-    this.panel = new Chart("Devices", (colour) => this.#draw(colour), { name: "timeline", tools, height: "lanes", empty: "No device has told yet what it did." });
+    this.panel = new Chart("Devices", (colour) => this.#draw(colour), { name: "timeline", tools, height: "lanes" });
     this.key = h("p", { class: "key" });
     this.panel.element.append(this.key);
     this.element = this.panel.element;
@@ -105,7 +106,7 @@ export class Timeline {
   }
 
   #take(found) {
-    if (found.why) this.panel.none.textContent = found.why;
+    this.panel.empty = found.why || "No device has told yet what it did.";
     this.#found = found;
     this.#end = Math.max(found.whole_ns / 1e9, CLOSEST_S);
     if (!this.#chosen && this.#skipSetup(found.lanes)) return;
@@ -117,7 +118,7 @@ export class Timeline {
 
   /** A long setup would leave little room for the rest: what is shown first begins with its end. */
   #skipSetup(lanes) {
-    const ends = lanes.filter(isDevice).map((lane) => Math.max(0, ...lane.spans.filter((span) => span[2] === "setup").map((span) => span[1] / 1e9)));
+    const ends = lanes.filter((lane) => lane.role !== "driver").map((lane) => Math.max(0, ...lane.spans.filter((span) => span[2] === "setup").map((span) => span[1] / 1e9)));
     const setup = Math.min(...ends);
     if (!Number.isFinite(setup) || setup < this.#end / 10 || setup >= this.#end) return false;
     this.#look(setup, this.#end);
@@ -134,7 +135,7 @@ export class Timeline {
   #draw(colour) {
     const lanes = this.#found?.lanes ?? [];
     if (!lanes.length) return null;
-    const used = ACTIVITIES.filter((activity) => lanes.some((lane) => spansOf(lane).some((span) => span[2] === activity)));
+    const used = ACTIVITIES.filter((activity) => lanes.some((lane) => lane.spans.some((span) => span[2] === activity)));
     fill(this.key, used.map((activity) => h("span", {}, dot(colour(colourOf(activity))), activity)), h("span", {}, dot(colour("track")), "waits"));
     this.#say();
     const [from, until] = this.#shown();
@@ -181,7 +182,7 @@ export class Timeline {
     const item = (lane, begin, end, activity, what, hue) => ({ value: [lane, begin, end], activity, what, itemStyle: { color: colour(hue) } });
     return lanes.flatMap((lane, at) => [
       item(at, 0, this.#end, "waits", "", "track"),
-      ...spansOf(lane).map(([begin, end, activity, what]) => item(at, begin / 1e9, end / 1e9, activity, what, colourOf(activity))),
+      ...lane.spans.map(([begin, end, activity, what]) => item(at, begin / 1e9, end / 1e9, activity, what, colourOf(activity))),
     ]);
   }
 
@@ -189,25 +190,15 @@ export class Timeline {
   #steps(colour, from, until) {
     const marks = (this.#found.marks ?? []).map(([step, at]) => [step, at / 1e9]).filter(([, at]) => at >= from && at <= until);
     return { id: "steps", type: "custom", renderItem: () => null, data: [], markLine: {
-      silent: true, symbol: "none", animation: false, data: marks.length > 200 ? [] : marks.map(([step, at]) => ({ xAxis: at, name: `${step}` })),
-      lineStyle: { color: colour("dim"), type: "dotted", width: 1, opacity: marks.length > 60 ? 0.3 : 0.8 },
+      silent: true, symbol: "none", animation: false, data: marks.length > this.panel.canvas.clientWidth / NEAR ? [] : marks.map(([step, at]) => ({ xAxis: at, name: `${step}` })),
+      lineStyle: { color: colour("dim"), type: "dotted", width: 1, opacity: 0.7 },
       label: { show: marks.length <= 24, position: "insideEndTop", distance: 2, color: colour("dim"), fontSize: 10, formatter: ({ data }) => data.name } } };
   }
 }
 
-const OF_DRIVER = ["tools", "score", "prompts", "restart", "closing"]; // the rest is shown by devices
-
-function isDevice(lane) {
-  return lane.role !== "driver";
-}
-
-function spansOf(lane) {
-  return isDevice(lane) ? lane.spans : lane.spans.filter((span) => OF_DRIVER.includes(span[2]));
-}
-
 /** Nanoseconds of an activity between two moments. */
 function spent(lane, activity, from, until) {
-  return spansOf(lane).reduce((sum, [begin, end, kind]) => sum + (kind === activity ? Math.max(Math.min(end, until) - Math.max(begin, from), 0) : 0), 0);
+  return lane.spans.reduce((sum, [begin, end, kind]) => sum + (kind === activity ? Math.max(Math.min(end, until) - Math.max(begin, from), 0) : 0), 0);
 }
 
 function bar(params, api) {
