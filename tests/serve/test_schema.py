@@ -17,7 +17,7 @@ from tests.serve.beside import Beside
 
 pytestmark = pytest.mark.slow
 RIGHT = ["2xx", 400, 403, 404, 409, 410, 422, 429]  # the document knows neither what is going on nor how the run samples
-EXAMPLES = 12  # requests of each kind for each operation
+EXAMPLES = 8  # requests of each kind for each operation
 
 
 @pytest.fixture(scope="module")
