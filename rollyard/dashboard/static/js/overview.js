@@ -104,7 +104,7 @@ export class Overview {
   }
 
   #fill(chart) {
-    if (this.#run.overview) chart.empty = "Nothing yet.";
+    if (this.#run.overview) chart.empty = this.#run.going ? "Nothing yet." : "Nothing to show.";
     chart.redraw();
   }
 

@@ -7,7 +7,8 @@ import { axis, Chart, dot, tip } from "./chart.js";
 import { fill, h } from "./dom.js";
 import { count, moment, percent, seconds } from "./format.js";
 
-const AROUND = 8 + 24 + 26; // pixels above and below all lanes: seconds, and the bar
+const TOP = 18; // pixels for the numbers of steps
+const AROUND = TOP + 24 + 26; // pixels above and below all lanes: seconds, and the bar
 const CLOSEST_S = 1e-5; // what the whole width shows at least
 const ZOOM = 1.6;
 const NEAR = 10; // pixels between the ends of two steps, below which none are drawn
@@ -159,7 +160,7 @@ export class Timeline {
       backgroundColor: "transparent", dataBackground: { lineStyle: { opacity: 0 }, areaStyle: { opacity: 0 } }, handleStyle: { color: colour("panel"), borderColor: colour("dim") },
       moveHandleStyle: { color: colour("dim"), opacity: 0.5 } };
     return {
-      grid: { left: narrow ? 92 : 150, right: many ? 34 : 12, top: 8, bottom: AROUND - 8 },
+      grid: { left: narrow ? 92 : 150, right: many ? 34 : 12, top: TOP, bottom: AROUND - TOP },
       tooltip: tip(colour, ({ data }) => [names[data.value[0]], [
         [data.itemStyle.color, data.what ? `${data.activity}: ${data.what}` : data.activity, seconds(data.value[2] - data.value[1])],
         [null, "from", moment(data.value[1], (until - from) / 1000)], [null, "until", moment(data.value[2], (until - from) / 1000)],
@@ -169,7 +170,7 @@ export class Timeline {
         { ...slider, ...zoom, bottom: 4, height: 16, throttle: 30 },
         ...(many ? [{ ...slider, yAxisIndex: 0, right: 4, width: 12, startValue: 0, endValue: this.#lanes - 1, zoomLock: true, handleSize: 0 }] : []),
       ],
-      xAxis: axis(colour, { type: "value", min: 0, max: this.#end, splitNumber: narrow ? 3 : 8, minorTick: { show: false },
+      xAxis: axis(colour, { type: "value", min: 0, max: this.#end, splitNumber: narrow ? 3 : 8, interval: even((until - from) / (narrow ? 3 : 8)),
         axisLabel: { formatter: (value) => moment(value, (until - from) / 8), hideOverlap: true, alignMinLabel: "left", alignMaxLabel: "right" } }),
       yAxis: axis(colour, { type: "category", inverse: true, data: names,
         axisLabel: { color: colour("text"), width: narrow ? 84 : 140, overflow: "truncate", interval: 0 } }),
@@ -192,8 +193,13 @@ export class Timeline {
     return { id: "steps", type: "custom", renderItem: () => null, data: [], markLine: {
       silent: true, symbol: "none", animation: false, data: marks.length > this.panel.canvas.clientWidth / NEAR ? [] : marks.map(([step, at]) => ({ xAxis: at, name: `${step}` })),
       lineStyle: { color: colour("dim"), type: "dotted", width: 1, opacity: 0.7 },
-      label: { show: marks.length <= 24, position: "insideEndTop", distance: 2, color: colour("dim"), fontSize: 10, formatter: ({ data }) => data.name } } };
+      label: { show: marks.length <= 24, position: "start", rotate: 0, distance: 3, color: colour("dim"), fontSize: 10, formatter: ({ data }) => data.name } } };
   }
+}
+
+/** Seconds between two marks of the axis, about `wanted`, where they are minutes and hours; null: tenths, as ever. */
+function even(wanted) {
+  return wanted < 8 ? null : ([10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200].find((step) => step >= wanted) ?? 86400 * Math.ceil(wanted / 86400));
 }
 
 /** Nanoseconds of an activity between two moments. */
