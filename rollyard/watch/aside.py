@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Final
 
+from rollyard.durable import write_file
 from rollyard.protocols.devices import Sink, Tracked
 from rollyard.texts import in_a_line
 
@@ -42,10 +43,8 @@ class Memory:
         return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls()
 
     def write(self, path: Path) -> None:
-        """Whole or not at all, unless the machine is lost with it."""
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        draft.replace(path)
+        """Whole or not at all."""
+        write_file(path, json.dumps(asdict(self)).encode())
 
 
 @dataclass(frozen=True, slots=True)

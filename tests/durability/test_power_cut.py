@@ -103,10 +103,10 @@ def syncs() -> list[str]:
 
 
 def statements(word: str) -> list[str]:
-    """Functions that execute a statement with this in it, or that have one executed around theirs, in all of the package."""
+    """Functions that execute a statement with this in it, or that have one executed around theirs, in the journal."""
     found = set()
     for path in modules():
-        if "sqlite3" not in text(path):
+        if "sqlite3" not in text(path) or path.parent.name != "journal":  # a service's store: tests/serve kills it
             continue
         for function, call in calls(path):
             quoted = "".join(
