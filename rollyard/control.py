@@ -81,8 +81,9 @@ async def serving(folder: Path, answer: Callable[[Order], Answer | bytes]) -> As
         warnings.warn(f"{folder}: the run takes no orders from outside: {error}", RuntimeWarning, stacklevel=2)
         yield
         return
-    server = await asyncio.start_unix_server(connected, sock=bound, limit=LINE)
+    server = await asyncio.start_unix_server(connected, sock=bound, limit=LINE, start_serving=False)  # which gives way nowhere
     try:
+        await server.start_serving()  # it listens already when this is cancelled
         yield
     finally:
         server.close()
