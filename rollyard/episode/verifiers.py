@@ -26,13 +26,20 @@ SESSION: Final = "X-Session-ID"  # of a trace of verifiers, with each of its req
 KEY: Final = "X-Rollyard-Key"
 UNSET: Final = "ROLLYARD_NO_SUCH_KEY"  # verifiers takes keys from the environment: this server's comes in a header
 MODEL: Final = "policy"
-REFUSED: Final = (
-    "tools",
-    "stream",
-    "temperature",
-    "top_p",
-    "logit_bias",
-)  # what would change how tokens are drawn, or is not there
+START_S: Final = 120.0  # that the servers of one environment may take to start
+KNOWN: Final = frozenset({"messages", "max_tokens", "max_completion_tokens", "stop"})  # what an answer depends on
+UNSEEN: Final = frozenset({"model", "user", "metadata"})  # what none does
+PLAIN: Final[Mapping[str, Any]] = {  # what changes nothing with this value alone. Whatever else is asked for, is refused
+    "n": 1,
+    "stream": False,
+    "tools": [],
+    "logprobs": False,
+    "top_logprobs": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+}
 
 Message = dict[str, Any]
 
@@ -41,17 +48,24 @@ class Verifiers:
     """Plays prompts of `prompts.task = "verifiers/NAME"` (protocols.Environment)."""
 
     def __init__(self) -> None:
-        self._served: dict[verifiers.Named, Served] = {}
-        self._starting = asyncio.Lock()
+        self._served: dict[verifiers.Named, asyncio.Task[Served]] = {}
 
     async def episode(self, ask: Ask, prompt: Prompt) -> Reward:
-        """One of verifiers' episodes, whose task judges it. Raises ConfigError for a prompt that is of none."""
+        """One of verifiers' episodes, whose task judges it.
+
+        Raises ConfigError for a prompt that is of none, TimeoutError when verifiers' servers do not start.
+        """
         column: Any = prompt.columns[verifiers.COLUMN]
         named = verifiers.Named(column["taskset"], column["options"])
-        async with self._starting:
-            if named not in self._served:
-                self._served[named] = await Served.start(verifiers.environment(named))
-        return await self._served[named].play(verifiers.task_of(column), Talk(ask))
+        return await (await self._at(named)).play(verifiers.task_of(column), Talk(ask))
+
+    async def _at(self, named: verifiers.Named) -> Served:
+        """Started once for all episodes, whichever of them ends meanwhile; once more, when that has failed."""
+        starting = self._served.get(named)
+        if starting is None or (starting.done() and (starting.cancelled() or starting.exception() is not None)):
+            starting = self._served[named] = asyncio.create_task(Served.start(verifiers.environment(named)))
+            starting.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits by then
+        return await asyncio.shield(starting)
 
 
 class Refusal(Exception):
@@ -68,52 +82,73 @@ class Talk:
     answered: Sequence[int] = ()
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def answer(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def answer(self, body: object) -> Mapping[str, Any]:
         """An answer of OpenAI's interface. Raises Refusal, or what kept the policy from answering."""
-        if asked := [name for name in REFUSED if body.get(name) not in (None, False, [])]:
-            raise Refusal(f"the policy cannot be asked with {', '.join(asked)}")
-        if body.get("n") not in (None, 1):
-            raise Refusal("the policy gives one answer at a time")
-        messages, stop = [_plain(each) for each in body["messages"]], body.get("stop") or ()
+        messages, most, stop = _asked(body)
         async with self.turn:
-            self._go_on(messages)
-            most = body.get("max_completion_tokens") or body.get("max_tokens")
-            said = await self.ask(self.token_ids, max_tokens=most, stop=(stop,) if isinstance(stop, str) else stop)
-            prompt = len(self.token_ids)
+            ids = self._on(messages)
+            said = await self.ask(ids, max_tokens=most, stop=stop)
             self.messages = [*messages, {"role": "assistant", "content": said.text}]
-            self.token_ids += said.token_ids
+            self.token_ids = [*ids, *said.token_ids]
             self.answered = said.token_ids
         finish = "length" if said.finish in (FinishReason.LENGTH, FinishReason.CONTEXT) else "stop"
-        usage = {"prompt_tokens": prompt, "completion_tokens": len(said.token_ids), "total_tokens": prompt + len(said.token_ids)}
+        prompt, written = len(ids), len(said.token_ids)
+        usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
         choice = {"index": 0, "message": self.messages[-1], "finish_reason": finish, "logprobs": None}
         about = {"id": f"turn-{prompt}", "object": "chat.completion", "created": 0, "model": MODEL}
         return {**about, "choices": [choice], "usage": usage}
 
-    def _go_on(self, messages: list[Message]) -> None:
-        """The tokens of these messages: behind those that there are, where the conversation goes on from what was said."""
-        if self.messages and messages[: len(self.messages)] == self.messages and len(messages) > len(self.messages):
-            after = self.ask.chat_after(messages[len(self.messages) :])
-            if self.answered and after[:1] == self.answered[-1:]:
-                after = after[1:]  # the policy has ended its answer by itself
-            self.token_ids += after
-        else:
-            self.token_ids = list(self.ask.chat(messages))
+    def _on(self, messages: list[Message]) -> list[int]:
+        """The tokens of these messages: behind those that there are, where the conversation goes on from what was said.
+
+        A question that is refused leaves no trace: it may be asked again.
+        """
+        if not self.messages or messages[: len(self.messages)] != self.messages or len(messages) == len(self.messages):
+            return list(self.ask.chat(messages))
+        after = self.ask.chat_after(messages[len(self.messages) :])
+        if self.answered and after[:1] == self.answered[-1:]:
+            after = after[1:]  # the policy has ended its answer by itself
+        return [*self.token_ids, *after]
 
 
-def _plain(message: Mapping[str, Any]) -> Message:
+def _asked(body: object) -> tuple[list[Message], int | None, tuple[str, ...]]:
+    """Messages, most tokens and ends of a request. Raises Refusal for one with anything else in it."""
+    if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list):
+        raise Refusal("a request is an object with messages")
+    if body.get("n") not in (None, 1):
+        raise Refusal("the policy gives one answer at a time")
+    given = {name: value for name, value in body.items() if value is not None and name not in KNOWN | UNSEEN}
+    if refused := [name for name, value in given.items() if name not in PLAIN or value != PLAIN[name]]:
+        raise Refusal(f"the policy cannot be asked with {', '.join(refused)}: its tokens are drawn as the run says")
+    most = next((body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None), None)
+    if most is not None and type(most) is not int:
+        raise Refusal(f"{most!r} is no number of tokens")
+    stop = body.get("stop") or ()
+    if not isinstance(stop, str | list | tuple):
+        raise Refusal(f"stop is {stop!r}, neither a text nor several")
+    return [_plain(each) for each in body["messages"]], most, (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _plain(message: object) -> Message:
     """Role and text of a message. Raises Refusal for one with something else in it."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise Refusal("a message is an object with a role and a content")
     content = message.get("content")
-    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+    if isinstance(content, list) and all(_is_text(part) for part in content):
         content = "".join(part["text"] for part in content)
-    if message.get("tool_calls") or message.get("role") == "tool" or not isinstance(content, str):
-        raise Refusal(f"a message of {message.get('role')} has more than text in it")
+    if message.get("tool_calls") or message["role"] == "tool" or not isinstance(content, str):
+        raise Refusal(f"a message of {message['role']} has more than text in it")
     return {"role": message["role"], "content": content}
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 class Served:
     """An environment of verifiers, and the server that its agents take for their model."""
 
-    def __init__(self, environment: Env[Any], address: str, key: str) -> None:
+    def __init__(self, environment: Env[Any], address: str, key: str, opened: AsyncExitStack) -> None:
         from verifiers.v1 import EvalClientConfig, ModelContext
 
         self._environment = environment
@@ -121,23 +156,34 @@ class Served:
         self._context = ModelContext(model=MODEL, client=client)
         self._key = key
         self._talks: dict[str, Talk] = {}  # by the trace's identity
-        self._open = AsyncExitStack()  # as long as the process
+        self._opened = opened  # as long as the process
 
     @classmethod
     async def start(cls, environment: Env[Any]) -> Served:
-        """Raises what verifiers raises when its servers do not start."""
+        """Raises what verifiers raises when its servers do not start, and TimeoutError; nothing stays open then."""
+        async with AsyncExitStack() as opened:
+            held = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+            served = cls(environment, f"http://127.0.0.1:{held.getsockname()[1]}", secrets.token_urlsafe(), opened)
+            try:
+                async with asyncio.timeout(START_S) as limit:
+                    await served._listen(held)
+                    await opened.enter_async_context(environment.serving())
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise TimeoutError(f"the servers of verifiers did not start within {START_S:g} s") from error
+            served._opened = opened.pop_all()
+        return served
+
+    async def _listen(self, held: socket.socket) -> None:
         from aiohttp import web
 
-        held = socket.create_server(("127.0.0.1", 0))
-        served = cls(environment, f"http://127.0.0.1:{held.getsockname()[1]}", secrets.token_urlsafe())
         pages = web.Application(client_max_size=2**26)
-        pages.router.add_post("/v1/chat/completions", served._complete)
+        pages.router.add_post("/v1/chat/completions", self._complete)
         runner = web.AppRunner(pages, access_log=None)
+        self._opened.push_async_callback(runner.cleanup)
         await runner.setup()
-        served._open.push_async_callback(runner.cleanup)
         await web.SockSite(runner, held).start()
-        await served._open.enter_async_context(environment.serving())
-        return served
 
     async def play(self, task: Any, talk: Talk) -> Reward:
         """One episode."""

@@ -19,9 +19,12 @@ class Asked:
 
     def __init__(self, *answers: Sequence[int], finish: FinishReason = FinishReason.STOP) -> None:
         self.answers, self.finish, self.asked = list(answers), finish, list[tuple[tuple[int, ...], int | None, tuple[str, ...]]]()
+        self.refusal: ValueError | None = None
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Reply:
         self.asked.append((tuple(token_ids), max_tokens, tuple(stop)))
+        if self.refusal is not None:
+            raise self.refusal
         ids = tuple(self.answers.pop(0))
         return Reply(ids, "".join(chr(each) for each in ids if each != END), self.finish)
 
@@ -67,9 +70,53 @@ async def test_a_conversation_that_was_rewritten_begins_anew() -> None:
     assert [ids for ids, _, _ in ask.asked[1:]] == [ask.encode("<hi><A><yo>"), ask.encode("<other>")]
 
 
+async def test_a_question_that_was_refused_may_be_asked_again() -> None:
+    ask = Asked((97, END), (98, END))
+    talk = Talk(ask)
+    await talk.answer({"messages": [user("hi")]})
+    more = [user("hi"), {"role": "assistant", "content": "a"}, user("yo")]
+    ask.refusal = ValueError("99 tokens are asked for")
+    with pytest.raises(ValueError, match="99"):
+        await talk.answer({"messages": more, "max_tokens": 99})
+    ask.refusal = None
+    await talk.answer({"messages": more})
+    assert ask.asked[-1][0] == (*ask.encode("<hi>"), 97, END, *ask.encode("<yo>"))
+
+
+async def test_what_changes_nothing_may_be_asked() -> None:
+    ask = Asked((97, END))
+    plain = {"n": 1, "stream": False, "tools": [], "temperature": None, "frequency_penalty": 0.0, "presence_penalty": 0}
+    await Talk(ask).answer(
+        {"model": "policy", "user": "me", "messages": [user("hi")], "response_format": {"type": "text"}} | plain
+    )
+    assert len(ask.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "response_format", "logprobs", "no_such_option"]
+)
+@pytest.mark.parametrize("value", [0, 0.0, False, 1, {"type": "json_object"}])
+async def test_what_an_answer_would_not_heed_is_refused(name: str, value: object) -> None:
+    """Greedy too: 0 is asked for as well as any other temperature."""
+    ask = Asked((97, END))
+    if name == "logprobs" and not value:
+        await Talk(ask).answer({"messages": [user("hi")], name: value})
+        return
+    with pytest.raises(Refusal, match=f"cannot be asked with {name}: "):
+        await Talk(ask).answer({"messages": [user("hi")], name: value})
+    assert not ask.asked
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
+        ({"messages": None}, "an object with messages"),
+        ({"messages": ["hi"]}, "an object with a role"),
+        ({"messages": [{"content": "hi"}]}, "an object with a role"),
+        ({"messages": [{"role": "user", "content": ["hi"]}]}, "more than text"),
+        ({"max_tokens": "5"}, "no number of tokens"),
+        ({"max_tokens": True}, "no number of tokens"),
+        ({"stop": 5}, "neither a text nor several"),
         ({"tools": [{}]}, "cannot be asked with tools"),
         ({"stream": True, "temperature": 0.5}, "cannot be asked with stream, temperature"),
         ({"n": 2}, "one answer at a time"),
