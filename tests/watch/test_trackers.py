@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 from typing import get_args
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
@@ -34,6 +34,7 @@ from rollyard.watch.report import Report
 from rollyard.watch.timeline import Phase, Timeline
 from rollyard.watch.trackers.open import NEEDS, check_trackers, open_trackers
 from rollyard.watch.trackers.opentelemetry import OpenTelemetrySink
+from rollyard.watch.trackers.phased import Phased
 from tests.resuming import Death, Life, live, stations, work
 from tests.small import BASE
 from tests.test_house import PROJECT
@@ -62,10 +63,9 @@ def test_names_that_make_no_sense_are_refused(given: str, why: str) -> None:
 
 
 def test_each_is_an_extra_of_its_own() -> None:
-    """And has a thread of its own, but for one that needs none."""
+    """And has a thread of its own."""
     assert set(get_args(Tracker)) == set(NEEDS) <= set(PROJECT["project"]["optional-dependencies"])
-    opened = {name: type(open_trackers([name], Timeline())[0]) for name in NEEDS}
-    assert opened == dict.fromkeys(NEEDS, Aside) | {"opentelemetry": OpenTelemetrySink}
+    assert all(isinstance(open_trackers([name], Timeline())[0], Aside) for name in NEEDS)
 
 
 def events(run: Path) -> EventAccumulator:
@@ -92,26 +92,27 @@ def test_tensorboard_forgets_what_is_done_again(tmp_path: Path, caplog: pytest.L
     assert json.loads(read.Tensors("summary")[-1].tensor_proto.string_val[0]) == SUMMARY
 
 
-def test_opentelemetry_has_a_span_for_a_step_and_its_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_opentelemetry_has_a_span_for_a_step_and_its_phases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock, spans = iter(range(0, 10**12, 10**9)), InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    monkeypatch.setattr("rollyard.watch.trackers.opentelemetry.time.time_ns", lambda: 1000 * 10**9)
+    monkeypatch.setattr("rollyard.watch.trackers.phased.time.time_ns", lambda: 1000 * 10**9)
     timeline = Timeline(lambda: next(clock))
     with timeline.phase(Phase.SETUP):
         pass
-    sink = OpenTelemetrySink(timeline, provider)
-    sink.open(Tracked("r", Path(), "p", {}))
-    for step in (1, 2):
-        for phase in (Phase.GENERATE, Phase.TRAIN)[:step]:
+    sink = Phased("opentelemetry", lambda tell: OpenTelemetrySink(tell, provider), timeline)
+    sink.open(Tracked("r", tmp_path, "p", {}, begins=1, earlier=[{"step": 1}]))
+    for step in (2, 3):
+        for phase in (Phase.GENERATE, Phase.TRAIN)[: step - 1]:
             with timeline.phase(phase):
                 pass
         sink.write({"step": step, "reward_mean": 0.5, "tokens": 7, "dropped": None})
     sink.close({"run/cause": "it broke"}, failed=True)
+    await sink.closed()
     found = spans.get_finished_spans()
     first, second, end = (each for each in found if each.parent is None)
     assert [each.name for each in (first, second, end)] == ["step", "step", "end"]
-    assert first.attributes == {"rollyard.run": "r", "rollyard.step": 1, "rollyard.reward_mean": 0.5, "rollyard.tokens": 7}
+    assert first.attributes == {"rollyard.run": "r", "rollyard.step": 2, "rollyard.reward_mean": 0.5, "rollyard.tokens": 7}
     assert end.status.status_code is StatusCode.ERROR and end.status.description == "it broke"
     below = {each.context.span_id: [] for each in (first, second, end)}
     for each in found:
@@ -127,12 +128,44 @@ def test_opentelemetry_has_a_span_for_a_step_and_its_phases(monkeypatch: pytest.
         assert all(span.start_time <= each.start_time < each.end_time <= span.end_time for each in below[span.context.span_id])
 
 
-def test_spans_that_nobody_takes_are_told() -> None:
-    sink = OpenTelemetrySink(Timeline(), trace.ProxyTracerProvider())
+async def spans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, provider: TracerProvider | trace.ProxyTracerProvider) -> None:
+    """Of one step, in a program with this provider."""
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    (sink,) = open_trackers(["opentelemetry"], Timeline())
+    assert isinstance(sink, Aside)
+    sink.open(Tracked("r", tmp_path, "p", {}))
+    sink.write({"step": 1})
+    sink.close({"run/cause": "all steps are done"}, failed=False)
+    await sink.closed()
+
+
+async def test_spans_that_nobody_takes_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with told("opentelemetry: nobody in this program takes spans: run it with `opentelemetry-instrument`"):
-        sink.open(Tracked("r", Path(), "p", {}))
-        sink.write({"step": 1})
-        sink.close({"run/cause": "all steps are done"}, failed=False)
+        await spans(monkeypatch, tmp_path, trace.ProxyTracerProvider())
+
+
+class Exporter(SpanProcessor):
+    """One that exports at once, or breaks."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.threads = error, set[str]()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.threads.add(current_thread().name)
+        if self.error is not None:
+            raise self.error
+
+
+async def test_spans_are_taken_on_a_thread_of_its_own_whatever_befalls_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    well, broken = Exporter(), Exporter(RuntimeError("no collector"))
+    for exporter, news in ((well, ()), (broken, ("opentelemetry: it failed, and is told nothing more: RuntimeError: no coll",))):
+        provider = TracerProvider()
+        provider.add_span_processor(exporter)
+        with told(*news):
+            await spans(monkeypatch, tmp_path, provider)
+        assert exporter.threads == {"sink opentelemetry"}
 
 
 # ------------------------------------------------------------------------------------------- whole runs

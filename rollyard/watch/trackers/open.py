@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from rollyard.errors import ConfigError
 from rollyard.protocols.devices import Sink
 from rollyard.watch.aside import Aside, Tell
 from rollyard.watch.timeline import Timeline
+from rollyard.watch.trackers.phased import Phased
 
 NEEDS: Final = {
     "tensorboard": ("tensorboard",),
@@ -25,7 +26,7 @@ CLASSES: Final = {
     "mlflow": "MlflowSink",
     "opentelemetry": "OpenTelemetrySink",
 }
-QUICK: Final = ("opentelemetry",)  # has what to do done elsewhere, by itself
+PHASED: Final = ("opentelemetry",)  # is told phases too
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -38,13 +39,14 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def open_trackers(names: Sequence[str], timeline: Timeline) -> list[Sink]:
-    """Those that may take long each on a thread of its own, where its package is imported too."""
-    return [_class(name)(timeline) if name in QUICK else Aside(name, partial(_made, name)) for name in names]
+    """Each on a thread of its own, where its package is imported too."""
+    return [_open(name, partial(_made, name), timeline) for name in names]
+
+
+def _open(name: str, make: Callable[[Tell], Sink], timeline: Timeline) -> Aside:
+    return Phased(name, make, timeline) if name in PHASED else Aside(name, make)
 
 
 def _made(name: str, tell: Tell) -> Sink:
-    return _class(name)(tell)
-
-
-def _class(name: str) -> Callable[[Any], Sink]:
-    return cast(Callable[[Any], Sink], getattr(import_module(f"rollyard.watch.trackers.{name}"), CLASSES[name]))
+    of = cast(Callable[[Tell], Sink], getattr(import_module(f"rollyard.watch.trackers.{name}"), CLASSES[name]))
+    return of(tell)
