@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 from safetensors.torch import save
 
 from rollyard.caller import Batch, Dropped
-from rollyard.errors import RunFailed
+from rollyard.errors import ConfigError, RunFailed
 from rollyard.types import DropReason, Group
-from tests.serve.double import batch, group, serving
+from tests.serve.double import batch, group, serving, until
 
 WEIGHTS = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0, 4.0]])}
 
@@ -79,6 +79,39 @@ async def test_who_submits_too_much_is_told_to_wait_or_waits(tmp_path: Path) -> 
         assert (await waiting).json() == {"ids": [2]}
         waiting = asyncio.create_task(served.http.post("/v1/prompts", json=one | {"wait_s": 0.05}))
         assert (await waiting).status_code == 429 and served.run.next_prompt == 3
+
+
+async def test_what_the_run_did_not_take_is_not_promised(tmp_path: Path) -> None:
+    one = {"prompts": [{"text": "?"}], "key": "k"}
+    async with serving(tmp_path) as served:
+        takes = served.run.submit
+
+        async def ended(prompts: object) -> tuple[int, ...]:
+            raise ConfigError("the run has ended", where="submit", remedy="begin another one")
+
+        served.run.submit = ended  # type: ignore[method-assign, assignment]
+        for _ in range(2):
+            assert (await served.http.post("/v1/prompts", json=one)).status_code == 422
+        served.run.submit = takes  # type: ignore[method-assign]
+        assert (await served.http.post("/v1/prompts", json=one)).json() == {"ids": [0]}
+        served.run.submit = ended  # type: ignore[method-assign, assignment]
+        assert (await served.http.post("/v1/prompts", json=one | {"key": "other"})).status_code == 422
+    async with serving(tmp_path) as served:
+        assert len(served.run.source.take(9)[0]) == 1
+
+
+async def test_a_submission_with_a_key_is_told_that_it_is_full_in_its_own_time(tmp_path: Path) -> None:
+    """Whoever else waits longer."""
+    one = {"prompts": [{"text": "?"}]}
+    async with serving(tmp_path, room=1) as served:
+        assert (await served.http.post("/v1/prompts", json=one | {"key": "a"})).json() == {"ids": [0]}
+        longer = asyncio.create_task(served.http.post("/v1/prompts", json=one | {"key": "b", "wait_s": 5}))
+        await until(lambda: served.run.rooms > 0)
+        async with asyncio.timeout(3):
+            assert (await served.http.post("/v1/prompts", json=one | {"key": "c"})).status_code == 429
+            assert (await served.http.post("/v1/prompts", json=one | {"key": "a"})).json() == {"ids": [0]}
+        served.run.source.take(1)
+        assert (await longer).json() == {"ids": [1]}
 
 
 async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> None:
