@@ -96,6 +96,7 @@ async def _serve(
             try:
                 await asyncio.wait((serving, failing), return_when=asyncio.FIRST_COMPLETED)
                 if service.cause:
+                    service.drain()
                     server.stop()
                 await serving
             finally:
@@ -107,12 +108,16 @@ async def _serve(
 
 
 def _begun(config: ServeConfig, environment: Environment | None, view: Callable[[Header], View]) -> Rollouts:
-    """The run: a new one; or the next life of the one that an earlier service served in this folder."""
+    """The run: a new one; or the next life of the one that an earlier service served in this folder.
+
+    One that was killed in its start has not written its store yet.
+    """
+    from rollyard.resume import of_caller
     from rollyard.rollouts import Rollouts
 
     run = config.run_config
     folder = folder_of(run)
-    if run.run.overwrite or not (folder.path / NAME).exists():
+    if run.run.overwrite or not ((folder.path / NAME).exists() or of_caller(folder)):
         return Rollouts(run, environment=environment, view=view)
     return Rollouts.resume(folder.path, _changed(folder, run), environment=environment, view=view)
 

@@ -64,10 +64,10 @@ class Desk:
     # ---------------------------------------------------------------------------------------- from the run
 
     async def offer(self, batch: Batch) -> None:
-        """Hand it out; returns when weights were published for it."""
+        """Hand it out; returns when weights were published for it, or will not be."""
         self._batch = batch
         self._change()
-        while self._batch is batch:
+        while self._batch is batch and not self._over:
             await self._changed.wait()
 
     def end(self, cause: str) -> None:
@@ -112,10 +112,10 @@ class Desk:
             async with asyncio.timeout(wait_s):
                 while True:
                     self.renew(lease)
-                    if self._batch is not None:
-                        return self._batch
                     if self._over:
                         raise Refused(HTTPStatus.GONE, f"no more batches come: {self._over}", "over")
+                    if self._batch is not None:
+                        return self._batch
                     await self._changed.wait()
         except TimeoutError:
             self.renew(lease)

@@ -91,10 +91,10 @@ class Service:
 
     def check_open(self) -> None:
         """Raises Refused when nothing new is begun any more."""
-        if self.draining.is_set():
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the service is being stopped", "stopping", after_s=5.0)
         if self.cause:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"the run has failed: {self.cause}", "failed")
+        if self.draining.is_set():
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the service is being stopped", "stopping", after_s=5.0)
 
     async def unless_draining(self, work: Any) -> Any:
         """What comes of waiting for it. Raises Refused when the service is stopped meanwhile."""
@@ -183,7 +183,7 @@ class Service:
         """What became of prompts, after a cursor; none when nothing happens in that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while after >= self._cursor and not self.draining.is_set():
+                while after >= self._cursor and not (self.draining.is_set() or self.cause):
                     await self._kept.wait()
         return await self._store.outcomes(after, most)
 
@@ -193,7 +193,7 @@ class Service:
             while found := await self._store.outcomes(after, PAGE):
                 after = found[-1][0]
                 yield found
-            if self.draining.is_set() or all(task.done() for task in self._tasks):
+            if self.draining.is_set() or self.cause or all(task.done() for task in self._tasks):
                 return
             if after >= self._cursor:
                 await self._kept.wait()

@@ -226,3 +226,19 @@ async def test_a_run_that_failed_is_told_to_whoever_waits(tmp_path: Path) -> Non
         assert (health.status_code, health.json()) == (503, {"ok": False, "state": "failed"})
         assert (await served.http.post("/v1/prompts", json={"prompts": [{"text": "?"}]})).status_code == 503
         assert (await served.http.get("/v1/status")).json()["cause"] == "the engine burns"
+
+
+async def test_a_run_that_failed_while_a_batch_is_out_ends_what_is_open(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, asyncio.timeout(10):
+        lease = await served.lease()
+        served.run.batch.put_nowait(batch(0, 5))
+        assert (await served.http.get("/v1/batch", params={"wait_s": 5}, headers=lease)).status_code == 200
+        stream = served.service.stream(0)
+        assert [cursor for cursor, _ in await anext(stream)] == [1]
+        waiting = asyncio.create_task(served.service.outcomes(1, 1, 60.0))
+        served.run.found.put_nowait(RunFailed("the engine burns"))
+        assert [page async for page in stream] == [] == await waiting
+        assert (await served.http.get("/v1/batch", headers=lease)).json()["error"]["code"] == "failed"
+        served.service.drain()
+        told = await served.http.post("/v1/trainer", json={"trainer": "t"})
+        assert told.status_code == 503 and "the engine burns" in told.text, "not that it is being stopped"
