@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
@@ -17,6 +18,18 @@ from rollyard.types import DropReason, Group
 from tests.serve.double import batch, group, serving, until
 
 WEIGHTS = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0, 4.0]])}
+
+
+def calls(of: object, name: str) -> list[tuple[Any, ...]]:
+    """Those of a method from now on: what a request asks for once it has come."""
+    found, method = list[tuple[Any, ...]](), getattr(of, name)
+
+    def noted(*given: Any) -> Any:
+        found.append(given)
+        return method(*given)
+
+    setattr(of, name, noted)
+    return found
 
 
 async def test_prompts_are_submitted_once_under_a_key(tmp_path: Path) -> None:
@@ -74,7 +87,7 @@ async def test_who_submits_too_much_is_told_to_wait_or_waits(tmp_path: Path) -> 
         told = await served.http.post("/v1/prompts", json=one)
         assert told.json()["error"]["code"] == "full" and int(told.headers["retry-after"]) > 0
         waiting = asyncio.create_task(served.http.post("/v1/prompts", json=one | {"wait_s": 5}))
-        await asyncio.sleep(0.05)
+        await until(lambda: served.run.rooms > 0)
         served.run.source.take(1)
         assert (await waiting).json() == {"ids": [2]}
         waiting = asyncio.create_task(served.http.post("/v1/prompts", json=one | {"wait_s": 0.05}))
@@ -122,8 +135,9 @@ async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> Non
         served.run.found.put_nowait(Dropped(2, DropReason.FAILED, "it burnt"))
         page = (await served.http.get("/v1/groups", params={"wait_s": 2, "limit": 1})).json()
         assert (page["cursor"], page["groups"][0]["group"]["prompt"]["id"]) == (1, 3)
+        streams = calls(served.service, "stream")
         reading = asyncio.create_task(served.http.get("/v1/groups/stream", params={"after": 1}))
-        await asyncio.sleep(0.05)
+        await until(lambda: streams)
         served.run.found.put_nowait(group(3))  # as it was
         served.run.found.put_nowait(group(3, reward=0.0))  # written anew by a later life of the run
         await served.http.get("/v1/groups", params={"after": 3, "wait_s": 5})
@@ -135,12 +149,16 @@ async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> Non
     async with serving(tmp_path) as served:
         page = (await served.http.get("/v1/groups", params={"after": 3})).json()
         assert [each["cursor"] for each in page["groups"]] == [4]
+        streams = calls(served.service, "stream")
         reading = asyncio.create_task(
             served.http.get("/v1/groups/stream", headers={"Accept": "text/event-stream", "Last-Event-ID": "3"})
         )
-        await asyncio.sleep(0.05)
+        await until(lambda: streams)
         served.service.drain()
         told = await reading
+        for wrong in ("abc", "-1", "9" * 20):
+            refused = await served.http.get("/v1/groups/stream", headers={"Last-Event-ID": wrong})
+            assert refused.status_code == 400 and "error" in refused.json()
     assert told.headers["content-type"].startswith("text/event-stream")
     assert told.text.startswith('id: 4\nevent: outcome\ndata: {"cursor":4,') and told.text.endswith("\n\n")
 
@@ -149,8 +167,9 @@ async def test_one_trainer_has_the_batches(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         first = await served.lease()
         assert (await served.http.get("/v1/batch", headers=first)).status_code == 204
+        asked = calls(served.service.desk, "next")
         waiting = asyncio.create_task(served.http.get("/v1/batch", params={"wait_s": 5}, headers=first))
-        await asyncio.sleep(0.02)
+        await until(lambda: asked)
         served.run.batch.put_nowait(batch(0, 5, 6))
         told = await waiting
         assert TypeAdapter(Batch).validate_json(told.content) == batch(0, 5, 6)
@@ -217,8 +236,9 @@ async def test_weights_of_a_common_disk_lie_below_one_folder(tmp_path: Path) -> 
 async def test_a_run_that_failed_is_told_to_whoever_waits(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         lease = await served.lease()
+        asked = calls(served.service.desk, "next")
         waiting = asyncio.create_task(served.http.get("/v1/batch", params={"wait_s": 5}, headers=lease))
-        await asyncio.sleep(0.02)
+        await until(lambda: asked)
         served.run.found.put_nowait(RunFailed("the engine burns"))
         told = await waiting
         assert told.status_code == 410 and "the engine burns" in told.text

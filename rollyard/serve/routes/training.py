@@ -82,7 +82,7 @@ async def upload(service: Served, lease: Leased, step: Step, request: Request) -
 
     async def chunks() -> AsyncIterator[bytes]:
         """Who sends says that it is there."""
-        async for chunk in request.stream():
+        async for chunk in weights.paced(request.stream(), quiet_s):
             service.desk.renew(lease)
             yield chunk
 
