@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollyard.caller import Batch
 from rollyard.errors import ConfigError
@@ -23,6 +23,7 @@ from rollyard.types import WeightVersion
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 Load = Callable[[], "Mapping[str, Tensor]"]
 
 
@@ -100,6 +101,17 @@ class Desk:
             raise Refused(HTTPStatus.CONFLICT, problem, "lease", "x-rollyard-lease", remedy)
         self._lease = replace(held, until=self._clock() + self._lease_s)
         return self._lease
+
+    async def hold(self, lease: str, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of it. As long as its trainer waits for that, it is there. Raises Refused when another one takes over."""
+        waiting = asyncio.ensure_future(work)
+        try:
+            while not waiting.done():
+                self.renew(lease)
+                await asyncio.wait((waiting,), timeout=self._lease_s / 3)
+            return await waiting
+        finally:
+            waiting.cancel()
 
     def leave(self, lease: str) -> None:
         """Its trainer does not train any more. Raises Refused."""

@@ -8,12 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save
 
 from rollyard.caller import Batch, Dropped
-from rollyard.errors import ConfigError, RunFailed
+from rollyard.errors import ConfigError, JournalError, RunFailed
+from rollyard.serve.store import Store
 from rollyard.types import DropReason, Group
 from tests.serve.double import batch, group, serving, until
 
@@ -111,6 +113,15 @@ async def test_what_the_run_did_not_take_is_not_promised(tmp_path: Path) -> None
         assert (await served.http.post("/v1/prompts", json=one | {"key": "other"})).status_code == 422
     async with serving(tmp_path) as served:
         assert len(served.run.source.take(9)[0]) == 1
+
+
+async def test_promises_with_a_hole_are_not_made_of_other_prompts(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    await store.promise("", 1, [b'{"text":"?"}'])  # and where is 0?
+    store.close()
+    with pytest.raises(JournalError, match="prompt 1 was promised"):
+        async with serving(tmp_path):
+            pass
 
 
 async def test_a_submission_with_a_key_is_told_that_it_is_full_in_its_own_time(tmp_path: Path) -> None:
