@@ -58,6 +58,7 @@ ABSENT: Final = object()
 NOTHING: Final = Past(FIRST, "", frozenset(), GroupsRecovered(()), {}, 0)  # what a first life goes on from
 
 PROMPTS: Final = "prompts"
+TRAINER: Final = "trainer"
 OF_MODEL: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
 
 
@@ -93,11 +94,25 @@ def left_by(folder: RunFolder, steps: int) -> Past:
     checkpoints is left.
     """
     try:
-        if not (folder.checkpoints() or folder.metrics.exists() or has_lives(folder.journal)):
+        if not _did(folder):
             return NOTHING  # it was killed before anything was done
         return _left_by(folder, steps)
     except JournalError as error:
         raise JournalError(f"{error} ({_without_journal(folder)})") from error
+
+
+def _did(folder: RunFolder) -> bool:
+    return bool(folder.checkpoints()) or folder.metrics.exists() or has_lives(folder.journal)
+
+
+def of_caller(folder: RunFolder) -> bool:
+    """Is it the folder of a run that was given its trainer, or of one that was killed before anything was done?
+
+    Raises ConfigError, or JournalError, when what says so cannot be read.
+    """
+    if not folder.config.is_file():
+        return False
+    return TRAINER in _began(folder).given if folder.began.exists() else not _did(folder)
 
 
 def _left_by(folder: RunFolder, steps: int) -> Past:
@@ -226,7 +241,7 @@ BEGAN: Final = TypeAdapter(Began)
 
 def given_directly(reward: object, environment: object, trainer: object = None) -> tuple[str, ...]:
     """Their names."""
-    found = {"environment": environment, "reward": reward, "trainer": trainer}
+    found = {"environment": environment, "reward": reward, TRAINER: trainer}
     return tuple(name for name, each in found.items() if each is not None)
 
 
@@ -245,7 +260,7 @@ def check_given(folder: RunFolder, given: tuple[str, ...], past: Past = NOTHING)
     for name in sorted({*_began(folder).given} ^ {*given}):
         if name in given:
             raise ConfigError(f"the run was not given its {name} directly", where=name, remedy="leave it out")
-        call = "Rollouts.resume(folder)" if name == "trainer" else f"Run.resume(folder, {name}=...)"
+        call = "Rollouts.resume(folder)" if name == TRAINER else f"Run.resume(folder, {name}=...)"
         problem, remedy = f"the run was given its {name} in Python", f"resume it there: rollyard.{call}"
         raise ConfigError(problem, where=name, remedy=remedy)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
@@ -29,10 +30,11 @@ from rollyard.serve.openai import (
     Written,
 )
 from rollyard.serve.refusals import Refused
-from rollyard.serve.sessions import Session, Sessions
+from rollyard.serve.sessions import Question, Session, Sessions
 from rollyard.types import FinishReason, Reply
 
 Finish = Literal["stop", "length"]
+REPLACED = "\N{REPLACEMENT CHARACTER}"  # in the text of a token that is a part of a character
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,33 @@ class Said:
     to: Rendered
     replies: tuple[Reply, ...]
     turn: int  # the last of them in its episode, from 1 on
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a client says of asking. `key`: the same for the same question; `again`: it has asked this before."""
+
+    key: str = ""
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """An answer that a client waits for."""
+
+    sessions: Sessions
+    session: Session
+    question: Question
+
+    async def said(self) -> Said:
+        """Raises Refused."""
+        found = await self.sessions.answer(self.session, self.question)
+        assert isinstance(found, Said)
+        return found
+
+    def heard(self) -> None:
+        """The client has it."""
+        self.sessions.heard(self.session, self.question)
 
 
 class Answers:
@@ -88,13 +117,12 @@ class Answers:
             problem = f"{most} tokens are asked for, and rollout.max_tokens is {rollout.max_tokens}"
             raise Refused(HTTPStatus.BAD_REQUEST, problem, "max_tokens", "max_tokens", "ask for less, or leave it out")
 
-    async def say(self, session: Session, request: ChatRequest | CompletionRequest) -> Said:
-        """The answers; the same ones as long as the client has not heard them. Raises Refused."""
-        return await self._sessions.once(session, content_of(request), lambda: self._say(session, request))
-
-    def heard(self, session: Session, request: ChatRequest | CompletionRequest) -> None:
-        """The client has them."""
-        self._sessions.heard(session, content_of(request))
+    @contextmanager
+    def asking(self, session: Session, request: ChatRequest | CompletionRequest, attempt: Attempt) -> Iterator[Saying]:
+        """Have it answered, once for a client that asks again what it has not heard."""
+        content = f"{attempt.key} {content_of(request)}"
+        with self._sessions.asking(session, content, attempt.again, lambda: self._say(session, request)) as question:
+            yield Saying(self._sessions, session, question)
 
     async def _say(self, session: Session, request: ChatRequest | CompletionRequest) -> Said:
         """In turn: it knows what was said before it."""
@@ -199,7 +227,8 @@ def _logprobs(session: Session, reply: Reply) -> list[TokenLogprob]:
     found = []
     for id_, logprob in zip(reply.token_ids, reply.logprobs, strict=True):
         text = session.ask.decode([id_])
-        found.append(TokenLogprob(token=text, logprob=logprob, bytes=list(text.encode()), top_logprobs=[]))
+        whole = None if REPLACED in text else list(text.encode())
+        found.append(TokenLogprob(token=text, logprob=logprob, bytes=whole, top_logprobs=[]))
     return found
 
 

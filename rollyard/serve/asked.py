@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Header, Query, Request
 
@@ -10,6 +12,8 @@ from rollyard.serve.records import LARGEST_ID, Problem
 from rollyard.serve.refusals import Refused
 from rollyard.serve.service import Service
 from rollyard.serve.sessions import Sessions
+
+T = TypeVar("T")
 
 TOLD = {
     400: "what is asked makes no sense",
@@ -58,3 +62,22 @@ After = Annotated[int, Query(ge=0, le=LARGEST_ID, description="cursor to go on a
 def bounded(service: Service, wait_s: float) -> float:
     """What was asked for, at most what the service allows: who is not answered by then asks again."""
     return min(wait_s, service.config.serve.wait_s)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What comes of it. It is given up, and Refused raised, when the client hangs up meanwhile."""
+    waiting, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise Refused(408, "the client has hung up", "gone")
+        return await waiting
+    finally:
+        waiting.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Until the client has hung up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

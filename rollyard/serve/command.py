@@ -24,6 +24,8 @@ from rollyard.serve.store import NAME
 if TYPE_CHECKING:
     from rollyard.protocols.rollouts import Environment
     from rollyard.rollouts import Rollouts
+    from rollyard.serve.server import Server
+    from rollyard.serve.service import Service
     from rollyard.watch.snapshot import Header
     from rollyard.watch.terminal import View
 
@@ -91,28 +93,38 @@ async def _serve(
             host = f"[{config.serve.host}]" if ":" in config.serve.host else config.serve.host
             about = f"{'with' if token else 'without'} a token; run folder: {rollouts.folder}"
             tell(f"serving http://{host}:{line.getsockname()[1]} {about}")
-            serving = asyncio.ensure_future(server.serve([line]))
-            failing = asyncio.ensure_future(service.failed.wait())
-            try:
-                await asyncio.wait((serving, failing), return_when=asyncio.FIRST_COMPLETED)
-                if service.cause:
-                    server.stop()
-                await serving
-            finally:
-                failing.cancel()
+            await _to_the_end(service, server, line)
         if service.cause:
             raise RunFailed(service.cause)
         rollouts.stop(stopped.cause)
     return stopped.code
 
 
+async def _to_the_end(service: Service, server: Server, line: socket.socket) -> None:
+    """Serve until the server is stopped, or the run has failed."""
+    serving = asyncio.ensure_future(server.serve([line]))
+    failing = asyncio.ensure_future(service.failed.wait())
+    try:
+        await asyncio.wait((serving, failing), return_when=asyncio.FIRST_COMPLETED)
+        if service.cause:
+            service.drain()
+            server.stop()
+        await serving
+    finally:
+        failing.cancel()
+
+
 def _begun(config: ServeConfig, environment: Environment | None, view: Callable[[Header], View]) -> Rollouts:
-    """The run: a new one; or the next life of the one that an earlier service served in this folder."""
+    """The run: a new one; or the next life of the one that an earlier service served in this folder.
+
+    One that was killed in its start has not written its store yet.
+    """
+    from rollyard.resume import of_caller
     from rollyard.rollouts import Rollouts
 
     run = config.run_config
     folder = folder_of(run)
-    if run.run.overwrite or not (folder.path / NAME).exists():
+    if run.run.overwrite or not ((folder.path / NAME).exists() or of_caller(folder)):
         return Rollouts(run, environment=environment, view=view)
     return Rollouts.resume(folder.path, _changed(folder, run), environment=environment, view=view)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollyard.caller import Batch
 from rollyard.errors import ConfigError
@@ -23,6 +23,7 @@ from rollyard.types import WeightVersion
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 Load = Callable[[], "Mapping[str, Tensor]"]
 
 
@@ -64,10 +65,10 @@ class Desk:
     # ---------------------------------------------------------------------------------------- from the run
 
     async def offer(self, batch: Batch) -> None:
-        """Hand it out; returns when weights were published for it."""
+        """Hand it out; returns when weights were published for it, or will not be."""
         self._batch = batch
         self._change()
-        while self._batch is batch:
+        while self._batch is batch and not self._over:
             await self._changed.wait()
 
     def end(self, cause: str) -> None:
@@ -101,6 +102,17 @@ class Desk:
         self._lease = replace(held, until=self._clock() + self._lease_s)
         return self._lease
 
+    async def hold(self, lease: str, work: Coroutine[Any, Any, T]) -> T:
+        """What comes of it. As long as its trainer waits for that, it is there. Raises Refused when another one takes over."""
+        waiting = asyncio.ensure_future(work)
+        try:
+            while not waiting.done():
+                self.renew(lease)
+                await asyncio.wait((waiting,), timeout=self._lease_s / 3)
+            return await waiting
+        finally:
+            waiting.cancel()
+
     def leave(self, lease: str) -> None:
         """Its trainer does not train any more. Raises Refused."""
         self.renew(lease)
@@ -112,10 +124,10 @@ class Desk:
             async with asyncio.timeout(wait_s):
                 while True:
                     self.renew(lease)
-                    if self._batch is not None:
-                        return self._batch
                     if self._over:
                         raise Refused(HTTPStatus.GONE, f"no more batches come: {self._over}", "over")
+                    if self._batch is not None:
+                        return self._batch
                     await self._changed.wait()
         except TimeoutError:
             self.renew(lease)

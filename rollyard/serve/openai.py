@@ -125,7 +125,7 @@ class Usage(BaseModel):
 class TokenLogprob(BaseModel):
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None = Field(description="None where the token is a part of a character")
     top_logprobs: list[Any]
 
 

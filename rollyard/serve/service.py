@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from rollyard.caller import Dropped
 from rollyard.dashboard.rows import MetricRows
-from rollyard.errors import ConfigError, RollyardError
+from rollyard.errors import ConfigError, JournalError, RollyardError
 from rollyard.journal.folder import RunFolder
 from rollyard.prompts.given import GivenPrompt
 from rollyard.rollouts import Rollouts
@@ -91,10 +91,10 @@ class Service:
 
     def check_open(self) -> None:
         """Raises Refused when nothing new is begun any more."""
-        if self.draining.is_set():
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the service is being stopped", "stopping", after_s=5.0)
         if self.cause:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, f"the run has failed: {self.cause}", "failed")
+        if self.draining.is_set():
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the service is being stopped", "stopping", after_s=5.0)
 
     async def unless_draining(self, work: Any) -> Any:
         """What comes of waiting for it. Raises Refused when the service is stopped meanwhile."""
@@ -125,23 +125,32 @@ class Service:
     async def _submit(self, prompts: Sequence[GivenPromptRecord], key: str, wait_s: float) -> tuple[int, ...]:
         """They are written down before the run has them, so that what it admitted is never submitted again."""
         content = [prompt.model_dump_json(exclude_defaults=True).encode() for prompt in prompts]
-        if not wait_s and self._is_full and not key:
-            raise self._full  # at once, whoever else waits
-        async with self._submitting:
-            if key and (before := await self._store.submission(key, content)) is not None:
-                return before
+        until = asyncio.get_running_loop().time() + wait_s
+        while True:
+            async with self._submitting:  # never held while it is waited for room
+                if key and (before := await self._store.submission(key, content)) is not None:
+                    return before
+                if not self._is_full:
+                    try:
+                        return await self._promised([given_of(prompt) for prompt in prompts], key, content)
+                    except ConfigError as error:
+                        raise unsuited(error) from error
             try:
-                async with asyncio.timeout(wait_s):
-                    if self._is_full:
-                        await self.rollouts.room()
+                async with asyncio.timeout_at(until):
+                    await self.rollouts.room()
             except TimeoutError:
                 raise self._full from None
-            try:
-                self.rollouts.check_prompts(given := [given_of(prompt) for prompt in prompts])
-                await self._store.promise(key, self.rollouts.next_prompt, content)
-                return await self.rollouts.submit(given)
-            except ConfigError as error:
-                raise unsuited(error) from error
+
+    async def _promised(self, given: Sequence[GivenPrompt], key: str, content: Sequence[bytes]) -> tuple[int, ...]:
+        """What the run does not take is promised no longer. Raises as `Rollouts.submit`."""
+        self.rollouts.check_prompts(given)
+        first = self.rollouts.next_prompt
+        await self._store.promise(key, first, content)
+        try:
+            return await self.rollouts.submit(given)
+        except RollyardError:
+            await self._store.take_back(key, first)
+            raise
 
     @property
     def _is_full(self) -> bool:
@@ -156,9 +165,12 @@ class Service:
         """What was promised in an earlier life of the service, and the run did not take."""
         if self.config.prompts.source != "given":
             return
-        promised = await self._store.promised(self.rollouts.next_prompt)
+        first = self.rollouts.next_prompt
+        promised = await self._store.promised(first)
+        if any(id_ != wants for wants, (id_, _) in enumerate(promised, first)):
+            raise JournalError(f"{self.folder}: prompt {promised[-1][0]} was promised, but not all from {first} on to it")
         if promised:
-            await self.rollouts.submit([given_of(PROMPT.validate_json(each)) for each in promised])
+            await self.rollouts.submit([given_of(PROMPT.validate_json(content)) for _, content in promised])
 
     # --------------------------------------------------------------------------------------------- outcomes
 
@@ -171,7 +183,7 @@ class Service:
         """What became of prompts, after a cursor; none when nothing happens in that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while after >= self._cursor and not self.draining.is_set():
+                while after >= self._cursor and not (self.draining.is_set() or self.cause):
                     await self._kept.wait()
         return await self._store.outcomes(after, most)
 
@@ -181,7 +193,7 @@ class Service:
             while found := await self._store.outcomes(after, PAGE):
                 after = found[-1][0]
                 yield found
-            if self.draining.is_set() or all(task.done() for task in self._tasks):
+            if self.draining.is_set() or self.cause or all(task.done() for task in self._tasks):
                 return
             if after >= self._cursor:
                 await self._kept.wait()

@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 from rollyard.protocols.rollouts import Ask
 from rollyard.serve.conversation import Conversation
 from rollyard.serve.refusals import Refused
 from rollyard.types import Prompt, Reward
-
-T = TypeVar("T")
 
 REMEMBERED = 4096  # sessions that are over, whose end can be asked for
 NAME = "harness"  # of its verdict, among those of rewards
@@ -49,6 +48,15 @@ class Counts:
 
 
 @dataclass(eq=False)
+class Question:
+    """What clients ask in a session, until one has heard the answer."""
+
+    content: str  # tells one question from another
+    task: asyncio.Task[Any]  # the answer
+    clients: int = 0  # that wait for it
+
+
+@dataclass(eq=False)
 class Session:
     """A member of a group, as its harness plays it."""
 
@@ -62,7 +70,7 @@ class Session:
     rendered: int = 0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a policy answers one question of a member at a time
     idle: asyncio.TimerHandle | None = None
-    asking: dict[str, asyncio.Task[Any]] = field(default_factory=dict)  # what was asked and not heard yet, by its content
+    asking: list[Question] = field(default_factory=list)  # what was asked and not heard yet, the oldest first
 
     def __post_init__(self) -> None:
         self.conversation = Conversation(self.prompt, self.ask.chat, self.ask.chat_after, self.ask.encode)
@@ -70,7 +78,7 @@ class Session:
     @property
     def busy(self) -> bool:
         """An answer is being written."""
-        return any(not task.done() for task in self.asking.values())
+        return any(not question.task.done() for question in self.asking)
 
 
 class Sessions:
@@ -147,27 +155,46 @@ class Sessions:
             raise Refused(HTTPStatus.CONFLICT, "an answer is being written in this session", "busy", "session", remedy)
         self._close(session, ended)
 
-    async def once(self, session: Session, content: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What comes of it. Who asks the same while nobody has heard the answer, hears that one: clients try again by themselves.
+    @contextmanager
+    def asking(
+        self, session: Session, content: str, again: bool, work: Callable[[], Coroutine[Any, Any, object]]
+    ) -> Iterator[Question]:
+        """Ask something, as a client that waits for the answer: see `answer`, `heard`.
+
+        Who asks the same after a client has hung up hears the answer that nobody has heard: clients try again by themselves. The
+        same asked by several at a time is several questions, each with a turn of its own.
 
         Args:
             content: tells one question from another.
-
-        Raises Refused when the session ends meanwhile.
+            again: the client says that it has asked this before.
         """
-        task = session.asking.get(content)
-        if task is None:
-            task = session.asking[content] = asyncio.ensure_future(self._in_turn(session, work))
-            task.add_done_callback(_hear)
-        await asyncio.wait((task,))
-        if task.cancelled():
+        same = [question for question in session.asking if question.content == content]
+        left = [question for question in same if not question.clients]
+        question = next(iter(left or same), None) if left or again else None
+        if question is None:
+            question = Question(content, asyncio.ensure_future(self._in_turn(session, work)))
+            question.task.add_done_callback(_hear)
+            session.asking.append(question)
+        question.clients += 1
+        try:
+            yield question
+        finally:
+            question.clients -= 1
+
+    async def answer(self, session: Session, question: Question) -> object:
+        """Raises Refused when there is none, or the session ends meanwhile."""
+        await asyncio.wait((question.task,))
+        if question.task.cancelled() or question.task.exception() is not None:
+            self.heard(session, question)
+        if question.task.cancelled():
             self.of(session.id)
-        result: T = task.result()
+        result: object = question.task.result()
         return result
 
-    def heard(self, session: Session, content: str) -> None:
-        """The client has the answer: the next one that asks the same wants another one."""
-        session.asking.pop(content, None)
+    def heard(self, session: Session, question: Question) -> None:
+        """A client has the answer: the next one that asks the same wants another one."""
+        if question in session.asking:
+            session.asking.remove(question)
 
     def note(self, session: Session, matched: int, rendered: int) -> None:
         """An answer was given to a history with so many answers."""
@@ -182,7 +209,7 @@ class Sessions:
 
     # -------------------------------------------------------------------------------------------------- inside
 
-    async def _in_turn(self, session: Session, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _in_turn(self, session: Session, work: Callable[[], Coroutine[Any, Any, object]]) -> object:
         async with session.turn:
             self._rest(session, None)
             try:
@@ -221,8 +248,8 @@ class Sessions:
             if len(self._ended) > REMEMBERED:
                 self._ended.popitem(last=False)
         self._rest(session, None)
-        for task in session.asking.values():
-            task.cancel()
+        for question in session.asking:
+            question.task.cancel()
         if not session.ended.done():
             session.ended.set_result(ended)
         self._change()

@@ -36,7 +36,7 @@ class ServiceConfig(Section):
     group_address: str = Field(
         "127.0.0.1", description="of this machine: where a torch group meets by which a trainer sends weights"
     )
-    body_s: Positive = Field(60.0, description="seconds a request's body may take to come; weights: between two pieces of it")
+    body_s: Positive = Field(60.0, description="seconds a request's body may take to come; weights: between two MiB of it")
     connections: Count = Field(512, description="connections at a time; beyond it a client is told to come back")
     drain_s: Positive = Field(30.0, description="seconds that what is under way may take to end once the service is told to stop")
 
@@ -64,6 +64,11 @@ def check(config: ServeConfig) -> None:
     if serve.episodes and config.environment.limit_s < serve.idle_s:
         problem = f"a member waits {config.environment.limit_s:g} s for its harness, less than a session may do nothing"
         raise ConfigError(problem, where="environment.limit_s", remedy=f"give at least serve.idle_s, {serve.idle_s:g}")
+    if serve.lease_s <= (longest := max(serve.wait_s, serve.body_s)):
+        problem = (
+            f"a trainer that waits for an answer is not heard for {longest:g} s, and its lease ends after {serve.lease_s:g} s"
+        )
+        raise ConfigError(problem, where="serve.lease_s", remedy="give more than serve.wait_s and serve.body_s")
     combinations.check(config.run_config)
 
 

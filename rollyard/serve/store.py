@@ -88,12 +88,12 @@ class Store:
 
         await self._do(write)
 
-    async def promised(self, first: int) -> list[bytes]:
-        """Prompts from the id `first` on. Those before are in the journal, and forgotten here."""
+    async def promised(self, first: int) -> list[tuple[int, bytes]]:
+        """Prompts, each with its id, from the id `first` on. Those before are in the journal, and forgotten here."""
 
-        def look(file: sqlite3.Connection) -> list[bytes]:
+        def look(file: sqlite3.Connection) -> list[tuple[int, bytes]]:
             file.execute("DELETE FROM prompts WHERE id < ?", (first,))
-            return [content for (content,) in file.execute("SELECT content FROM prompts ORDER BY id")]
+            return file.execute("SELECT id, content FROM prompts ORDER BY id").fetchall()
 
         return await self._do(look)
 

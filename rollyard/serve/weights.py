@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STATS: Final = "rollyard.stats"  # in the metadata of an upload: a JSON object of numbers
-SUFFIX: Final = ".safetensors"
+DRAFT: Final = ".draft"  # as of all that is written into a run's folder
+PACE: Final = 2**20  # bytes that have to come in the time that a body may be quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,32 @@ class Upload:
 
 @contextmanager
 def draft(folder: Path) -> Iterator[Path]:
-    """A file that goes away again."""
-    handle, name = tempfile.mkstemp(prefix=".upload-", suffix=SUFFIX, dir=folder)
+    """A file that goes away again: with the next life of the run, when this one is killed."""
+    handle, name = tempfile.mkstemp(prefix=".upload", suffix=DRAFT, dir=folder)
     os.close(handle)
     try:
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+async def paced(
+    chunks: AsyncIterator[bytes], quiet_s: float, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[bytes]:
+    """The same, from who does not make a body last for ever.
+
+    Raises Refused when `PACE` bytes of it are waited for longer than `quiet_s` seconds.
+    """
+    waited, size, before = 0.0, 0, clock()
+    async for chunk in chunks:
+        waited, size = waited + clock() - before, size + len(chunk)
+        if size >= PACE:
+            waited, size = 0.0, 0
+        elif waited > quiet_s:
+            problem, remedy = f"less than {PACE} bytes of the body came in {quiet_s:g} s", "serve.body_s says so"
+            raise Refused(HTTPStatus.REQUEST_TIMEOUT, problem, "slow", remedy=remedy)
+        yield chunk
+        before = clock()  # what is done with it takes no time of the client's
 
 
 async def receive(chunks: AsyncIterator[bytes], path: Path, most: int, quiet_s: float) -> Upload:

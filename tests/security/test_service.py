@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from tests.security.hostile import fuzzed, of_bytes, of_json, words
 from tests.serve.beside import Beside
-from tests.serve.double import Served, batch, serving
+from tests.serve.double import Served, batch, serving, until
 
 LEASE, SESSION = "X-Rollyard-Lease", "X-Rollyard-Session"
 PROMPTS = {"prompts": [{"text": "?", "columns": {"a": 1}}, {"token_ids": [1]}, {"messages": [{"role": "user", "content": "?"}]}]}
@@ -83,7 +83,7 @@ def test_files_of_weights(served: tuple[asyncio.Runner, Served], content: bytes)
         found.run.version = found.run.version._replace(step=0)  # as if it had not been published
         if found.service.desk.step is None:
             found.run.batch.put_nowait(batch(0, 1))
-            await asyncio.sleep(0.05)
+            await until(lambda: found.service.desk.step is not None)
 
     runner.run(ask())
 

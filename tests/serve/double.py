@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,14 +99,18 @@ class Double:
         self.tensors = (TensorInfo("a", (2,), "torch.float32"), TensorInfo("b", (1, 2), "torch.float32"))
         self.policy, self.sessions = Policy(), sessions
         self.episodes: list[asyncio.Task[Any]] = []
+        self.rooms = 0  # who waits for room
 
     async def submit(self, prompts: Sequence[Any]) -> tuple[int, ...]:
         await self.room()
         return self.source.put([given_of(each) for each in prompts])
 
     async def room(self) -> None:
-        while self.source.full:  # noqa: ASYNC110 (a double)
-            await asyncio.sleep(0.01)
+        self.rooms += 1
+        try:
+            await until(lambda: not self.source.full)
+        finally:
+            self.rooms -= 1
 
     def check_prompts(self, prompts: Sequence[Any]) -> None:
         self.source.check([given_of(each) for each in prompts])
@@ -144,6 +148,13 @@ class Double:
         stage = Stage(self.sessions, AnyText(), len(WORDS) + 1, 9, turns, limit_s)
         for prompt in self.source.take(count)[0]:
             self.episodes += [asyncio.create_task(stage.play(prompt, self.policy)) for _ in range(size)]
+
+
+async def until(true: Callable[[], object], limit_s: float = 10.0) -> None:
+    """Wait for something that nobody tells of."""
+    async with asyncio.timeout(limit_s):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 @dataclass

@@ -16,13 +16,18 @@ from tests.sources import ROOT
 TOKEN = "of-this-test"
 
 
+def started(*options: str) -> subprocess.Popen[str]:
+    """It does not serve yet."""
+    command = [sys.executable, "-m", "rollyard", "serve", *options]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "ROLLYARD_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 class Process:
     """`rollyard serve` with these options."""
 
     def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "rollyard", "serve", *options]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "ROLLYARD_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = started(*options)
         assert self.process.stdout is not None
         self.said: list[str] = []
         for line in self.process.stdout:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from rollyard.journal.reader import JournalReader
 from rollyard.prompts.given import GivenPrompt
 from rollyard.serve.client import Client, ServiceError
-from tests.serve.process import TOKEN, serving
+from tests.serve.process import TOKEN, serving, started
 from tests.sources import ROOT
 from tests.tiny import tiny_folder
 
@@ -80,6 +81,20 @@ def test_a_service_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     with JournalReader(tmp_path / "run" / "journal.sqlite") as journal:
         trained = list(journal.query("SELECT group_id, trained_step FROM lineage ORDER BY group_id"))
     assert [(id_, step) for id_, step in trained] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
+
+
+def test_a_service_that_was_killed_in_its_start_is_started_again(tmp_path: Path) -> None:
+    options = options_of(tmp_path, reward__function="unjudged")
+    for there in ("config.toml", "began.json"):
+        process = started(*options)
+        while not (tmp_path / "run" / there).exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+    assert not (tmp_path / "run" / "service.sqlite").exists()
+    with serving(*options) as going, Client(going.url, TOKEN) as client:
+        assert client.submit([GivenPrompt("ab")]) == (0,)
+        assert going.end(signal.SIGTERM) == 0, going.said
 
 
 def test_harnesses_with_the_openai_client_are_a_source_of_training_data(tmp_path: Path) -> None:

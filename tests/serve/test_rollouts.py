@@ -6,17 +6,32 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save
 
 from rollyard.caller import Batch, Dropped
-from rollyard.errors import RunFailed
+from rollyard.errors import ConfigError, JournalError, RunFailed
+from rollyard.serve.store import Store
 from rollyard.types import DropReason, Group
-from tests.serve.double import batch, group, serving
+from tests.serve.double import batch, group, serving, until
 
 WEIGHTS = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0, 4.0]])}
+
+
+def calls(of: object, name: str) -> list[tuple[Any, ...]]:
+    """Those of a method from now on: what a request asks for once it has come."""
+    found, method = list[tuple[Any, ...]](), getattr(of, name)
+
+    def noted(*given: Any) -> Any:
+        found.append(given)
+        return method(*given)
+
+    setattr(of, name, noted)
+    return found
 
 
 async def test_prompts_are_submitted_once_under_a_key(tmp_path: Path) -> None:
@@ -74,11 +89,53 @@ async def test_who_submits_too_much_is_told_to_wait_or_waits(tmp_path: Path) -> 
         told = await served.http.post("/v1/prompts", json=one)
         assert told.json()["error"]["code"] == "full" and int(told.headers["retry-after"]) > 0
         waiting = asyncio.create_task(served.http.post("/v1/prompts", json=one | {"wait_s": 5}))
-        await asyncio.sleep(0.05)
+        await until(lambda: served.run.rooms > 0)
         served.run.source.take(1)
         assert (await waiting).json() == {"ids": [2]}
         waiting = asyncio.create_task(served.http.post("/v1/prompts", json=one | {"wait_s": 0.05}))
         assert (await waiting).status_code == 429 and served.run.next_prompt == 3
+
+
+async def test_what_the_run_did_not_take_is_not_promised(tmp_path: Path) -> None:
+    one = {"prompts": [{"text": "?"}], "key": "k"}
+    async with serving(tmp_path) as served:
+        takes = served.run.submit
+
+        async def ended(prompts: object) -> tuple[int, ...]:
+            raise ConfigError("the run has ended", where="submit", remedy="begin another one")
+
+        served.run.submit = ended  # type: ignore[method-assign, assignment]
+        for _ in range(2):
+            assert (await served.http.post("/v1/prompts", json=one)).status_code == 422
+        served.run.submit = takes  # type: ignore[method-assign]
+        assert (await served.http.post("/v1/prompts", json=one)).json() == {"ids": [0]}
+        served.run.submit = ended  # type: ignore[method-assign, assignment]
+        assert (await served.http.post("/v1/prompts", json=one | {"key": "other"})).status_code == 422
+    async with serving(tmp_path) as served:
+        assert len(served.run.source.take(9)[0]) == 1
+
+
+async def test_promises_with_a_hole_are_not_made_of_other_prompts(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    await store.promise("", 1, [b'{"text":"?"}'])  # and where is 0?
+    store.close()
+    with pytest.raises(JournalError, match="prompt 1 was promised"):
+        async with serving(tmp_path):
+            pass
+
+
+async def test_a_submission_with_a_key_is_told_that_it_is_full_in_its_own_time(tmp_path: Path) -> None:
+    """Whoever else waits longer."""
+    one = {"prompts": [{"text": "?"}]}
+    async with serving(tmp_path, room=1) as served:
+        assert (await served.http.post("/v1/prompts", json=one | {"key": "a"})).json() == {"ids": [0]}
+        longer = asyncio.create_task(served.http.post("/v1/prompts", json=one | {"key": "b", "wait_s": 5}))
+        await until(lambda: served.run.rooms > 0)
+        async with asyncio.timeout(3):
+            assert (await served.http.post("/v1/prompts", json=one | {"key": "c"})).status_code == 429
+            assert (await served.http.post("/v1/prompts", json=one | {"key": "a"})).json() == {"ids": [0]}
+        served.run.source.take(1)
+        assert (await longer).json() == {"ids": [1]}
 
 
 async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> None:
@@ -89,8 +146,9 @@ async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> Non
         served.run.found.put_nowait(Dropped(2, DropReason.FAILED, "it burnt"))
         page = (await served.http.get("/v1/groups", params={"wait_s": 2, "limit": 1})).json()
         assert (page["cursor"], page["groups"][0]["group"]["prompt"]["id"]) == (1, 3)
+        streams = calls(served.service, "stream")
         reading = asyncio.create_task(served.http.get("/v1/groups/stream", params={"after": 1}))
-        await asyncio.sleep(0.05)
+        await until(lambda: streams)
         served.run.found.put_nowait(group(3))  # as it was
         served.run.found.put_nowait(group(3, reward=0.0))  # written anew by a later life of the run
         await served.http.get("/v1/groups", params={"after": 3, "wait_s": 5})
@@ -102,12 +160,16 @@ async def test_readers_have_every_group_at_their_own_pace(tmp_path: Path) -> Non
     async with serving(tmp_path) as served:
         page = (await served.http.get("/v1/groups", params={"after": 3})).json()
         assert [each["cursor"] for each in page["groups"]] == [4]
+        streams = calls(served.service, "stream")
         reading = asyncio.create_task(
             served.http.get("/v1/groups/stream", headers={"Accept": "text/event-stream", "Last-Event-ID": "3"})
         )
-        await asyncio.sleep(0.05)
+        await until(lambda: streams)
         served.service.drain()
         told = await reading
+        for wrong in ("abc", "-1", "9" * 20):
+            refused = await served.http.get("/v1/groups/stream", headers={"Last-Event-ID": wrong})
+            assert refused.status_code == 400 and "error" in refused.json()
     assert told.headers["content-type"].startswith("text/event-stream")
     assert told.text.startswith('id: 4\nevent: outcome\ndata: {"cursor":4,') and told.text.endswith("\n\n")
 
@@ -116,8 +178,9 @@ async def test_one_trainer_has_the_batches(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         first = await served.lease()
         assert (await served.http.get("/v1/batch", headers=first)).status_code == 204
+        asked = calls(served.service.desk, "next")
         waiting = asyncio.create_task(served.http.get("/v1/batch", params={"wait_s": 5}, headers=first))
-        await asyncio.sleep(0.02)
+        await until(lambda: asked)
         served.run.batch.put_nowait(batch(0, 5, 6))
         told = await waiting
         assert TypeAdapter(Batch).validate_json(told.content) == batch(0, 5, 6)
@@ -184,8 +247,9 @@ async def test_weights_of_a_common_disk_lie_below_one_folder(tmp_path: Path) -> 
 async def test_a_run_that_failed_is_told_to_whoever_waits(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         lease = await served.lease()
+        asked = calls(served.service.desk, "next")
         waiting = asyncio.create_task(served.http.get("/v1/batch", params={"wait_s": 5}, headers=lease))
-        await asyncio.sleep(0.02)
+        await until(lambda: asked)
         served.run.found.put_nowait(RunFailed("the engine burns"))
         told = await waiting
         assert told.status_code == 410 and "the engine burns" in told.text
@@ -193,3 +257,19 @@ async def test_a_run_that_failed_is_told_to_whoever_waits(tmp_path: Path) -> Non
         assert (health.status_code, health.json()) == (503, {"ok": False, "state": "failed"})
         assert (await served.http.post("/v1/prompts", json={"prompts": [{"text": "?"}]})).status_code == 503
         assert (await served.http.get("/v1/status")).json()["cause"] == "the engine burns"
+
+
+async def test_a_run_that_failed_while_a_batch_is_out_ends_what_is_open(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, asyncio.timeout(10):
+        lease = await served.lease()
+        served.run.batch.put_nowait(batch(0, 5))
+        assert (await served.http.get("/v1/batch", params={"wait_s": 5}, headers=lease)).status_code == 200
+        stream = served.service.stream(0)
+        assert [cursor for cursor, _ in await anext(stream)] == [1]
+        waiting = asyncio.create_task(served.service.outcomes(1, 1, 60.0))
+        served.run.found.put_nowait(RunFailed("the engine burns"))
+        assert [page async for page in stream] == [] == await waiting
+        assert (await served.http.get("/v1/batch", headers=lease)).json()["error"]["code"] == "failed"
+        served.service.drain()
+        told = await served.http.post("/v1/trainer", json={"trainer": "t"})
+        assert told.status_code == 503 and "the engine burns" in told.text, "not that it is being stopped"

@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rollyard.types import Reward
-from tests.serve.double import Served, serving
+from rollyard.serve.answers import _logprobs
+from rollyard.types import FinishReason, Reply, Reward, VersionSpan
+from tests.serve.double import TOKEN, V0, Served, serving, until
 
 ASK = {"model": "policy", "messages": [{"role": "user", "content": "?"}]}
 
 
 async def ask(served: Served, session: dict[str, str], /, **more: Any) -> Any:
     return await served.http.post("/v1/chat/completions", json=ASK | more, headers=session)
+
+
+def clients(served: Served) -> list[int]:
+    """How many wait for each question."""
+    sessions = served.service.sessions
+    assert sessions is not None
+    return [question.clients for session in sessions._going.values() for question in session.asking]
 
 
 async def ended(served: Served, which: int = 0) -> Reward | None:
@@ -101,7 +110,7 @@ async def test_a_member_that_was_dropped_takes_its_session_along(tmp_path: Path)
         session = await served.play()
         served.run.policy.may.clear()
         asking = asyncio.create_task(ask(served, session))
-        await asyncio.sleep(0.05)
+        await until(lambda: served.run.policy.asked)
         busy = await served.http.post(f"/v1/sessions/{session['X-Rollyard-Session']}/reward", json={"value": 1.0})
         assert busy.status_code == 409 and busy.json()["error"]["code"] == "busy"
         served.run.episodes[0].cancel()
@@ -114,13 +123,74 @@ async def test_an_answer_that_nobody_heard_is_there_when_it_is_asked_for_again(t
         session = await served.play()
         served.run.policy.may.clear()
         hung_up = asyncio.create_task(ask(served, session))
-        await asyncio.sleep(0.05)
+        await until(lambda: served.run.policy.asked)
         hung_up.cancel()
+        await asyncio.wait((hung_up,))
         again = asyncio.create_task(ask(served, session))
-        await asyncio.sleep(0.05)
+        await until(lambda: clients(served) == [1])
         served.run.policy.may.set()
         assert (await again).json()["rollyard"]["turn"] == 1 and len(served.run.policy.asked) == 1
         assert (await ask(served, session)).json()["rollyard"]["turn"] == 2, "that one was heard"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_same_asked_by_several_at_a_time_is_several_turns(tmp_path: Path, stream: bool) -> None:
+    async with serving(tmp_path, serve__episodes=True) as served:
+        session = await served.play()
+        served.run.policy.says = [(1, 7), (2, 7), (3, 7)]
+        told = await asyncio.gather(*(ask(served, session, stream=stream) for _ in range(3)))
+        texts = [each.text.replace('": "', '":"') for each in told]
+        assert ['"content":"hello"' in text for text in texts].count(True) == 1
+        assert len({text[text.index('"content":"') :][:14] for text in texts}) == 3
+        assert served.run.policy.says == []
+
+
+@pytest.mark.parametrize("headers", [{"X-Stainless-Retry-Count": "1"}, {"Idempotency-Key": "k"}])
+async def test_who_says_that_it_asks_again_has_no_turn_of_its_own(tmp_path: Path, headers: dict[str, str]) -> None:
+    """Although nobody has seen it hang up, as behind a proxy."""
+    async with serving(tmp_path, serve__episodes=True) as served:
+        session = await served.play()
+        served.run.policy.may.clear()
+        both = [asyncio.create_task(ask(served, session | headers)) for _ in range(2)]
+        await until(lambda: clients(served) == [2])
+        served.run.policy.may.set()
+        assert [(await each).json()["rollyard"]["turn"] for each in both] == [1, 1] and len(served.run.policy.asked) == 1
+
+
+async def test_what_was_refused_may_be_asked_again(tmp_path: Path) -> None:
+    async with serving(tmp_path, serve__episodes=True) as served:
+        session = await served.play()
+        served.run.policy.says = [(), (1, 7)]
+        assert (await ask(served, session)).status_code == 400
+        assert (await ask(served, session)).status_code == 200
+
+
+async def test_who_hangs_up_while_it_waits_for_a_member_takes_none(tmp_path: Path) -> None:
+    async with serving(tmp_path, serve__episodes=True) as served:
+        told: list[Any] = []
+        received = iter([{"type": "http.request", "body": b'{"wait_s": 5.0}', "more_body": False}])
+        hangs_up = asyncio.Event()
+
+        async def receive() -> Any:
+            for message in received:
+                return message
+            await hangs_up.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            told.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-length", b"15"), (b"content-type", b"application/json")]
+        headers.append((b"authorization", f"Bearer {TOKEN}".encode()))
+        scope = {"type": "http", "method": "POST", "path": "/v1/sessions", "headers": headers, "query_string": b""}
+        waiting = asyncio.create_task(served.app(scope | {"root_path": "", "app": served.app}, receive, send))
+        await asyncio.sleep(0)
+        hangs_up.set()
+        await asyncio.wait_for(waiting, 4)
+        assert told[0]["status"] == 408
+        await served.run.submit(["?"])
+        served.run.admit(1)
+        assert (await served.http.post("/v1/sessions", json={"wait_s": 1.0})).status_code == 201
 
 
 async def test_streams_are_as_openai_has_them(tmp_path: Path) -> None:
@@ -133,6 +203,13 @@ async def test_streams_are_as_openai_has_them(tmp_path: Path) -> None:
         assert {piece["object"] for piece in pieces} == {"chat.completion.chunk"} and len({piece["id"] for piece in pieces}) == 1
         assert [piece["choices"][0]["delta"] for piece in pieces[:2]] == [{"role": "assistant", "content": "hello"}, {}]
         assert pieces[1]["choices"][0]["finish_reason"] == "stop" and pieces[2]["usage"]["completion_tokens"] == 3
+
+
+def test_bytes_of_a_part_of_a_character_are_not_made_up() -> None:
+    texts = {1: "h", 2: "\N{REPLACEMENT CHARACTER}"}
+    session: Any = SimpleNamespace(ask=SimpleNamespace(decode=lambda ids: texts[ids[0]]))
+    found = _logprobs(session, Reply((1, 2), "", FinishReason.STOP, (-0.5, -0.5), (VersionSpan(V0, V0, 2),)))
+    assert [each.bytes for each in found] == [[104], None]
 
 
 async def test_texts_and_token_ids_go_on_too(tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
-from rollyard.serve.answers import Answers, Said, chat_completion, completion
-from rollyard.serve.asked import Played, Served, refusals
+from rollyard.serve.answers import Answers, Attempt, Said, Saying, chat_completion, completion
+from rollyard.serve.asked import Played, Served, refusals, unless_gone
 from rollyard.serve.openai import MODEL, ChatCompletion, ChatRequest, Completion, CompletionRequest, Model, Models
 from rollyard.serve.refusals import Refused
 from rollyard.serve.service import Service
@@ -66,6 +67,7 @@ class _Asking:
         self._request, self._asked = request, asked
         self._answers = Answers(sessions, service.config.rollout)
         self._answers.check(asked)
+        self._attempt = _attempt(request)
         self.session: Session = self._answers.session_of(asked.model, named)
         self.id = f"{'chatcmpl' if isinstance(asked, ChatRequest) else 'cmpl'}-{secrets.token_hex(12)}"
 
@@ -73,46 +75,41 @@ class _Asking:
         """Raises Refused. What a client does not wait for is there when it asks again."""
         if self._asked.stream:
             return StreamingResponse(self._pieces(make), media_type=EVENTS)
-        saying, gone = asyncio.ensure_future(self._said()), asyncio.ensure_future(_gone(self._request))
-        try:
-            await asyncio.wait((saying, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not saying.done():
-                raise Refused(408, "the client has hung up", "gone")
-            said = await saying
-        finally:
-            saying.cancel()
-            gone.cancel()
-        self._answers.heard(self.session, self._asked)
+        with self._asking() as saying:
+            said = await unless_gone(self._request, saying.said())
+            saying.heard()
         return Response(make(said).model_dump_json(), media_type="application/json")
 
-    async def _said(self) -> Said:
-        return await self._answers.say(self.session, self._asked)
+    def _asking(self) -> AbstractContextManager[Saying]:
+        return self._answers.asking(self.session, self._asked, self._attempt)
 
     async def _pieces(self, make: Make) -> AsyncIterator[bytes]:
         """Signs of life until the answer is whole; then it, piece by piece."""
-        saying = asyncio.ensure_future(self._said())
-        try:
-            while not saying.done():
-                await asyncio.wait((saying,), timeout=ALIVE_S)
-                if not saying.done():
-                    yield b": the policy is at work\n\n"
-            whole = make(await saying)
-        except Refused as refused:
-            yield _event(refused.content)
-            return
-        finally:
-            saying.cancel()
-        options = self._asked.stream_options
-        for piece in _cut(whole.model_dump(), usage=options is not None and options.include_usage):
-            yield _event(piece)
-        self._answers.heard(self.session, self._asked)
+        with self._asking() as saying:
+            writing = asyncio.ensure_future(saying.said())
+            try:
+                while not writing.done():
+                    await asyncio.wait((writing,), timeout=ALIVE_S)
+                    if not writing.done():
+                        yield b": the policy is at work\n\n"
+                whole = make(await writing)
+            except Refused as refused:
+                yield _event(refused.content)
+                return
+            finally:
+                writing.cancel()
+            options = self._asked.stream_options
+            for piece in _cut(whole.model_dump(), usage=options is not None and options.include_usage):
+                yield _event(piece)
+            saying.heard()
         yield b"data: [DONE]\n\n"
 
 
-async def _gone(request: Request) -> None:
-    """Until the client has hung up."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def _attempt(request: Request) -> Attempt:
+    """As OpenAI's own clients say it when they try again, and as others do."""
+    tried = request.headers.get("x-stainless-retry-count", "0")
+    key = request.headers.get("idempotency-key", "")
+    return Attempt(key, bool(key) or tried.strip() not in ("", "0"))
 
 
 def _event(content: dict[str, Any]) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Request
 
-from rollyard.serve.asked import Played, Served, bounded, refusals
+from rollyard.serve.asked import Played, Served, bounded, refusals, unless_gone
 from rollyard.serve.records import ChatMessage, Failure, Ok, SessionClaim, SessionRecord, Verdict
 from rollyard.serve.sessions import Ended, Session, failed
 from rollyard.types import Reward
@@ -16,10 +16,10 @@ Id = Annotated[str, Path(alias="session", max_length=100)]
 
 
 @router.post("", status_code=201, responses=refusals(409, 410, 429))
-async def open_(service: Served, sessions: Played, claim: SessionClaim) -> SessionRecord:
+async def open_(service: Served, sessions: Played, claim: SessionClaim, request: Request) -> SessionRecord:
     """Open one: a member of a group, which is played by whoever has its session."""
-    found = await service.unless_draining(sessions.open(claim.key or "", claim.group, bounded(service, claim.wait_s)))
-    return _record(found)
+    opening = sessions.open(claim.key or "", claim.group, bounded(service, claim.wait_s))
+    return _record(await unless_gone(request, service.unless_draining(opening)))
 
 
 @router.get("/{session}", responses=refusals(404, 409, 410))

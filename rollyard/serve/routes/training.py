@@ -82,7 +82,7 @@ async def upload(service: Served, lease: Leased, step: Step, request: Request) -
 
     async def chunks() -> AsyncIterator[bytes]:
         """Who sends says that it is there."""
-        async for chunk in request.stream():
+        async for chunk in weights.paced(request.stream(), quiet_s):
             service.desk.renew(lease)
             yield chunk
 
@@ -101,7 +101,7 @@ async def from_file(service: Served, lease: Leased, step: Step, named: records.F
     service.desk.expect(lease, step)
     path = weights.below(service.config.serve.weights_folder, named.path)
     try:
-        digest = await asyncio.to_thread(weights.digest_of, path)
+        digest = await service.desk.hold(lease, asyncio.to_thread(weights.digest_of, path))
     except ConfigError as error:
         raise unsuited(error) from error
     return await _published(service, lease, step, weights.Upload(path, digest), named.stats)
@@ -126,7 +126,7 @@ async def from_group(
     digest = f"group {name}"
     if (before := service.desk.published(step, digest)) is not None:
         return _record(before)
-    tensors, stats = await service.unless_draining(service.meeting.arrived(name, step))
+    tensors, stats = await service.desk.hold(lease, service.unless_draining(service.meeting.arrived(name, step)))
     published = await service.desk.publish(lease, step, digest, lambda: tensors, stats)
     service.meeting.forget(name)
     return _record(published)

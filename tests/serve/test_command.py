@@ -1,0 +1,63 @@
+"""A service in its start, and at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rollyard.errors import ConfigError, RunFailed
+from rollyard.journal.folder import RunFolder, make_folder
+from rollyard.layers import resolve_tree
+from rollyard.resume import BEGAN, Began
+from rollyard.serve.command import _begun, _to_the_end
+from rollyard.serve.server import Server
+from rollyard.serve.settings import ServeConfig, check
+from rollyard.watch.terminal import QuietView
+from tests.serve.double import TOKEN, batch, serving
+
+
+def sorting(**options: object) -> ServeConfig:
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    return resolve_tree(ServeConfig, check, preset="sort", environment={}, overrides=given).config
+
+
+def begun(made: ServeConfig) -> Path:
+    return _begun(made, None, lambda header: QuietView()).folder
+
+
+def test_one_that_was_killed_in_its_start_can_be_started_again(tmp_path: Path) -> None:
+    """Before anything is in the folder but its config; and while its engines load."""
+    made = sorting(run__out=str(tmp_path / "run"))
+    folder: RunFolder = make_folder(made.run_config)
+    folder.release()
+    assert begun(made) == folder.path
+    folder.began.write_bytes(BEGAN.dump_json(Began({}, ("trainer",))))
+    assert begun(made) == folder.path
+
+
+def test_the_folder_of_another_run_is_left_alone(tmp_path: Path) -> None:
+    made = sorting(run__out=str(tmp_path / "run"))
+    folder = make_folder(made.run_config)
+    folder.release()
+    folder.began.write_bytes(BEGAN.dump_json(Began({}, ())))
+    with pytest.raises(ConfigError, match="exists already"):
+        begun(made)
+
+
+async def test_one_whose_run_failed_does_not_wait_for_readers(tmp_path: Path) -> None:
+    """With a batch out, and a stream open that would go on for ever; what is under way could take 30 seconds."""
+    async with serving(tmp_path) as served, asyncio.timeout(10):
+        served.run.batch.put_nowait(batch(0, 5))
+        line = socket.create_server(("127.0.0.1", 0))
+        ending = asyncio.create_task(_to_the_end(served.service, Server(served.app, served.service.config.serve), line))
+        url, headers = f"http://127.0.0.1:{line.getsockname()[1]}", {"Authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient(base_url=url, headers=headers) as http, http.stream("GET", "/v1/groups/stream") as told:
+            lines = aiter(told.aiter_lines())
+            assert '"cursor":1' in await anext(lines)
+            served.run.found.put_nowait(RunFailed("the engine burns"))
+            assert [each async for each in lines] == []
+        await ending
