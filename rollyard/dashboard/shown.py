@@ -18,7 +18,6 @@ from rollyard.dashboard.figures import figures
 from rollyard.dashboard.histograms import histograms, lags
 from rollyard.dashboard.options import shown
 from rollyard.dashboard.overview import overview
-from rollyard.dashboard.rows import MetricRows
 from rollyard.dashboard.state import State, going, state_of
 from rollyard.dashboard.timeline import Whole
 from rollyard.dashboard.told import (
@@ -34,6 +33,7 @@ from rollyard.dashboard.told import (
     Steps,
     Timeline,
 )
+from rollyard.inspect.rows import MetricRows
 from rollyard.inspect.select import Wanted
 from rollyard.inspect.simulated import refuse
 from rollyard.inspect.source import Source, goes_on

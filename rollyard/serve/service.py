@@ -20,8 +20,8 @@ from typing import Any, Self
 from pydantic import TypeAdapter
 
 from rollyard.caller import Dropped
-from rollyard.dashboard.rows import MetricRows
 from rollyard.errors import ConfigError, JournalError, RollyardError
+from rollyard.inspect.rows import MetricRows
 from rollyard.journal.folder import RunFolder
 from rollyard.prompts.given import GivenPrompt
 from rollyard.rollouts import Rollouts
