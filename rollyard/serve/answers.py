@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import accumulate
 from typing import Literal
 
 from rollyard.config import RolloutConfig
@@ -234,8 +235,8 @@ def _logprobs(session: Session, reply: Reply) -> list[TokenLogprob]:
 
 def _text_logprobs(session: Session, reply: Reply) -> TextLogprobs:
     tokens = [session.ask.decode([id_]) for id_ in reply.token_ids]
-    offsets = [sum(map(len, tokens[:place])) for place in range(len(tokens))]
-    return TextLogprobs(tokens=tokens, token_logprobs=list(reply.logprobs), text_offset=offsets)
+    ends = list(accumulate(map(len, tokens)))
+    return TextLogprobs(tokens=tokens, token_logprobs=list(reply.logprobs), text_offset=[0, *ends[:-1]] if ends else [])
 
 
 def _versions(reply: Reply) -> list[Written]:

@@ -45,6 +45,7 @@ def application(service: Service, token: str) -> Guard:
     app.add_exception_handler(RollyardError, _failed)
     if token:
         _tell_of_token(app)
+    app.openapi()  # made once, and not while a request waits: the run does, too
     serve = service.config.serve
     return Guard(app, token, own_names(serve.host, serve.names), serve.body_mib * MIB, serve.body_s, SEND_S)
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from rollyard.errors import ConfigError
 from rollyard.serve.refusals import Refused
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 STATS: Final = "rollyard.stats"  # in the metadata of an upload: a JSON object of numbers
 DRAFT: Final = ".draft"  # as of all that is written into a run's folder
 PACE: Final = 2**20  # bytes that have to come in the time that a body may be quiet
+PIECE: Final = 4 * 2**20  # bytes of an upload that are written at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,17 @@ async def receive(chunks: AsyncIterator[bytes], path: Path, most: int, quiet_s: 
 
     Raises Refused when it is too long, too slow, or does not fit on the disk.
     """
-    found, size, coming = hashlib.sha256(), 0, aiter(chunks)
+    found, size, coming, gathered = hashlib.sha256(), 0, aiter(chunks), bytearray()
     with path.open("wb") as file:
+
+        async def keep() -> None:
+            """The loop is the run's: it does no more than gather."""
+            try:
+                await asyncio.to_thread(_keep, bytes(gathered), file, found)
+            except OSError as error:
+                raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"the weights cannot be kept: {error.strerror}", "disk") from None
+            gathered.clear()
+
         while True:
             try:
                 async with asyncio.timeout(quiet_s):
@@ -88,12 +98,16 @@ async def receive(chunks: AsyncIterator[bytes], path: Path, most: int, quiet_s: 
             if size > most:
                 problem, remedy = f"weights have at most {most} bytes here", "serve.weights_gib says so"
                 raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem, "size", remedy=remedy)
-            found.update(chunk)
-            try:
-                await asyncio.to_thread(file.write, chunk)
-            except OSError as error:
-                raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"the weights cannot be kept: {error.strerror}", "disk") from None
+            gathered += chunk
+            if len(gathered) >= PIECE:
+                await keep()
+        await keep()
     return Upload(path, found.hexdigest())
+
+
+def _keep(piece: bytes, file: BinaryIO, digest: hashlib._Hash) -> None:
+    digest.update(piece)
+    file.write(piece)
 
 
 def below(folder: str, given: str) -> Path:
