@@ -59,6 +59,8 @@ class Service:
         self.cause = ""  # why it failed
         self._submitting = asyncio.Lock()
         self._kept = asyncio.Event()
+        self._keeping = asyncio.Lock()
+        self._came: dict[int, Group] = {}  # that were kept as finished or in a batch, and will come as the other
         self._tasks: list[asyncio.Task[None]] = []
         self._works = set[asyncio.Future[Any]]()
         self._cursor = 0
@@ -203,9 +205,23 @@ class Service:
             await self._keep_all([outcome])
 
     async def _keep_all(self, outcomes: Sequence[Group | Dropped]) -> None:
-        await self._store.keep([_kept(outcome) for outcome in outcomes])
-        self._cursor = await self._store.last()
+        """Groups come twice, as finished and in a batch: whichever is first."""
+        async with self._keeping:
+            new = [outcome for outcome in outcomes if self._is_new(outcome)]
+            # One by one: making JSON of one cannot be interrupted, on whatever thread.
+            kept = [await asyncio.to_thread(_kept, outcome) for outcome in new]
+            await self._store.keep(kept)
+            self._cursor = await self._store.last()
         self._change()
+
+    def _is_new(self, outcome: Group | Dropped) -> bool:
+        if isinstance(outcome, Dropped):
+            self._came.pop(outcome.prompt, None)
+            return True
+        if self._came.pop(outcome.id, None) is outcome:
+            return False
+        self._came[outcome.id] = outcome
+        return True
 
     # ---------------------------------------------------------------------------------------------- batches
 

@@ -5,7 +5,8 @@
     outcomes     finished groups, and prompts that were dropped, in the order in which that happened; a row's number is the
                  cursor of readers
 
-One thread writes. What is written here lasts when the process is killed, or power fails, before a client hears of it.
+One thread writes, another one reads outcomes: who is far behind keeps no writer waiting. What is written here lasts when the
+process is killed, or power fails, before a client hears of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final, TypeVar
@@ -26,6 +28,7 @@ T = TypeVar("T")
 
 NAME: Final = "service.sqlite"
 FORMAT: Final = 1
+PAGE: Final = 4 * 2**20  # bytes of outcomes that are read at a time
 TABLES: Final = """
 CREATE TABLE IF NOT EXISTS submissions (
     key TEXT PRIMARY KEY,
@@ -51,6 +54,8 @@ class Store:
         self._path = folder / NAME
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="service")
         self._file = self._thread.submit(self._opened).result()
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="service-readers")
+        self._reading = self._readers.submit(self._opened_to_read).result()
 
     async def submission(self, key: str, content: Sequence[bytes]) -> tuple[int, ...] | None:
         """The prompts that were accepted under this key, if any were. Raises Refused when those were others."""
@@ -110,9 +115,22 @@ class Store:
         await self._do(write)
 
     async def outcomes(self, after: int, most: int) -> list[tuple[int, bytes]]:
-        """Those after a cursor, each with its own, at most so many."""
+        """Those after a cursor, each with its own, at most so many and `PAGE`; one that is larger comes alone."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._page, after, most)
+
+    def _page(self, after: int, most: int) -> list[tuple[int, bytes]]:
         query = "SELECT cursor, content FROM outcomes WHERE cursor > ? ORDER BY cursor LIMIT ?"
-        return await self._do(lambda file: file.execute(query, (after, most)).fetchall())
+        found, size = list[tuple[int, bytes]](), 0
+        try:
+            with closing(self._reading.execute(query, (after, most))) as rows:
+                for row in rows:
+                    size += len(row[1])
+                    if found and size > PAGE:
+                        break
+                    found.append(row)
+        except sqlite3.Error as error:
+            raise JournalError(f"{self._path}: {error}") from error
+        return found
 
     async def last(self) -> int:
         """The newest cursor; 0 when there is none."""
@@ -120,6 +138,8 @@ class Store:
         return int(found)
 
     def close(self) -> None:
+        self._readers.submit(self._reading.close).result()
+        self._readers.shutdown()
         self._thread.submit(self._file.close).result()
         self._thread.shutdown()
 
@@ -133,6 +153,14 @@ class Store:
                 raise JournalError(f"{self._path}: written in format {version}, this version of Rollyard knows format {FORMAT}")
             file.executescript(TABLES)
             file.execute(f"PRAGMA user_version = {FORMAT}")
+        except sqlite3.Error as error:
+            raise JournalError(f"{self._path}: {error}") from error
+        return file
+
+    def _opened_to_read(self) -> sqlite3.Connection:
+        try:
+            file = sqlite3.connect(self._path, isolation_level=None)
+            file.execute("PRAGMA query_only = ON")
         except sqlite3.Error as error:
             raise JournalError(f"{self._path}: {error}") from error
         return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from hashlib import sha256
@@ -10,10 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
-from rollyard.serve import answers, weights
+from rollyard.caller import Batch
+from rollyard.serve import answers, service, store, weights
+from rollyard.serve.routes import training
 from rollyard.types import FinishReason, Reply, VersionSpan
-from tests.serve.double import V0, serving
+from tests.serve.double import V0, batch, group, serving
 
 
 class Measured(str):
@@ -59,3 +63,59 @@ async def test_an_upload_is_written_and_hashed_in_large_pieces_beside_the_loop(
     came = await weights.receive(coming(), tmp_path / "w", 2**30, 5.0)
     assert came.path.read_bytes() == b"".join(pieces) and came.digest == sha256(b"".join(pieces)).hexdigest()
     assert len(threads) <= 4 and threading.get_ident() not in threads
+
+
+async def test_a_group_is_made_json_once_and_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes as finished, and in its batch."""
+    made, kept = list[tuple[int, int]](), service._kept
+
+    def keep(outcome: Any) -> tuple[int, bytes]:
+        made.append((outcome.id, threading.get_ident()))
+        return kept(outcome)
+
+    monkeypatch.setattr(service, "_kept", keep)
+    async with serving(tmp_path) as served:
+        lease, finished = await served.lease(), [group(5), group(6), group(7)]
+        for each in finished[:2]:
+            served.run.found.put_nowait(each)
+        await served.http.get("/v1/groups", params={"after": 1, "wait_s": 5})
+        served.run.batch.put_nowait(Batch(0, tuple(finished), batch(0, 5, 6, 7).train))  # where one is told of first
+        assert (await served.http.get("/v1/batch", params={"wait_s": 5}, headers=lease)).status_code == 200
+        told = (await served.http.get("/v1/groups")).json()["groups"]
+        assert [each["group"]["prompt"]["id"] for each in told] == [5, 6, 7]
+        served.run.found.put_nowait(finished[2])
+        served.run.found.put_nowait(group(5, reward=0.0))  # written anew
+        await served.http.get("/v1/groups", params={"after": 3, "wait_s": 5})
+    assert [id_ for id_, _ in made] == [5, 6, 7, 5]
+    assert threading.get_ident() not in {thread for _, thread in made}
+
+
+def test_a_batch_is_made_json_in_pieces_beside_the_loop() -> None:
+    """Making one piece cannot be interrupted."""
+    out = batch(0, 5, 6, 7)
+    pieces = list(training.json_of(out))
+    assert b"".join(pieces) == TypeAdapter(Batch).dump_json(out) and len(pieces) > len(out.groups)
+
+
+async def test_pages_of_a_stream_are_bounded_in_bytes_and_keep_no_writer_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "PAGE", 100)
+    held = store.Store(tmp_path)
+    try:
+        await held.keep([(id_, b"x" * size) for id_, size in enumerate((40, 40, 40, 500, 40))])
+        pages, after = [], 0
+        while found := await held.outcomes(after, 64):
+            pages.append([cursor for cursor, _ in found])
+            after = found[-1][0]
+        assert pages == [[1, 2], [3], [4], [5]]
+        may, began = threading.Event(), threading.Event()
+        reading = held._readers.submit(lambda: (began.set(), may.wait(20)))
+        began.wait(20)
+        page = asyncio.create_task(held.outcomes(0, 64))
+        await asyncio.wait_for(held.promise("", 0, [b"?"]), 10)
+        assert not page.done() and not reading.done()
+        may.set()
+        assert len(await page) == 2
+    finally:
+        held.close()

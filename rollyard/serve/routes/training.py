@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
@@ -17,12 +17,12 @@ from rollyard.serve import records, weights
 from rollyard.serve.asked import Leased, Served, Waits, bounded, refusals
 from rollyard.serve.desk import Lease, Published, unsuited
 from rollyard.serve.refusals import Refused
-from rollyard.serve.service import Service
+from rollyard.serve.service import GROUP, Service
 from rollyard.serve.settings import GIB
-from rollyard.types import TensorInfo
+from rollyard.types import Sample, Sampling, TensorInfo
 
 router = APIRouter(prefix="/v1", tags=["training"])
-BATCH = TypeAdapter(Batch)
+SAMPLE, SAMPLING = TypeAdapter(Sample), TypeAdapter(Sampling)
 Step = Annotated[int, Path(ge=1, le=records.LARGEST_ID, description="version: one more than the batch's step")]
 FILE = "application/octet-stream"
 
@@ -56,7 +56,24 @@ async def batch(service: Served, lease: Leased, wait_s: Waits = 0.0) -> Response
     found = await service.unless_draining(service.desk.next(lease, bounded(service, wait_s)))
     if found is None:
         return Response(status_code=204)
-    return Response(await asyncio.to_thread(BATCH.dump_json, found), media_type="application/json")
+    return Response(await asyncio.to_thread(lambda: b"".join(json_of(found))), media_type="application/json")
+
+
+def json_of(batch: Batch) -> Iterator[bytes]:
+    """Piece by piece: making that of a whole batch at once would stop every thread until it is done."""
+    yield b'{"step":%d,"groups":[' % batch.step
+    yield from _listed(map(GROUP.dump_json, batch.groups))
+    yield b'],"train":{"step":%d,"micro_batches":[' % batch.train.step
+    for number, micro in enumerate(batch.train.micro_batches):
+        yield b",[" if number else b"["
+        yield from _listed(map(SAMPLE.dump_json, micro))
+        yield b"]"
+    yield b'],"sampling":%b}}' % SAMPLING.dump_json(batch.train.sampling)
+
+
+def _listed(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    for number, piece in enumerate(pieces):
+        yield b"," + piece if number else piece
 
 
 @router.get("/weights", responses=refusals())
