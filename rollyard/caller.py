@@ -302,9 +302,7 @@ class Caller:
         Raises RunFailed when the run fails meanwhile, ConfigError when it has ended, or when who trains would wait for itself.
         """
         while True:
-            self._check_going()
-            if self._over is not None:
-                raise ConfigError(f"the run has ended: {self._over}", where="submit", remedy="begin another one")
+            self.check_takes()
             if not source.full:
                 return
             if not self._asking and (self._out or self._offered) and who() == self._trainer:
@@ -312,6 +310,12 @@ class Caller:
                 remedy = "submit fewer ahead, or from another task than the one that trains, or use a larger prompts.waiting"
                 raise ConfigError(f"{problem}: this would wait for itself", where="submit", remedy=remedy)
             await self._changed.wait()
+
+    def check_takes(self) -> None:
+        """Raises RunFailed or ConfigError when no prompt is taken any more."""
+        self._check_going()
+        if self._over is not None:
+            raise ConfigError(f"the run has ended: {self._over}", where="submit", remedy="begin another one")
 
     @property
     def next_step(self) -> int:

@@ -29,7 +29,7 @@ from rollyard.loop import Run
 from rollyard.prompts.given import GivenPrompt, GivenSource, given_of
 from rollyard.protocols.rollouts import Environment
 from rollyard.reward.open import Given
-from rollyard.types import Group, TensorInfo, WeightVersion
+from rollyard.types import Group, Prompt, TensorInfo, WeightVersion
 from rollyard.watch.report import Report
 from rollyard.watch.snapshot import Header
 from rollyard.watch.terminal import View
@@ -235,23 +235,25 @@ class Rollouts:
             ConfigError: one is no prompt, or lacks a column that the reward needs, or prompts come from elsewhere.
             RunFailed: the run has failed.
         """
-        source, given = self._source, self._given(prompts)
-        await self._caller.room(source)
-        return source.put(given)
+        made = await self.make(prompts)
+        await self.room()
+        return self.put(made)
 
     async def room(self) -> None:
         """Wait as `submit` would. Raises as it does."""
         await self._caller.room(self._source)
 
-    def check_prompts(self, prompts: Sequence[Submitted]) -> None:
-        """Raises ConfigError as `submit` would; nothing is submitted."""
-        self._source.check(self._given(prompts))
-
-    def _given(self, prompts: Sequence[Submitted]) -> list[GivenPrompt]:
+    async def make(self, prompts: Sequence[Submitted]) -> tuple[Prompt, ...]:
+        """Prompts for `put`, on a thread: of many, making token ids takes seconds. Raises ConfigError as `submit`."""
         given = [given_of(each) for each in prompts]
         for columns in {frozenset(each.columns) for each in given}:
             self._suits(columns)
-        return given
+        return await asyncio.to_thread(self._source.make, given)
+
+    def put(self, made: Sequence[Prompt]) -> tuple[int, ...]:
+        """Submit what was made, however many wait. Returns the ids. Raises as `submit`, where prompts or the run ended."""
+        self._caller.check_takes()
+        return self._source.put(made)
 
     @property
     def tensors(self) -> Sequence[TensorInfo]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import cast
 
@@ -87,17 +87,21 @@ class GivenSource:
         """No further prompt may wait."""
         return not self._ended and len(self._waiting) >= self._room
 
-    def put(self, given: Sequence[GivenPrompt]) -> tuple[int, ...]:
-        """Submit prompts, all or none. Returns their ids. Raises ConfigError for one that is none, or after the end."""
-        found = self._made(given)
-        self._next += len(found)
-        self._waiting.extend(found)
-        self._change()
-        return tuple(prompt.id for prompt in found)
+    def make(self, given: Sequence[GivenPrompt]) -> tuple[Prompt, ...]:
+        """Prompts for `put`. Many take long: any thread may do it. Raises ConfigError for one that is none, or after the end."""
+        self._check_open()
+        return tuple(self._prompt(id_, each) for id_, each in enumerate(given, self._next))
 
-    def check(self, given: Sequence[GivenPrompt]) -> None:
-        """Raises ConfigError as `put` would."""
-        self._made(given)
+    def put(self, made: Sequence[Prompt]) -> tuple[int, ...]:
+        """Submit prompts, all or none. Returns their ids. Raises ConfigError after the end."""
+        self._check_open()
+        ids = tuple(range(self._next, self._next + len(made)))
+        self._waiting.extend(  # others may have been put since they were made
+            prompt if prompt.id == id_ else replace(prompt, id=id_, row=id_) for id_, prompt in zip(ids, made, strict=True)
+        )
+        self._next += len(ids)
+        self._change()
+        return ids
 
     def end(self) -> None:
         """No more prompts will come. Harmless when said again."""
@@ -108,10 +112,9 @@ class GivenSource:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _made(self, given: Sequence[GivenPrompt]) -> list[Prompt]:
+    def _check_open(self) -> None:
         if self._ended:
             raise ConfigError("the prompts were ended before", where=WHERE, remedy="submit before end_of_prompts")
-        return [self._prompt(self._next + number, each) for number, each in enumerate(given)]
 
     def _prompt(self, id_: int, given: GivenPrompt) -> Prompt:
         _check_columns(given.columns, id_)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation, TypeAdapter, ValidationError
 
 from rollyard.caller import Dropped
 from rollyard.types import Group
@@ -54,9 +56,24 @@ GivenPromptRecord = TextPrompt | ChatPrompt | TokensPrompt
 
 
 class Submission(Said):
-    prompts: Annotated[list[GivenPromptRecord], Field(min_length=1, max_length=10_000)]
+    prompts: Annotated[list[SkipValidation[GivenPromptRecord]], Field(min_length=1, max_length=10_000)]  # `given` looks at them
     key: Key | None = Field(None, description="of the client's: the same prompts under the same key are submitted once")
     wait_s: Wait = Field(0.0, description="seconds to wait for room, at most serve.wait_s; then 429")
+
+
+PROMPT: TypeAdapter[GivenPromptRecord] = TypeAdapter(GivenPromptRecord)
+
+
+def given(prompts: Sequence[object]) -> list[GivenPromptRecord]:
+    """Prompts of a submission; of many it takes too long for the run's loop. Raises RequestValidationError for what is none."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        try:
+            found.append(PROMPT.validate_python(prompt))
+        except ValidationError as error:
+            place = ("body", "prompts", number)
+            raise RequestValidationError([each | {"loc": place + each["loc"]} for each in error.errors()]) from None
+    return found
 
 
 class Accepted(BaseModel):

@@ -27,7 +27,7 @@ from rollyard.prompts.given import GivenPrompt
 from rollyard.rollouts import Rollouts
 from rollyard.serve.desk import Desk, unsuited
 from rollyard.serve.group import Groups
-from rollyard.serve.records import ChatPrompt, GivenPromptRecord, TextPrompt
+from rollyard.serve.records import PROMPT, ChatPrompt, GivenPromptRecord, TextPrompt
 from rollyard.serve.refusals import Refused
 from rollyard.serve.sessions import Sessions
 from rollyard.serve.settings import ServeConfig
@@ -35,7 +35,6 @@ from rollyard.serve.store import Store
 from rollyard.types import Group
 
 GROUP, DROPPED = TypeAdapter(Group), TypeAdapter(Dropped)
-PROMPT: TypeAdapter[GivenPromptRecord] = TypeAdapter(GivenPromptRecord)
 PAGE = 16  # groups that are read at a time
 Record = tuple[int, bytes]  # cursor, what became of a prompt
 
@@ -126,7 +125,7 @@ class Service:
 
     async def _submit(self, prompts: Sequence[GivenPromptRecord], key: str, wait_s: float) -> tuple[int, ...]:
         """They are written down before the run has them, so that what it admitted is never submitted again."""
-        content = [prompt.model_dump_json(exclude_defaults=True).encode() for prompt in prompts]
+        content, given = await asyncio.to_thread(_said, prompts)
         until = asyncio.get_running_loop().time() + wait_s
         while True:
             async with self._submitting:  # never held while it is waited for room
@@ -134,7 +133,7 @@ class Service:
                     return before
                 if not self._is_full:
                     try:
-                        return await self._promised([given_of(prompt) for prompt in prompts], key, content)
+                        return await self._promised(given, key, content)
                     except ConfigError as error:
                         raise unsuited(error) from error
             try:
@@ -145,11 +144,11 @@ class Service:
 
     async def _promised(self, given: Sequence[GivenPrompt], key: str, content: Sequence[bytes]) -> tuple[int, ...]:
         """What the run does not take is promised no longer. Raises as `Rollouts.submit`."""
-        self.rollouts.check_prompts(given)
+        made = await self.rollouts.make(given)
         first = self.rollouts.next_prompt
         await self._store.promise(key, first, content)
         try:
-            return await self.rollouts.submit(given)
+            return self.rollouts.put(made)
         except RollyardError:
             await self._store.take_back(key, first)
             raise
@@ -253,6 +252,13 @@ class Service:
     def folder(self) -> Path:
         """Of the run."""
         return self.rollouts.folder
+
+
+def _said(prompts: Sequence[GivenPromptRecord]) -> tuple[list[bytes], list[GivenPrompt]]:
+    """As they are written down, and as the run takes them."""
+    return [prompt.model_dump_json(exclude_defaults=True).encode() for prompt in prompts], [
+        given_of(prompt) for prompt in prompts
+    ]
 
 
 def _kept(outcome: Group | Dropped) -> tuple[int, bytes]:

@@ -103,7 +103,7 @@ class Double:
 
     async def submit(self, prompts: Sequence[Any]) -> tuple[int, ...]:
         await self.room()
-        return self.source.put([given_of(each) for each in prompts])
+        return self.put(await self.make(prompts))
 
     async def room(self) -> None:
         self.rooms += 1
@@ -112,8 +112,11 @@ class Double:
         finally:
             self.rooms -= 1
 
-    def check_prompts(self, prompts: Sequence[Any]) -> None:
-        self.source.check([given_of(each) for each in prompts])
+    async def make(self, prompts: Sequence[Any]) -> tuple[Prompt, ...]:
+        return await asyncio.to_thread(self.source.make, [given_of(each) for each in prompts])
+
+    def put(self, made: Sequence[Prompt]) -> tuple[int, ...]:
+        return self.source.put(made)
 
     @property
     def next_prompt(self) -> int:

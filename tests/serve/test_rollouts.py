@@ -99,17 +99,17 @@ async def test_who_submits_too_much_is_told_to_wait_or_waits(tmp_path: Path) -> 
 async def test_what_the_run_did_not_take_is_not_promised(tmp_path: Path) -> None:
     one = {"prompts": [{"text": "?"}], "key": "k"}
     async with serving(tmp_path) as served:
-        takes = served.run.submit
+        takes = served.run.put
 
-        async def ended(prompts: object) -> tuple[int, ...]:
+        def ended(made: object) -> tuple[int, ...]:
             raise ConfigError("the run has ended", where="submit", remedy="begin another one")
 
-        served.run.submit = ended  # type: ignore[method-assign, assignment]
+        served.run.put = ended  # type: ignore[method-assign, assignment]
         for _ in range(2):
             assert (await served.http.post("/v1/prompts", json=one)).status_code == 422
-        served.run.submit = takes  # type: ignore[method-assign]
+        served.run.put = takes  # type: ignore[method-assign]
         assert (await served.http.post("/v1/prompts", json=one)).json() == {"ids": [0]}
-        served.run.submit = ended  # type: ignore[method-assign, assignment]
+        served.run.put = ended  # type: ignore[method-assign, assignment]
         assert (await served.http.post("/v1/prompts", json=one | {"key": "other"})).status_code == 422
     async with serving(tmp_path) as served:
         assert len(served.run.source.take(9)[0]) == 1

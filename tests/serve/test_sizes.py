@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from rollyard.caller import Batch
-from rollyard.serve import answers, service, store, weights
+from rollyard.prompts.given import GivenSource
+from rollyard.prompts.source import Row
+from rollyard.rollouts import Rollouts
+from rollyard.serve import answers, records, service, store, weights
 from rollyard.serve.routes import training
 from rollyard.types import FinishReason, Reply, VersionSpan
 from tests.serve.double import V0, batch, group, serving
@@ -119,3 +122,43 @@ async def test_pages_of_a_stream_are_bounded_in_bytes_and_keep_no_writer_waiting
         assert len(await page) == 2
     finally:
         held.close()
+
+
+async def test_prompts_are_made_once_and_beside_the_loop(tmp_path: Path) -> None:
+    threads = list[int]()
+
+    def render(number: int, row: Row) -> tuple[tuple[int, ...], str]:
+        threads.append(threading.get_ident())
+        return (4,), str(row.prompt)
+
+    async with serving(tmp_path) as served:
+        served.run.source._render = render
+        told = await served.http.post("/v1/prompts", json={"prompts": [{"text": "?"}] * 3})
+        assert told.json() == {"ids": [0, 1, 2]}
+    assert len(threads) == 3 and threading.get_ident() not in threads
+    rollouts = Rollouts.__new__(Rollouts)  # whose run has begun
+    source = GivenSource(render, 8, str)
+    rollouts._caller = SimpleNamespace(source=source, over=None, check_takes=lambda: None)  # type: ignore[assignment]
+    rollouts._suits = lambda columns: None  # type: ignore[assignment]
+    made = await rollouts.make(["?", "?"])
+    assert rollouts.put(await rollouts.make(["first"])) == (0,) and rollouts.put(made) == (1, 2)
+    assert [(each.id, each.row, each.text) for each in source.take(9)[0]] == [(0, 0, "first"), (1, 1, "?"), (2, 2, "?")]
+    assert len(threads) == 6 and threading.get_ident() not in threads
+
+
+async def test_a_submission_is_looked_at_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, look = list[int](), records.given
+
+    def looked(prompts: Sequence[Any]) -> list[Any]:
+        threads.append(threading.get_ident())
+        return look(prompts)
+
+    monkeypatch.setattr(records, "given", looked)
+    submission = records.Submission.model_validate({"prompts": [{"text": ""}, 3]})
+    assert submission.prompts == [{"text": ""}, 3], "not yet"
+    async with serving(tmp_path) as served:
+        told = await served.http.post("/v1/prompts", json={"prompts": [{"text": "?"}, {"token_ids": [1, 2.0]}]})
+        assert told.json() == {"ids": [0, 1]}
+        told = await served.http.post("/v1/prompts", json={"prompts": [{"text": "?"}, {"text": "?", "columns": 3}]})
+        assert told.status_code == 400 and told.json()["error"]["param"].startswith("prompts.1."), told.text
+    assert len(threads) == 2 and threading.get_ident() not in threads

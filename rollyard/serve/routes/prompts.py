@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import TypeAdapter
 
 from rollyard.errors import ConfigError
+from rollyard.serve import records
 from rollyard.serve.asked import After, Served, Waits, bounded, refusals
 from rollyard.serve.desk import unsuited
 from rollyard.serve.records import LARGEST_ID, Accepted, DroppedPrompt, FinishedGroup, Groups, Ok, Submission
@@ -28,7 +30,8 @@ async def submit(service: Served, submission: Submission) -> Accepted:
     With a `key`, the same may be sent again and again; it is submitted once.
     """
     wait_s = bounded(service, submission.wait_s)
-    found = await service.unless_draining(service.submit(submission.prompts, submission.key or "", wait_s))
+    prompts = await asyncio.to_thread(records.given, submission.prompts)
+    found = await service.unless_draining(service.submit(prompts, submission.key or "", wait_s))
     return Accepted(ids=list(found))
 
 
