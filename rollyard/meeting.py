@@ -54,19 +54,33 @@ def store_at(host: str, port: int, limit_s: float) -> Any:
     return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=limit_s))
 
 
-def told(store: Any, keys: Sequence[str], limit_s: float) -> list[str]:
+def told(store: Any, keys: Sequence[str], limit_s: float, left: threading.Event | None = None) -> list[str]:
     """What everybody said there, each at a key `at-WHO`.
 
-    Raises RuntimeError, with who did not, when not all have in time, or when this process ends.
+    Raises RuntimeError, with who did not, when not all have in time, when it is `left`, or when this process ends.
     """
     until = time.monotonic() + limit_s
     while late := [key for key in keys if not store.check([key])]:
-        if time.monotonic() > until or _ending.wait(COME_S):
+        if time.monotonic() > until or (left is not None and left.is_set()) or _ending.wait(COME_S):
             raise RuntimeError(f"{', '.join(key.partition('-')[2] for key in late)} did not come")
     return [store.get(key).decode() for key in keys]
 
 
-def new_group(store: Any, name: str, rank: int, size: int, device: torch.device, address: str, limit_s: float) -> Any:
+def has_come(store: Any, name: str, rank: int) -> bool:
+    """Whether a member is at this meeting."""
+    return bool(dist.PrefixStore(name, store).check([f"at-rank {rank}"]))
+
+
+def new_group(
+    store: Any,
+    name: str,
+    rank: int,
+    size: int,
+    device: torch.device,
+    address: str,
+    limit_s: float,
+    left: threading.Event | None = None,
+) -> Any:
     """A process group: gloo between CPUs, NCCL between GPUs (never run with more than one GPU so far).
 
     Args:
@@ -75,13 +89,15 @@ def new_group(store: Any, name: str, rank: int, size: int, device: torch.device,
         limit_s: seconds until all members have come, and later for each collective; not for `send` and `recv`, which are
             given theirs where they are waited for. Connecting, once all have come, may take half as long again, and 5 s to
             25 s: gloo tries five times.
+        left: set when nobody is to be waited for any more.
 
-    Raises RuntimeError when not all members come in time, and at once when this rank has been at this meeting before.
+    Raises RuntimeError when not all members come in time, or before it is left, and at once when this rank has been at this
+    meeting before.
     """
     met, limit = dist.PrefixStore(name, store), timedelta(seconds=limit_s)
     if met.add(f"at-rank {rank}", 1) > 1:
         raise RuntimeError(f"another process was rank {rank} of this group")
-    told(met, [f"at-rank {number}" for number in range(size)], limit_s)
+    told(met, [f"at-rank {number}" for number in range(size)], limit_s, left)
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor
 
 from rollyard.errors import WeightSyncError
-from rollyard.meeting import held_store, new_group, own_address, store_at
+from rollyard.meeting import has_come, held_store, new_group, own_address, store_at
 from rollyard.serve.refusals import Refused
 from rollyard.types import TensorInfo
 from rollyard.weights.group import CPU, on_thread, problem_of
 from rollyard.weights.layout import compare
 
-SIZE = 2
+TRAINER, SERVICE, SIZE = 0, 1, 2  # ranks
 LIMIT_S = 120.0  # seconds that one tensor may take, and the other side to come
 
 
@@ -33,11 +34,22 @@ class Invitation:
     limit_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a trainer is about to send, and who it is by its lease."""
+
+    lease: str
+    step: int
+    sent: tuple[TensorInfo, ...]
+    stats: Mapping[str, float]
+
+
 @dataclass(slots=True)
 class _Coming:
-    step: int
-    stats: Mapping[str, float]
-    tensors: dict[str, Tensor]
+    offer: Offer
+    invitation: Invitation
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # once the trainer has come
+    left: threading.Event = field(default_factory=threading.Event)  # nobody wants them any more
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -55,56 +67,77 @@ class Groups:
         self._numbers = itertools.count()
         self._coming: dict[str, _Coming] = {}
 
-    def invite(
-        self, step: int, sent: Sequence[TensorInfo], wanted: Sequence[TensorInfo], stats: Mapping[str, float]
-    ) -> Invitation:
+    def invite(self, offer: Offer, wanted: Sequence[TensorInfo]) -> Invitation:
         """Be ready to receive these tensors, in this order; nobody waits for an earlier group any more.
+
+        Who has not heard the invitation is given the same one again.
 
         Raises Refused when they are not those that are wanted, or when there is no such address.
         """
+        for name, coming in self._coming.items():
+            if coming.offer == offer and not coming.done.done() and not has_come(self._store, name, TRAINER):
+                return coming.invitation
         try:
-            compare(sent, wanted)
+            compare(offer.sent, wanted)
             self._store = self._store or held_store(self._address, self._limit_s)
         except WeightSyncError as error:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), "unsuited", "tensors") from None
         except OSError as error:
             problem = f"nobody can meet at {self._address}: {error.strerror}"
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, problem, "group", remedy="set serve.group_address") from None
+        self._leave()
         name = f"serve-{next(self._numbers)}"
-        tensors = {info.name: torch.empty(info.shape, dtype=getattr(torch, info.dtype.removeprefix("torch."))) for info in sent}
-        coming = _Coming(step, stats, tensors)
-        coming.done = on_thread(self._receive, name, list(tensors.values()))
+        coming = _Coming(offer, Invitation(self._address, self._store.port, name, self._limit_s))
+        coming.done = on_thread(self._receive, self._store, coming)
         coming.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._coming = {name: coming}
-        return Invitation(self._address, self._store.port, name, self._limit_s)
+        return coming.invitation
 
     async def arrived(self, name: str, step: int) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
         """What came by this group, and what was told of the step. Raises Refused when it did not all come."""
         coming = self._coming.get(name)
-        if coming is None or coming.step != step:
+        if coming is None or coming.offer.step != step:
             raise Refused(HTTPStatus.NOT_FOUND, "there is no such group", "no_group", "name")
         try:
             await asyncio.shield(coming.done)
         except WeightSyncError as error:
             self._coming.pop(name, None)
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), "cut", "name", "send the weights again") from None
-        return coming.tensors, coming.stats
+        return coming.tensors, coming.offer.stats
 
     def forget(self, name: str) -> None:
         """They were published, or will not be."""
         self._coming.pop(name, None)
 
     def close(self) -> None:
-        self._coming.clear()
+        self._leave()
         self._store = None
 
-    def _receive(self, name: str, tensors: Sequence[Tensor]) -> None:
+    def _leave(self) -> None:
+        """Who waits for a trainer goes at once, who receives from one before the next tensor."""
+        for coming in self._coming.values():
+            coming.left.set()
+        self._coming.clear()
+
+    def _receive(self, store: Any, coming: _Coming) -> None:
+        """On a thread. There is memory for the tensors once the trainer has come."""
+        invited, left = coming.invitation, coming.left
+
         def broadcasting() -> Iterator[str]:
-            group = new_group(self._store, name, 1, SIZE, CPU, self._address, self._limit_s)
-            yield from _each(group, tensors)
+            group = new_group(store, invited.name, SERVICE, SIZE, CPU, invited.host, invited.limit_s, left)
+            coming.tensors = {info.name: torch.empty(info.shape, dtype=_dtype(info)) for info in coming.offer.sent}
+            for place in _each(group, list(coming.tensors.values())):
+                yield place
+                if left.is_set():
+                    raise RuntimeError("nobody wants them any more")
 
         if problem := problem_of(broadcasting):
             raise WeightSyncError(f"the weights did not come, {problem}")
+
+
+def _dtype(info: TensorInfo) -> torch.dtype:
+    found: torch.dtype = getattr(torch, info.dtype.removeprefix("torch."))
+    return found
 
 
 def send(invited: Invitation, tensors: Sequence[Tensor]) -> None:
@@ -113,7 +146,7 @@ def send(invited: Invitation, tensors: Sequence[Tensor]) -> None:
     def broadcasting() -> Iterator[str]:
         store = store_at(invited.host, invited.port, invited.limit_s)
         own = own_address(invited.host, invited.port)
-        group = new_group(store, invited.name, 0, SIZE, CPU, own, invited.limit_s)
+        group = new_group(store, invited.name, TRAINER, SIZE, CPU, own, invited.limit_s)
         yield from _each(group, [tensor.detach().contiguous() for tensor in tensors])
 
     if problem := problem_of(broadcasting):

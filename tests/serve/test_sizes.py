@@ -14,12 +14,15 @@ import pytest
 from pydantic import TypeAdapter
 
 from rollyard.caller import Batch
+from rollyard.errors import WeightSyncError
 from rollyard.prompts.given import GivenSource
 from rollyard.prompts.source import Row
 from rollyard.rollouts import Rollouts
 from rollyard.serve import answers, records, service, store, weights
+from rollyard.serve.group import Groups, Offer
+from rollyard.serve.refusals import Refused
 from rollyard.serve.routes import training
-from rollyard.types import FinishReason, Reply, VersionSpan
+from rollyard.types import FinishReason, Reply, TensorInfo, VersionSpan
 from tests.serve.double import V0, batch, group, serving
 
 
@@ -162,3 +165,28 @@ async def test_a_submission_is_looked_at_beside_the_loop(tmp_path: Path, monkeyp
         told = await served.http.post("/v1/prompts", json={"prompts": [{"text": "?"}, {"text": "?", "columns": 3}]})
         assert told.status_code == 400 and told.json()["error"]["param"].startswith("prompts.1."), told.text
     assert len(threads) == 2 and threading.get_ident() not in threads
+
+
+async def test_an_invitation_that_was_not_heard_is_no_second_group(tmp_path: Path) -> None:
+    """Nothing is held for a trainer that has not come, and nobody waits for one that is not expected any more."""
+    meeting, wanted = Groups("127.0.0.1", limit_s=60.0), (TensorInfo("a", (2,), "torch.float32"),)
+
+    def waiting() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "meeting"} - before
+
+    before = {thread for thread in threading.enumerate() if thread.name == "meeting"}
+    first = Offer("lease", 1, wanted, {"loss": 0.5})
+    invited = [meeting.invite(first, wanted) for _ in range(5)]
+    assert len(set(invited)) == 1 and len(waiting()) == 1
+    (coming,) = meeting._coming.values()
+    assert not coming.tensors
+    other = meeting.invite(Offer("other", 1, wanted, {"loss": 0.5}), wanted)
+    with pytest.raises(WeightSyncError, match="did not come"):
+        await asyncio.wait_for(coming.done, 10)
+    assert other not in invited
+    with pytest.raises(Refused, match="no such group"):
+        await meeting.arrived(invited[0].name, 1)
+    (coming,) = meeting._coming.values()
+    meeting.close()
+    with pytest.raises(WeightSyncError, match="did not come"):
+        await asyncio.wait_for(coming.done, 10)

@@ -16,6 +16,7 @@ from rollyard.errors import ConfigError
 from rollyard.serve import records, weights
 from rollyard.serve.asked import Leased, Served, Waits, bounded, refusals
 from rollyard.serve.desk import Lease, Published, unsuited
+from rollyard.serve.group import Offer
 from rollyard.serve.refusals import Refused
 from rollyard.serve.service import GROUP, Service
 from rollyard.serve.settings import GIB
@@ -129,8 +130,8 @@ async def invite(service: Served, lease: Leased, step: Step, told: records.Group
     """Be met in a torch process group: the trainer, rank 0 of two, then broadcasts each tensor in the order told here."""
     service.check_open()
     service.desk.expect(lease, step)
-    sent = [TensorInfo(each.name, tuple(each.shape), each.dtype) for each in told.tensors]
-    invited = service.meeting.invite(step, sent, service.rollouts.tensors, told.stats)
+    sent = tuple(TensorInfo(each.name, tuple(each.shape), each.dtype) for each in told.tensors)
+    invited = service.meeting.invite(Offer(lease, step, sent, told.stats), service.rollouts.tensors)
     return records.InvitationRecord(host=invited.host, port=invited.port, name=invited.name, limit_s=invited.limit_s)
 
 
