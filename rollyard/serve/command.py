@@ -88,7 +88,7 @@ async def _serve(
             tell(rollouts.finished)
             return 0
         async with Service(config, rollouts, sessions) as service:
-            server = Server(application(service, token), config.serve)
+            server = Server(await asyncio.to_thread(application, service, token), config.serve)
             stopped = _Stopped((service.drain, server.stop))
             host = f"[{config.serve.host}]" if ":" in config.serve.host else config.serve.host
             about = f"{'with' if token else 'without'} a token; run folder: {rollouts.folder}"
