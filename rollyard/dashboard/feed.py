@@ -35,7 +35,7 @@ class Lanes:
     def known(self) -> Asked:
         """What need not be told again."""
         places = tuple(self._places.get(lane, Place()) for lane in range(max(self._places, default=-1) + 1))
-        return Asked(places, self._now_ns, len(self._marks))
+        return Asked(places, len(self._marks))
 
     def take(self, look: Look) -> None:
         self._start_ns, self._now_ns, self._built_ns = look.start_ns, look.now_ns, look.built_ns

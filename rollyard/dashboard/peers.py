@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 TABLE: Final = Path("/proc/net/tcp")  # of the system: all connections, and the user of each end that is here
 ROOT: Final = 0
+WAY_OUT: Final = 'docs/dashboard.md, "In a container", has a way out'
 
 End = tuple[str, int]  # address and port
 
@@ -41,12 +42,17 @@ class Own:
         self._may = {os.getuid(), ROOT}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            scope["type"] == "http"
-            and self._table.exists()
-            and owner(scope["client"], scope["server"], self._table) not in self._may
-        ):
-            refused = PlainTextResponse("this is another user's run\n", 403)
-            await refused(scope, receive, send)
+        if scope["type"] == "http" and self._table.exists() and (why := self._refuses(scope["client"], scope["server"])):
+            await PlainTextResponse(f"{why}\n", 403)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    def _refuses(self, there: End, here: End) -> str:
+        """Why; nothing where there is no reason."""
+        try:
+            user = owner(there, here, self._table)
+        except OSError as error:
+            return f"nobody is answered: whose connection this is cannot be looked up: {self._table}: {error.strerror}. {WAY_OUT}"
+        if user is None:
+            return f"not answered: the system does not say whose connection this is ({self._table} does not have it). {WAY_OUT}"
+        return "" if user in self._may else "this is another user's run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import uvicorn
@@ -14,7 +15,8 @@ from rollyard.dashboard.peers import Own
 from rollyard.errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
-PATIENCE_S: Final = 3  # at the end, for answers that are under way; a second Ctrl-C does not wait
+PATIENCE_S: Final = 3.0  # at the end, for answers that are under way; a second Ctrl-C does not wait
+ASIDE_S: Final = 0.05  # between two looks at who is still connected
 
 
 def bound(port: int) -> socket.socket:
@@ -49,7 +51,6 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             lifespan="off",
-            timeout_graceful_shutdown=PATIENCE_S,
             ws="none",
         )
         super().__init__(config)
@@ -61,7 +62,23 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._closing.set()
+        leaving = asyncio.create_task(self._hang_up())
         await super().shutdown(sockets)
+        leaving.cancel()
+        with suppress(asyncio.CancelledError):
+            await leaving
+
+    async def _hang_up(self) -> None:
+        """Until all have left. uvicorn asks those to go that are connected when it closes: one that was accepted at that very
+        moment would stay as long as the browser likes. An answer that takes longer than one waits for has nobody to hear it."""
+        loop, state = asyncio.get_running_loop(), self.server_state
+        until = loop.time() + PATIENCE_S
+        while loop.time() < until:
+            for connection in list(state.connections):
+                connection.shutdown()
+            await asyncio.sleep(ASIDE_S)
+        for connection in list(state.connections):
+            connection.transport.abort()
 
 
 def serve(app: FastAPI, line: socket.socket, ready: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,8 @@ class _Watched:
     roles: list[str] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=list)
     newest: dict[tuple[Activity, str], int] = field(default_factory=dict)  # index of the last one of a kind
+    grown: dict[int, int] = field(default_factory=dict)  # by index, those that went on: the number of their last change
+    changes: int = 0
     since_ns: int | None = None  # it came later
     until_ns: int | None = None  # it left
     devices: int = 1
@@ -56,20 +59,31 @@ class _Watched:
         if len(self.intervals) > MOST:
             self.intervals = coarser(self.intervals, MOST // 2, _kind)
             self.newest = {_kind(interval): at for at, interval in enumerate(self.intervals)}
+            self.grown, self.changes = {}, 0
             self.generation += 1
 
-    def beyond(self, place: Place, since_ns: int, most: int) -> tuple[Place, list[Interval]]:
-        """See `LaneNews`: at most so many, besides those that went on since."""
-        index = place.read if place.generation == self.generation else 0
-        grown = [self.intervals[at] for at in self.newest.values() if at < index and self.intervals[at].end_ns > since_ns]
-        until = min(index + most, len(self.intervals))
-        return Place(self.generation, until), grown + self.intervals[index:until]
+    def beyond(self, place: Place, most: int) -> tuple[Place, list[Interval]]:
+        """See `LaneNews`: at most so many that are new, and as many that went on since they were told."""
+        if place.generation != self.generation or not place.read:  # what is read from now on is told as it is now
+            place = Place(self.generation, 0, self.changes)
+        until = min(place.read + most, len(self.intervals))
+        since = list(takewhile(lambda at: self.grown[at] > place.changes, reversed(self.grown)))[: -most - 1 : -1]
+        grown = [self.intervals[at] for at in since if at < place.read]
+        changes = self.grown[since[-1]] if since else place.changes
+        return Place(self.generation, until, changes), grown + self.intervals[place.read : until]
+
+    def told(self, place: Place) -> bool:
+        """There is nothing beyond it."""
+        return place.read >= len(self.intervals) and place.changes >= self.changes
 
     def _take(self, interval: Interval) -> None:
         kind = _kind(interval)
         at = self.newest.get(kind)
         if at is not None and self.intervals[at].end_ns == interval.start_ns:
             self.intervals[at] = self.intervals[at]._replace(end_ns=interval.end_ns)
+            self.changes += 1
+            self.grown.pop(at, None)
+            self.grown[at] = self.changes
         else:
             self.newest[kind] = len(self.intervals)
             self.intervals.append(interval)
@@ -131,15 +145,14 @@ class Accounts:
         for watched in (self._driver, *self._devices):
             watched.collect()
 
-    def news(self, places: Sequence[Place], since_ns: int, most: int) -> tuple[LaneNews, ...]:
+    def news(self, places: Sequence[Place], most: int) -> tuple[LaneNews, ...]:
         """What every lane has beyond these places; lanes that have nothing are left out.
 
         Lane 0 has the driver's phases, as far as they explain waits, lane 1 what it does besides; devices follow.
 
         Args:
             places: of as many lanes as are known, from the first on.
-            since_ns: when that was asked last: intervals that were known and have gone on since are told again.
-            most: intervals in all, about.
+            most: intervals in all, about: new ones, and as many that were known and have gone on since.
         """
         self.collect()
         lanes = [self._driver, *self._devices]
@@ -147,7 +160,7 @@ class Accounts:
         each = max(most // (len(lanes) + 1), 1)
         found = [self._phases(known[0], each)]
         for number, (watched, place) in enumerate(zip(lanes, known[1:], strict=True), 1):
-            until, intervals = watched.beyond(place, since_ns, each)
+            until, intervals = watched.beyond(place, each)
             name, roles = ("+".join(watched.names), tuple(watched.roles)) if number > 1 else (DRIVER, (DRIVER,))
             about = (watched.devices, watched.since_ns, watched.until_ns)
             found.append(LaneNews(number, name, roles, *about, until, intervals))
@@ -165,8 +178,9 @@ class Accounts:
 
     def more(self, lanes: Sequence[LaneNews]) -> bool:
         """Is there more than these tell?"""
-        lengths = [len(self._timeline.intervals), len(self._driver.intervals), *(len(each.intervals) for each in self._devices)]
-        return any(lane.place.read < lengths[lane.lane] for lane in lanes)
+        watched = (self._driver, *self._devices)
+        phases = len(self._timeline.intervals)
+        return any(not watched[each.lane - 1].told(each.place) if each.lane else each.place.read < phases for each in lanes)
 
     @property
     def marks(self) -> Sequence[Mark]:

@@ -13,7 +13,7 @@ from rollyard.types import Interval
 from rollyard.watch.report import Counts, EvalRewards
 
 NONE: Final = Counts(0, 0, {})
-NEWS: Final = 2048  # intervals that are told at once: about 100 kB
+NEWS: Final = 2048  # intervals that are told at once, about 100 kB, and moments of steps
 
 
 class Place(NamedTuple):
@@ -21,6 +21,7 @@ class Place(NamedTuple):
 
     generation: int = 0  # how often that was
     read: int = 0
+    changes: int = 0  # of those that were read, as they went on
 
 
 class LaneNews(NamedTuple):
@@ -45,7 +46,6 @@ class Asked:
     """What somebody who looks knows already: nothing, the first time."""
 
     places: tuple[Place, ...] = ()  # of lanes, from the first on
-    since_ns: int = 0  # the moment of the answer before
     marks: int = 0  # steps whose moments are known
 
 

@@ -274,7 +274,7 @@ class Recorder:
         """
         asked = ASKED.validate_json(known or "{}")
         shown, builder = self._snapshot(glance.activity, glance.waiting, glance.slots_busy), self._builder
-        means = [reward for reward in builder.rewards if reward is not None]
+        first, last = builder.reward_ends
         live = Live(
             step=shown.step,
             planned=glance.planned,
@@ -283,8 +283,8 @@ class Recorder:
             wall_s=shown.phases.wall_s,
             phases=shown.phases.parts(),
             beside=shown.phases.beside(),
-            reward_first=means[0] if means else None,
-            reward_last=means[-1] if means else None,
+            reward_first=first,
+            reward_last=last,
             eval=builder.evaluated(),
             tokens=shown.tokens,
             tokens_per_s=shown.tokens_per_s,
@@ -302,10 +302,11 @@ class Recorder:
             eta_s=shown.eta_s(glance.planned),
             lost=builder.lost,
         )
-        lanes = self.accounts.news(asked.places, asked.since_ns, NEWS)
+        lanes = self.accounts.news(asked.places, NEWS)
         start, now = self._timeline.bounds_ns
-        marks = tuple(self.accounts.marks[asked.marks :])
-        return LOOKED.dump_json(Look(live, start, now, self.accounts.built_ns, marks, lanes, self.accounts.more(lanes)))
+        marks = tuple(self.accounts.marks[asked.marks : asked.marks + NEWS])
+        more = self.accounts.more(lanes) or asked.marks + len(marks) < len(self.accounts.marks)
+        return LOOKED.dump_json(Look(live, start, now, self.accounts.built_ns, marks, lanes, more))
 
     def close(
         self, prompts: Counts, members: Counts, tokens: TokenLedger, filtering: Filtering, engines: Iterable[EngineStats]

@@ -371,9 +371,10 @@ class ReportBuilder:
         self._probes[str(verdict)] = self._probes.get(verdict, 0) + 1
 
     @property
-    def rewards(self) -> tuple[float | None, ...]:
-        """Mean reward of each step so far."""
-        return tuple(self._rewards)
+    def reward_ends(self) -> tuple[float | None, float | None]:
+        """Mean reward of the first step that has one, and of the last."""
+        there = (next((mean for mean in way if mean is not None), None) for way in (self._rewards, reversed(self._rewards)))
+        return next(there), next(there)
 
     @property
     def staleness(self) -> Mapping[int, int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rollyard.dashboard.feed import Lanes
@@ -25,9 +27,24 @@ UNKNOWN = {"reward_first": None, "reward_last": None, "slots_busy": None, "eta_s
 LIVE = Live(**NUMBERS, **EMPTY, **UNKNOWN, prompts=NONE, members=NONE)
 
 KINDS = (Activity.TRAIN, Activity.GENERATE, Activity.SYNC)
-DOES = st.tuples(st.just("do"), st.integers(0, 2), st.sampled_from(KINDS), st.integers(0, 3), st.integers(1, 4))
+DEVICES, LENGTHS, SAID = st.integers(0, 2), st.integers(1, 4), st.booleans()
+DOES = st.tuples(st.just("do"), DEVICES, st.sampled_from(KINDS), st.integers(0, 3), LENGTHS, SAID)
 PHASE = st.tuples(st.just("phase"), st.sampled_from([Phase.TRAIN, Phase.SCORE, Phase.SETUP]), st.integers(1, 3))
 OTHERS = st.tuples(st.sampled_from(["collect", "look", "step"]))
+
+
+def goes_on(device: int, kind: Activity, asks: str, length: int, gap: int, said: bool) -> list[tuple]:
+    """What was told goes on without a gap, and something of its kind comes after it."""
+    return [
+        ("do", device, kind, gap, length, True),
+        (asks,),
+        ("do", device, kind, 0, length, said),
+        ("do", device, kind, gap, length, said),
+    ]
+
+
+ON = st.builds(goes_on, DEVICES, st.sampled_from(KINDS), st.sampled_from(["collect", "look"]), LENGTHS, st.integers(1, 3), SAID)
+DONE = st.lists(st.one_of(st.lists(st.one_of(DOES, DOES, PHASE, OTHERS), min_size=1, max_size=4), ON), max_size=20)
 
 
 class World:
@@ -40,12 +57,21 @@ class World:
         self.logs = [SpanLog(lambda: self.now) for _ in range(3)]
         for number, log in enumerate(self.logs):
             self.accounts.watch(f"engine-{number}", "engine", log)
+        self.unheard: list[list[tuple[Activity, int, int]]] = [[] for _ in self.logs]
         self.lanes = Lanes()
 
-    def do(self, device: int, kind: Activity, gap: int, length: int) -> None:
+    def do(self, device: int, kind: Activity, gap: int, length: int, said: bool = True) -> None:
+        """`said`: the device says so at once, and what it did before."""
         start = self.now + gap
         self.now = start + length
-        self.logs[device].add(kind, start, self.now)
+        self.unheard[device].append((kind, start, self.now))
+        if said:
+            self.hear(device)
+
+    def hear(self, device: int) -> None:
+        for each in self.unheard[device]:
+            self.logs[device].add(*each)
+        self.unheard[device].clear()
 
     def phase(self, phase: Phase, length: int) -> None:
         with self.timeline.phase(phase):
@@ -55,17 +81,25 @@ class World:
         """Is there more?"""
         known = ASKED.validate_json(ASKED.dump_json(self.lanes.known()))
         self.timeline.seconds()
-        lanes = self.accounts.news(known.places, known.since_ns, most)
+        lanes = self.accounts.news(known.places, most)
         start, now = self.timeline.bounds_ns
         more = self.accounts.more(lanes)
         self.lanes.take(Look(LIVE, start, now, None, tuple(self.accounts.marks[known.marks :]), lanes, more))
         return more
 
 
+def train(gap: int, said: bool = True) -> tuple:
+    return "do", 0, Activity.TRAIN, gap, 2, said
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
-@given(st.lists(st.one_of(DOES, DOES, PHASE, OTHERS), max_size=60), st.integers(1, 12))
-def test_who_follows_has_the_same_in_the_end(monkeypatch: pytest.MonkeyPatch, done: list[tuple], most: int) -> None:
-    monkeypatch.setattr(accounts_module, "MOST", 8)
+@given(DONE.map(lambda parts: list(chain(*parts))), st.integers(1, 12), st.sampled_from([8, 64]))
+@example([train(0), ("look",), train(0), train(1)], 12, 64)  # one that was told goes on, and is then followed by another
+@example([train(0), ("do", 1, Activity.SYNC, 0, 2, True), ("look",), train(0, said=False), ("look",)], 12, 64)
+@example([train(0), train(0, said=False), ("phase", Phase.SETUP, 3), ("look",)], 12, 64)  # it went on before, and says so later
+@example([*[train(1), ("collect",)] * 5, ("look",), train(0), ("collect",), train(1), train(0)], 1, 64)
+def test_who_follows_has_the_same_in_the_end(monkeypatch: pytest.MonkeyPatch, done: list[tuple], most: int, kept: int) -> None:
+    monkeypatch.setattr(accounts_module, "MOST", kept)
     monkeypatch.setattr(timeline_module, "MOST", 6)
     world = World()
     for what, *how in done:
@@ -80,6 +114,8 @@ def test_who_follows_has_the_same_in_the_end(monkeypatch: pytest.MonkeyPatch, do
                 world.accounts.collect()
             case "step":
                 world.accounts.stepped(len(world.accounts.marks) + 1)
+    for device in range(len(world.logs)):
+        world.hear(device)
     looks = 0
     while world.look(most):
         looks += 1

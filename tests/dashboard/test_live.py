@@ -22,6 +22,7 @@ from rollyard.errors import ConfigError
 from rollyard.journal.folder import RunFolder
 from rollyard.loop import Run
 from rollyard.types import Activity
+from rollyard.watch import recorder
 from rollyard.watch.live import LOOKED, Look
 from rollyard.watch.step import Step
 from tests.dashboard.runs import answers, asking, contents, run_of
@@ -156,9 +157,21 @@ async def test_an_answer_tells_what_is_new_and_nothing_twice(tmp_path: Path) -> 
         assert [step for step, _ in look.marks] == [4]
 
 
+async def test_steps_of_a_long_run_are_told_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer has a most: one that is longer would be cut, and be no answer."""
+    async with going(tmp_path, until=5) as (run, _):
+        monkeypatch.setattr(recorder, "NEWS", 2)
+        lanes, told, more = feed.Lanes(), list[int](), True
+        while more:
+            look = await asyncio.to_thread(looked, run.folder, feed.ASKED.dump_json(lanes.known()).decode())
+            lanes.take(look)
+            told, more = [*told, len(look.marks)], look.more
+        assert [mark.step for mark in lanes.traced().marks] == [1, 2, 3, 4, 5] and max(told) == 2
+
+
 async def test_an_order_that_makes_no_sense_ends_nothing(tmp_path: Path) -> None:
     async with going(tmp_path) as (run, _):
-        for known in ("{", "[]", '{"places": 3}', '{"places": [[9, 99999]], "marks": 99}', '{"since_ns": "now"}'):
+        for known in ("{", "[]", '{"places": 3}', '{"places": [[9, 99999]], "marks": 99}', '{"marks": "all"}'):
             with suppress(ConfigError):
                 await asyncio.to_thread(looked, run.folder, known)
         assert (await asyncio.to_thread(looked, run.folder)).live.step == 3

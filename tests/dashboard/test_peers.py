@@ -41,6 +41,27 @@ async def test_this_user_and_root_are_answered_and_nobody_else(table: Path, tmp_
             assert (await client.get("/healthz")).status_code == status
 
 
+async def refusal(table: Path, folder: Path, port: int) -> str:
+    transport = httpx.ASGITransport(Own(make_app(Shown(RunFolder(folder))), table), client=("127.0.0.1", port))
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://127.0.0.1:{HERE[1]}") as client:
+        answer = await client.get("/healthz")
+    assert answer.status_code == 403
+    return answer.text
+
+
+async def test_whose_connection_is_not_told_hears_why(table: Path, tmp_path: Path) -> None:
+    assert "another user" in await refusal(table, tmp_path, 0xC350)
+    unknown = await refusal(table, tmp_path, 0xC353)
+    assert "does not say whose connection this is" in unknown and "docs/dashboard.md" in unknown
+
+
+async def test_a_table_that_cannot_be_read_is_said_and_lets_nobody_in(tmp_path: Path) -> None:
+    unread = tmp_path / "folder"
+    unread.mkdir()
+    said = await refusal(unread, tmp_path, 0xC351)
+    assert "cannot be looked up" in said and "Is a directory" in said and "docs/dashboard.md" in said
+
+
 def test_the_system_says_who_holds_the_other_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         assert owner(client.getsockname(), server.getsockname()) == os.getuid()
