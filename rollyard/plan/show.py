@@ -17,6 +17,17 @@ LABEL: Final = 9  # columns of the names at the left
 BAR: Final = 60  # columns of the bar of phases
 ROOM: Final = 66  # columns of a line in a terminal of 80
 SHOWN: Final = 0.005  # a smaller share is not worth its place
+FOR: Final[Mapping[str, str]] = {  # what a device waits for, in words
+    "train": "training or its batch",
+    "sync": "weights",
+    "generate": "generation",
+    "score": "scoring",
+    "eval": "evaluation",
+    "checkpoint": "a checkpoint",
+    "restart": "a restart",
+    "closing": "the end",
+    "unexplained": "nothing that is known",
+}
 REST: Final = "unaccounted"  # whose colour it has
 
 
@@ -40,7 +51,7 @@ def _rows(summary: Summary) -> list[tuple[str, RenderableType]]:
     if summary.step_s is not None:
         rows += [
             ("step", _spread(summary.step_s)),
-            ("speed", f"{summary.tokens_per_s:,.0f} tokens/s, {summary.tokens_per_device_s:,.0f} a device"),
+            ("speed", f"{summary.tokens_per_s:,.0f} tokens trained a second, {summary.tokens_per_device_s:,.0f} a device"),
             ("bound by", Text(summary.bound, "bold")),
             ("phases", stacked(_coloured(summary.phases_s), BAR)),
             ("", _legend(summary.phases_s, summary.step_s.mean)),
@@ -86,7 +97,7 @@ def _legend(phases: Mapping[str, float], step_s: float) -> Text:
 
 def _busy(share: float, waits: Mapping[str, float]) -> str:
     most = sorted(waits.items(), key=lambda item: -item[1])
-    told = ", ".join(f"{cause} {waited:.1%}" for cause, waited in most if waited >= SHOWN)
+    told = ", ".join(f"{FOR.get(cause, cause)} {waited:.1%}" for cause, waited in most if waited >= SHOWN)
     return f"{share:.1%} busy" + (f"; waits for {told}" if told else "")
 
 
