@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollyard.plan.advise import UNSEEN, Choice, Plan
-from rollyard.plan.outcome import OVERLAPS
+from rollyard.plan.outcome import FIXED, OVERLAPS
 from rollyard.plan.space import Point
 
 
@@ -100,6 +100,8 @@ def _notes(plan: Plan) -> Iterator[str]:
     )
     if any(choice.point.placement in OVERLAPS for choice in plan.choices):
         yield "bound by, where engines and trainers work at once: the one that the other waits for longer"
+    if any(FIXED in choice.ran.bound for choice in plan.choices):
+        yield f"{FIXED}: kernels, scheduling, and what else takes as long for few tokens as for many"
     for each in plan.refused:
         near = f"; nearest that fits: {named(each.nearest)}" if each.nearest else ""
         yield f"refused {each.count:,} like {named(each.example)}: {each.problem}{near}"

@@ -21,8 +21,8 @@ from rollyard.watch.timeline import BESIDE, PhaseSeconds
 from rollyard.watch.trace import Traced
 
 GENERATION: Final = "generation"
-# What a decode step is bound by.
-OF_STEP: Final = ("fixed time of a decode step: kernels, scheduling", "memory bandwidth", "arithmetic")
+FIXED: Final = "fixed time of a decode step"
+OF_STEP: Final = (FIXED, "memory bandwidth", "arithmetic")  # what a decode step is bound by
 OVERLAPS: Final = ("async", "swap")  # placements in which generation and training go on at once
 TAIL: Final = 0.5  # fewer of the slots that it could use at work on average: generation waits for its longest
 
