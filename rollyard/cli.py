@@ -117,7 +117,7 @@ def _done(given: argparse.Namespace, console: Screen) -> int:
             return inspect(given, _web)
         case "simulate":
             scenario = scenario_of(given)
-            return _explain(scenario) if given.explain else simulate(scenario, as_json=given.json)
+            return _explain(scenario) if given.explain else simulate(scenario, as_json=given.json, again=given.again)
         case "plan":
             return plan(given)
         case "explain":

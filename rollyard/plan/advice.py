@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollyard.plan.advise import UNSEEN, Choice, Plan
+from rollyard.plan.outcome import FIXED, OVERLAPS
 from rollyard.plan.space import Point
 
 
@@ -43,7 +44,7 @@ def named(point: Point) -> str:
     elif point.shard:
         words.append("one training state over all")
     if point.placement == "async":
-        words.append(point.rollover)
+        words.append(f"rollover {point.rollover}")
     if point.staleness:
         words.append(f"staleness {point.staleness}")
     if point.oversample:
@@ -94,9 +95,13 @@ def _notes(plan: Plan) -> Iterator[str]:
     refused = sum(each.count for each in plan.refused)
     yield ""
     yield (
-        f"{plan.points:,} points: {refused:,} refused, {plan.simulated:,} simulated, {plan.excluded:,} not as good as the best "
-        f"by their lower bound, {plan.left:,} not expected to be by their estimate ({plan.runs:,} simulations in all)"
+        f"{plan.points:,} points: {refused:,} refused, {plan.simulated:,} simulated, {plan.excluded:,} ruled out by "
+        f"their lower bound, {plan.left:,} left out by their estimate ({plan.runs:,} simulations in all)"
     )
+    if any(choice.point.placement in OVERLAPS for choice in plan.choices):
+        yield "bound by, where engines and trainers work at once: the one that the other waits for longer"
+    if any(FIXED in choice.ran.bound for choice in plan.choices):
+        yield f"{FIXED}: kernels, scheduling, and what else takes as long for few tokens as for many"
     for each in plan.refused:
         near = f"; nearest that fits: {named(each.nearest)}" if each.nearest else ""
         yield f"refused {each.count:,} like {named(each.example)}: {each.problem}{near}"

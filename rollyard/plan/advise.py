@@ -34,7 +34,7 @@ UNSEEN: Final = 0.005  # of a step's seconds
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One simulated choice. Seconds and tokens are of the steps that count; shares of the whole run, as a run's report has them.
+    """One simulated choice, over the steps that count; slots are of the whole run, as in what a report sets beside a forecast.
 
     Attributes:
         step_s: seconds of a step.

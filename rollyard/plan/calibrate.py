@@ -57,6 +57,7 @@ class Calibration:
 
     run: FinishedRun
     fitted: tuple[Fitted, ...]
+    quiet: float  # share of its time in which who wanted a processor had one; 1 where that is not known
 
     def options(self) -> dict[str, float | bool | str]:
         """By dotted name."""
@@ -106,10 +107,8 @@ def calibrate(path: Path, hardware: str = "", *, simulated: bool = False) -> Cal
     """
     run = read_finished(path)
     hardware = ran_on(run, hardware, simulated)
-    if not run.report.usage.paces:
-        problem = f"engine {run.report.engine} does not tell what its steps take"
-        raise ConfigError(problem, where=WHERE, remedy="give a run with --engine.kind embedded")
-    return Calibration(run, tuple(_Fitting(run, hardware).all()))
+    fitting = _Fitting(run, hardware)
+    return Calibration(run, tuple(fitting.all()), fitting.quiet)
 
 
 def ran_on(run: FinishedRun, asked: str, simulated: bool) -> str:
@@ -147,7 +146,7 @@ class _Fitting:
         self._scenario = with_values(self._scenario, options)
         self._peak = self._priced({})
         self._members = run.config.rollout.groups_per_step * run.config.rollout.group_size
-        self._quiet = self._quietness()
+        self.quiet = self._quietness()
 
     def _priced(self, options: dict[str, float | bool | str]) -> Costs:
         scenario = with_values(self._scenario, options)
@@ -243,7 +242,7 @@ class _Fitting:
     # ---------------------------------------------------------------------------------- driver and weight sync
 
     def _of_driver(self) -> Iterable[Fitted]:
-        run, members, quiet = self._run, self._members, self._quiet
+        run, members, quiet = self._run, self._members, self.quiet
         request = run.driver_s("prompts") * quiet / members
         told = f"{members} completions a step, in the middle"
         driver, generating = median(run.column("driver_s")), median(run.column("driver_generating_s"))
@@ -263,7 +262,7 @@ class _Fitting:
             yield Fitted("costs.score_s", 0.0, "functions judge in the driver, whose time they are part of")
 
     def _of_sync(self) -> Iterable[Fitted]:
-        run, quiet = self._run, self._quiet
+        run, quiet = self._run, self.quiet
         evidence = run.seconds("evidence") * quiet
         probe = max(run.seconds("eval"), run.seconds("probe")) * quiet
         options: dict[str, float | bool | str] = {"costs.evidence_s": evidence, "costs.probe_s": probe}
@@ -292,9 +291,9 @@ class _Fitting:
         """Bytes/s between processes."""
         weights = self._run.report.weights
         if weights.handed:
-            rate = median(handed.bytes / handed.seconds for handed in weights.handed if handed.seconds) / self._quiet
+            rate = median(handed.bytes / handed.seconds for handed in weights.handed if handed.seconds) / self.quiet
             on = f"{len(weights.handed)} handoffs, in the middle"
-        elif (published := self._run.seconds("publish") * self._quiet) and weights.bytes_sent:
+        elif (published := self._run.seconds("publish") * self.quiet) and weights.bytes_sent:
             rate, on = weights.bytes_sent / len(self._run.report.versions) / published, "weights that were sent, in the middle"
         else:
             rate, on = USUAL, "not in this run: assumed"

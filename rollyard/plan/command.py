@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,11 +76,14 @@ def add_simulate(commands: Any, add_options: AddOptions) -> None:
     command.add_argument("--constants", type=Path, metavar="FILE.toml", help="write down what --calibrate found, and on what")
     command.add_argument("--explain", action="store_true", help="print every option and where its value is from, and do nothing")
     command.add_argument("--json", action="store_true", help="print one JSON object, the same for the same options and seed")
+    command.set_defaults(again=None)
     add_options(command, SHORT, Scenario)
 
 
 def scenario_of(given: argparse.Namespace) -> Resolved[Scenario]:
     """What the command line asks for. What was fitted to a run is written where `--constants` says.
+
+    Where the scenario is that of the run, `given.again` is then what simulates the same run, and says how that compares.
 
     Raises:
         ConfigError: an option, or what they say together, does not fit; a run that nothing can be fitted to.
@@ -109,6 +113,7 @@ def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str
         if given.constants is not None:
             raise ConfigError("nothing is fitted", where="--constants", remedy="say --calibrate RUN too")
         return {}
+    from rollyard.plan.again import same_run
     from rollyard.plan.calibrate import calibrate
 
     kind = gpus_of(given.gpus)[1] if given.gpus else ""
@@ -121,6 +126,8 @@ def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str
     options: dict[str, Any] = found.options()
     if given.file is None and not given.preset:
         given.file = found.run.options
+        machine = {name: value for name, value in overrides.items() if name.startswith(("cluster.", "costs."))}
+        given.again = partial(same_run, found, given.calibrate, machine)
         if found.run.journal is not None and not any(name.startswith("workload.") for name in overrides):
             options["workload.trace"] = str(found.run.journal)
     return options
@@ -173,8 +180,11 @@ def _resolved(given: argparse.Namespace, overrides: Mapping[str, Any], checked: 
     return resolve_scenario(checked, preset=given.preset, file=given.file, overrides=overrides)
 
 
-def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
+def simulate(resolved: Resolved[Scenario], *, as_json: bool, again: Callable[[], str] | None = None) -> int:
     """Simulate it, print what came of it, and leave the folder that the command line names; returns 1 when the run fails.
+
+    Args:
+        again: says what is to be known first of the run that the costs are fitted to.
 
     Raises:
         ConfigError: the model or the trace cannot be read, it does not fit on the devices, or the folder cannot be written.
@@ -188,7 +198,7 @@ def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
     with held(folder) if folder is not None else nullcontext():
         if folder is not None:
             check_free(folder, scenario.run.overwrite)
-        notes = notes_of(resolved)
+        notes, first = notes_of(resolved), [again()] if again else []
         with _progress(scenario.run.steps) as stepped:
             outcome = simulate(scenario, stepped=stepped, followed=folder is not None)
         if folder is not None:
@@ -197,9 +207,11 @@ def simulate(resolved: Resolved[Scenario], *, as_json: bool) -> int:
         notes.append(f"{outcome.failures}; nodes that train do not fail: that ends a run, which is then resumed")
     summary = summarize(outcome.report, outcome.metrics, scenario)
     if as_json:
-        sys.stdout.write(json.dumps(asdict(summary) | {"notes": notes}) + "\n")
+        sys.stdout.write(json.dumps(asdict(summary) | {"notes": [*first, *notes]}) + "\n")
         return int(summary.failed)
     screen = Screen()
+    if first:
+        screen.print(*first, soft_wrap=True, markup=False, highlight=False)
     screen.print(table(summary))
     for line in [*notes, *([f"simulated run: {folder}"] if folder is not None else [])]:
         screen.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -119,6 +119,9 @@ def read_finished(path: Path) -> FinishedRun:
 
 
 def _check(path: Path, report: Report) -> None:
+    if report.generation_tokens and not report.usage.paces:  # before what another run of the kind would mend
+        problem = f"{path}: engine {report.engine} does not tell what its steps take, however long the run is"
+        raise ConfigError(problem, where=WHERE, remedy="give a run with --engine.kind embedded")
     if report.finished.failed:
         raise ConfigError(f"{path}: the run failed: {visible(report.finished.cause)}", where=WHERE, remedy=REMEDY)
     if report.lives.count > 1:

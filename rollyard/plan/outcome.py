@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from math import ceil
 from statistics import median
 from typing import Final, Protocol
@@ -15,13 +15,14 @@ from rollyard.plan.hardware import CPU
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.trace import prompts_of
 from rollyard.watch.accounts import ENGINE, TRAINER
-from rollyard.watch.forecast import PHASES, StepMeans
-from rollyard.watch.report import Report
+from rollyard.watch.forecast import PHASES, StepMeans, counted
+from rollyard.watch.report import Report, Usage
 from rollyard.watch.timeline import BESIDE, PhaseSeconds
 from rollyard.watch.trace import Traced
 
 GENERATION: Final = "generation"
-OF_STEP: Final = ("time of a step besides", "memory bandwidth", "arithmetic")  # what a decode step is bound by
+FIXED: Final = "fixed time of a decode step"
+OF_STEP: Final = (FIXED, "memory bandwidth", "arithmetic")  # what a decode step is bound by
 OVERLAPS: Final = ("async", "swap")  # placements in which generation and training go on at once
 TAIL: Final = 0.5  # fewer of the slots that it could use at work on average: generation waits for its longest
 
@@ -85,7 +86,7 @@ class Summary:
     wall_s: float
     step_s: Spread | None  # None: it did not come so far
     phases_s: Mapping[str, float]
-    tokens_per_s: float
+    tokens_per_s: float  # that are trained on
     tokens_per_device_s: float
     sync_s: float  # a step: weights on their way, and nothing else done that counts before it
     busy: Mapping[str, float]  # by role
@@ -143,10 +144,21 @@ def means_of(metrics: Sequence[Mapping[str, object]]) -> Mapping[str, float]:
     """`step_s`, `generate_s`, ..., see StepMeans, of a row a step."""
     means = StepMeans()
     for row in metrics:
-        parts = {name.removeprefix("phase/"): float(str(value)) for name, value in row.items() if name.startswith("phase/")}
-        beside = {name: float(str(row[name])) for name in BESIDE}
-        means.add(PhaseSeconds(wall_s=float(str(row["seconds"])), **parts, **beside), int(str(row["tokens"])))
+        means.add(_phases(row), int(str(row["train/tokens"])))
     return means.means()
+
+
+def counting(done: Outcome, first: int) -> Report:
+    """The report with phases and accounts of devices from the end of the step `first` to that of the last, which is later."""
+    parts = [_phases(row) for row in done.metrics[first:]]
+    phases = PhaseSeconds(*(sum(getattr(part, each.name) for part in parts) for each in fields(PhaseSeconds)))
+    return replace(done.report, phases=phases, usage=Usage(*counted(done.traced, first)))
+
+
+def _phases(row: Mapping[str, object]) -> PhaseSeconds:
+    parts = {name.removeprefix("phase/"): float(str(value)) for name, value in row.items() if name.startswith("phase/")}
+    beside = {name: float(str(row[name])) for name in BESIDE}
+    return PhaseSeconds(wall_s=float(str(row["seconds"])), **parts, **beside)
 
 
 def _engines(report: Report) -> int:

@@ -23,6 +23,7 @@ from rollyard.plan.hardware import CPU
 from rollyard.plan.kinds import FOLDERS, resolve_scenario
 from rollyard.plan.measured import device_of
 from rollyard.plan.models import is_folder
+from rollyard.plan.outcome import OVERLAPS
 from rollyard.plan.ran import ran
 from rollyard.plan.ready import config_of, toml_of, windowed
 from rollyard.plan.scenario import Scenario
@@ -160,7 +161,7 @@ def write(found: Plan, space: Space, path: Path) -> str:
         lines.append(f"It cannot be run yet: model.path has to be the folder of {config.model.path}")
     write_file(path, toml_of(config, [*lines, run]).encode())
     told = "" if folder else f"; it cannot be run before model.path is the folder of {config.model.path}"
-    return f"{path} is written, of {number}{told}: {run}"
+    return f"{path} is written, with choice {number}{told}; to start it: {run}"
 
 
 def _comment(choice: Choice, space: Space) -> list[str]:
@@ -168,4 +169,5 @@ def _comment(choice: Choice, space: Space) -> list[str]:
     return [
         f"{named(choice.point)}, on {choice.point.devices} {kind}",
         f"expected: {seconds(choice.ran.step_s)} a step, bound by {choice.ran.bound}",
+        *(["forecast.generate_s is what training does not hide of generation"] * (choice.point.placement in OVERLAPS)),
     ]

@@ -11,12 +11,25 @@ from rich.table import Table
 from rich.text import Text
 
 from rollyard.plan.outcome import Spread, Summary
+from rollyard.watch.accounts import TRAINER
 from rollyard.watch.draw import COLOURS, duration, stacked
 
 LABEL: Final = 9  # columns of the names at the left
 BAR: Final = 60  # columns of the bar of phases
 ROOM: Final = 66  # columns of a line in a terminal of 80
 SHOWN: Final = 0.005  # a smaller share is not worth its place
+FOR: Final[dict[str, str]] = {  # what a device waits for, in words
+    "train": "training",
+    "sync": "weights",
+    "generate": "generation",
+    "score": "scoring",
+    "eval": "evaluation",
+    "checkpoint": "a checkpoint",
+    "restart": "a restart",
+    "closing": "the end",
+    "unexplained": "nothing that is known",
+}
+OF_TRAINER: Final = {"train": "its batch or other trainers"}
 REST: Final = "unaccounted"  # whose colour it has
 
 
@@ -40,12 +53,12 @@ def _rows(summary: Summary) -> list[tuple[str, RenderableType]]:
     if summary.step_s is not None:
         rows += [
             ("step", _spread(summary.step_s)),
-            ("speed", f"{summary.tokens_per_s:,.0f} tokens/s, {summary.tokens_per_device_s:,.0f} a device"),
+            ("speed", f"{summary.tokens_per_s:,.0f} tokens trained a second, {summary.tokens_per_device_s:,.0f} a device"),
             ("bound by", Text(summary.bound, "bold")),
             ("phases", stacked(_coloured(summary.phases_s), BAR)),
             ("", _legend(summary.phases_s, summary.step_s.mean)),
         ]
-    rows += [(role, _busy(share, summary.waits[role])) for role, share in summary.busy.items()]
+    rows += [(role, _busy(role, share, summary.waits[role])) for role, share in summary.busy.items()]
     rows += [
         ("slots", f"{summary.slots_busy:.1%} busy while engines step"),
         ("sync", f"{seconds(summary.sync_s)} a step"),
@@ -84,9 +97,10 @@ def _legend(phases: Mapping[str, float], step_s: float) -> Text:
     return Text("\n").join(lines)
 
 
-def _busy(share: float, waits: Mapping[str, float]) -> str:
+def _busy(role: str, share: float, waits: Mapping[str, float]) -> str:
+    words = FOR | OF_TRAINER if role == TRAINER else FOR
     most = sorted(waits.items(), key=lambda item: -item[1])
-    told = ", ".join(f"{cause} {waited:.1%}" for cause, waited in most if waited >= SHOWN)
+    told = ", ".join(f"{words.get(cause, cause)} {waited:.1%}" for cause, waited in most if waited >= SHOWN)
     return f"{share:.1%} busy" + (f"; waits for {told}" if told else "")
 
 

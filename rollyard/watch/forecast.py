@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Final, Self
 
 from rollyard.config import ForecastConfig
-from rollyard.watch.devices import PoolTime
+from rollyard.watch.devices import DeviceTime, PoolTime, account
 from rollyard.watch.timeline import PhaseSeconds
+from rollyard.watch.trace import Traced
 
 PHASES: Final = ("generate", "score", "train", "sync", "checkpoint")  # those of a forecast
 BUSY: Final = {"engine_busy": "engine", "trainer_busy": "trainer"}  # the role of each
@@ -51,7 +52,7 @@ class StepMeans:
         self._tokens = 0
 
     def add(self, phases: PhaseSeconds, tokens: int) -> None:
-        """One more step: its seconds, and the tokens sampled in it."""
+        """One more step: its seconds, and the tokens that it trained on."""
         if self._first is None:
             self._first = (phases, tokens)
             return
@@ -73,6 +74,17 @@ class StepMeans:
         rate = tokens / phases.wall_s if phases.wall_s else 0.0
         step_s = phases.wall_s / self.steps
         return {"step_s": step_s, **parts, "rest_s": max(step_s - sum(parts.values()), 0.0), "tokens_per_s": rate}
+
+
+def counted(traced: Traced, first: int = 1) -> tuple[tuple[DeviceTime, ...], tuple[PoolTime, ...]]:
+    """The accounts of devices and roles over the steps that `StepMeans` is of: to the end of the last, without `first` steps.
+
+    Where there are no more than these, from the start; at least one was done.
+    """
+    marks = traced.marks
+    since_ns = marks[first - 1].at_ns if len(marks) > first else traced.start_ns
+    driver, *devices = traced.lanes
+    return account(devices, driver.intervals, since_ns, marks[-1].at_ns)
 
 
 def busy(pools: Sequence[PoolTime], slots: float) -> Mapping[str, float]:

@@ -22,7 +22,7 @@ from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, T
 from rollyard.watch.accounts import Accounts
 from rollyard.watch.aside import Aside
 from rollyard.watch.eta import Eta
-from rollyard.watch.forecast import StepMeans, busy, compare
+from rollyard.watch.forecast import StepMeans, busy, compare, counted
 from rollyard.watch.live import ASKED, LOOKED, NEWS, Glance, Live, Look
 from rollyard.watch.lives import Lives
 from rollyard.watch.paces import together
@@ -175,7 +175,7 @@ class Recorder:
         self._before, self._tokens_before, self._dropped_before = now, tokens, dict(dropped)
         self._rewards.append(step.reward_mean)
         self._curve.append(step.reward_mean)
-        self._means.add(seconds, written)
+        self._means.add(seconds, train.tokens)
         self._eta.add(seconds)
         self.accounts.stepped(step.step)
         self._builder.add_step(step)
@@ -324,13 +324,19 @@ class Recorder:
             filtering=filtering,
             usage=self._usage(stats),
         )
-        measured = {**self._means.means(), **busy(report.usage.pools, report.slots_busy)} if self._means.steps else {}
-        report = replace(report, forecast=compare(self._forecast, self._means.steps, measured))
+        if self._forecast.step_s:
+            report = replace(report, forecast=compare(self._forecast, self._means.steps, self._measured(report.slots_busy)))
         self._view.finish(report)
         self._view.close()
         for sink in self._sinks:
             sink.close(summary(report), finished.failed)
         return report
+
+    def _measured(self, slots: float) -> Mapping[str, float]:
+        """What stands beside a forecast; nothing before a step."""
+        if not self._means.steps:
+            return {}
+        return {**self._means.means(), **busy(counted(self.accounts.traced())[1], slots)}
 
     async def left(self) -> None:
         """Wait, for a limited time, until sinks have written what they were told."""

@@ -134,7 +134,7 @@ def test_what_cannot_be_run_is_never_written_as_ready(plan: Plan, tmp_path: Path
     assert "not written" in write(replace(plan, choices=tuple(choices)), sp, tmp_path / "plan.toml")
     assert not (tmp_path / "plan.toml").exists()
     mixed = replace(plan, choices=(*choices[:1], *[each for each in plan.choices if not each.obstacle]))
-    assert "of 2" in write(mixed, sp, tmp_path / "plan.toml")
+    assert "with choice 2" in write(mixed, sp, tmp_path / "plan.toml")
 
 
 def test_whatever_is_best_something_can_be_run() -> None:

@@ -16,6 +16,7 @@ import pytest
 from rollyard import cli
 from rollyard.config import Config, PlaceConfig
 from rollyard.errors import ConfigError, JournalError, RollyardError
+from rollyard.plan.again import told
 from rollyard.plan.calibrate import _Fitting, calibrate, ran_on, with_values
 from rollyard.plan.finished import FinishedRun, read_finished
 from rollyard.plan.fit import Fit, least_squares, middle
@@ -235,7 +236,31 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         calibrate(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="3 steps says too little"):
-        calibrate(left(tmp_path / "short", scenario(**{"run.steps": 3})), simulated=True)
+        calibrate(short := left(tmp_path / "short", scenario(**{"run.steps": 3})), simulated=True)
+    (short / "report.json").write_text(without_paces((short / "report.json").read_text()))
+    with pytest.raises(ConfigError, match="however long the run is"):  # another run of the kind would not help
+        calibrate(short, simulated=True)
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "simulated_s", "quiet", "cpu", "says"),
+    [
+        (0.33, 0.3, 0.5, True, "runs/a took 0.33 s a step; the same run, simulated on a machine that does nothing else: 0.3 s"),
+        (0.33, 0.3, 1.0, False, "runs/a took 0.33 s a step; the same run, simulated: 0.3 s"),
+        (
+            3.4,
+            0.34,
+            0.25,
+            True,
+            "so the run took 10 times as long (others were at work: its processes had a processor in 25% of",
+        ),
+        (3.4, 0.34, 0.95, True, "0.34 s, so the run took 10 times as long. Compare what is simulated with this simulated step"),
+        (0.2, 0.4, 0.95, True, "0.4 s, so the run took 0.5 times as long. Compare"),
+    ],
+)
+def test_a_run_stands_beside_itself_simulated(measured_s: float, simulated_s: float, quiet: float, cpu: bool, says: str) -> None:
+    line = told(Path("runs/a"), measured_s, simulated_s, quiet, cpu=cpu)
+    assert says in line and ("Compare" in line) == (measured_s != 0.33)
 
 
 @pytest.mark.slow

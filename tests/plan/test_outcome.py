@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from rich.console import Console
 
 from rollyard.config import ForecastConfig
 from rollyard.plan.forecast import forecast_of
-from rollyard.plan.outcome import Cost, Spread, bound, summarize
+from rollyard.plan.outcome import Cost, Spread, bound, counting, summarize
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.show import table
-from rollyard.watch.devices import DeviceTime, PoolTime
+from rollyard.types import Activity, Interval
+from rollyard.watch.devices import DeviceTime, Lane, PoolTime
 from rollyard.watch.report import (
     Counts,
     EvalRewards,
@@ -28,6 +29,7 @@ from rollyard.watch.report import (
     WeightTraffic,
 )
 from rollyard.watch.timeline import BESIDE, PhaseSeconds
+from rollyard.watch.trace import Mark, Traced
 
 NOTHING = RewardCurve(None, None, ())
 
@@ -89,7 +91,7 @@ def row(step: int, seconds: float, generate: float, train: float, sync: float, t
     phases = {"generate": generate, "train": train, "sync": sync, "score": 0.0, "tools": 0.0, "eval": 0.0, "checkpoint": 0.0}
     left = seconds - generate - train - sync
     spent = {f"phase/{name}_s": value for name, value in (phases | {"setup": 0.0, "unaccounted": left}).items()}
-    return {"step": step, "tokens": tokens, "seconds": seconds, **spent, **dict.fromkeys(BESIDE, 0.0)}
+    return {"step": step, "tokens": 9, "train/tokens": tokens, "seconds": seconds, **spent, **dict.fromkeys(BESIDE, 0.0)}
 
 
 ROWS = (
@@ -142,7 +144,33 @@ def test_the_forecast_has_the_same_numbers() -> None:
         "trainer_busy": 0.4,
         "slots_busy": 0.5,
     }
-    assert found.source == "rollyard 0.1.0, small: 4 steps on H100, separate"
+    assert found.source == "rollyard 0.1.0, small: 3 steps on H100, separate"
+
+
+@dataclass(frozen=True)
+class Done:
+    report: Report
+    metrics: tuple[dict[str, object], ...]
+    traced: Traced
+
+
+def test_steps_that_do_not_count_are_in_no_number_of_a_choice() -> None:
+    """Four steps that end after 40, 58, 78 and 100 s. The engine works in the first two alone, the trainer in the last two."""
+    ends = (40, 58, 78, 100)
+    lanes = (
+        Lane("driver", ("driver",), ()),
+        Lane("engine-0", ("engine",), (Interval(Activity.GENERATE, 0, 68 * 10**9, ""),)),
+        Lane("trainer-0", ("trainer",), (Interval(Activity.TRAIN, 80 * 10**9, 120 * 10**9, ""),)),
+    )
+    marks = tuple(Mark(step, seconds * 10**9) for step, seconds in enumerate(ends, 1))
+    found = counting(Done(REPORT, ROWS, Traced(lanes, marks, 0, 120 * 10**9)), 2)
+    assert (found.phases.wall_s, found.phases.generate_s, found.phases.train_s, found.phases.sync_s) == (42.0, 21.0, 17.0, 3.0)
+    engine, trainer = found.usage.pools
+    assert (engine.role, engine.busy_share) == ("engine", 10 / 42)  # from 58 s to 68 s, of 42 s
+    assert (trainer.role, trainer.busy_share) == ("trainer", 20 / 42)  # from 80 s to 100 s
+    assert dict(engine.wait_share) == {"train": 20 / 42, "unexplained": 12 / 42}
+    forecast = forecast_of(found, ROWS[1:], scenario())
+    assert (forecast.step_s, forecast.tokens_per_s, forecast.engine_busy) == (21.0, 50.0, 0.238095)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +207,7 @@ def test_generation_that_waits_for_its_longest() -> None:
     ("slots", "prompt", "expected"),
     [
         (8, 512, "memory bandwidth"),  # 16 GB of weights at 70 % of 3.35 TB/s take 6.4 ms, 3 ms besides
+        (1, 1, "fixed time of a decode step"),  # engines of 8: 0.9 ms of weights, and 3 ms
         (512, 1, "arithmetic"),  # 2 x 8e9 x 512 operations at half of 989 TFLOP/s take 15.5 ms
     ],
 )
@@ -189,7 +218,7 @@ def test_what_decoding_is_bound_by(slots: int, prompt: int, expected: str, trace
         workload = {"trace": str(tmp_path / "a.jsonl")}
         (tmp_path / "a.jsonl").write_text(json.dumps({"group": 0, "prompt_tokens": prompt, "tokens": 9}))
     place, rollout = {"generate": 1, "train": 8}, {"groups_per_step": slots, "group_size": 1}
-    engine, model = {"tensor_parallel_size": 1, "slots": slots}, {"path": "llama-8b", "dtype": "bfloat16"}
+    engine, model = {"tensor_parallel_size": 8 if slots == 1 else 1, "slots": slots}, {"path": "llama-8b", "dtype": "bfloat16"}
     found = scenario(
         place=place, rollout=rollout, engine=engine, model=model, workload=workload, weights={"transport": "broadcast"}
     )
@@ -208,9 +237,9 @@ def test_the_table_has_what_a_person_asks_for() -> None:
         "small (simulated)",
         "12 × H100, 4 engines",
         "20 s (median), mean 20 s, 80 % from 18 s to 22 s",
-        "50 tokens/s, 4 a device",
+        "50 tokens trained a second, 4 a device",
         "generate 10 s, 50%",
-        "60.0% busy; waits for train 30.0%, sync 10.0%",
+        "60.0% busy; waits for training 30.0%, weights 10.0%",
         "50.0% busy while engines step",
         "1.667 s a step",
         "mean 20.0, p50 15, p95 40, max 64 tokens, 12.5% truncated",

@@ -94,7 +94,13 @@ def test_a_forecast_stands_beside_what_happened_in_each_life(make: Callable[...,
     assert rows["train_s"].measured == pytest.approx(sum(step.phases.train_s for step in steps[1:]) / 2)
     parts = ("generate_s", "score_s", "train_s", "sync_s", "checkpoint_s", "rest_s")
     assert sum(rows[name].measured or 0.0 for name in parts) == pytest.approx(step_s)
-    assert rows["engine_busy"].measured == report.usage.pools[0].busy_share
+    traced = read_trace(run.folder.trace)
+    (first, _, last), (device,) = [mark.at_ns for mark in traced.marks], traced.lanes[1:]
+    spans = sorted((max(begin, first), min(end, last)) for _, begin, end, _ in device.intervals if end > first and begin < last)
+    busy_ns, until = 0, first
+    for begin, end in spans:
+        busy_ns, until = busy_ns + max(end - max(begin, until), 0), max(until, end)
+    assert rows["engine_busy"].measured == pytest.approx(busy_ns / (last - first), rel=1e-3)
     assert read_report(run.folder.report) == report
     assert [mark.step for mark in read_trace(run.folder.trace).marks] == [1, 2, 3]
     again = rollyard.Run.resume(run.folder.path, {"run.steps": 4}, reward=moody)
