@@ -1,5 +1,6 @@
 """An agent that knows nothing of training: it speaks to an OpenAI-compatible address. What it says there becomes rollouts.
 
+    pip install openai
     rollyard serve --model FOLDER --prompts examples/arithmetic.jsonl --serve.episodes --environment.limit_s 600 &
     python examples/agent.py http://127.0.0.1:8000 4            # four agents at a time, until nothing waits for one
 

@@ -6,13 +6,12 @@ import asyncio
 import math
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import Lock
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from rollyard.conductor import Conductor
@@ -24,6 +23,7 @@ from rollyard.protocols.devices import Device
 from rollyard.protocols.rollouts import PromptSource
 from rollyard.rollout.state import Counts
 from rollyard.types import Activity, DropReason, Group, Prompt, TensorInfo, TrainBatch, TrainStats, WeightVersion
+from rollyard.watch.timeline import Phase, Timeline
 
 if TYPE_CHECKING:
     from rollyard.weights.given import GivenWeights, Weights
@@ -70,6 +70,9 @@ class Caller:
         self._groups: tuple[Group, ...] = ()  # of the batch that comes next
         self._offered: Batch | None = None
         self._out: Batch | None = None  # handed out, and nothing was published for it
+        self._waits_ns: int | None = None  # since when the batch waits to be taken; None: it does not
+        self._taken_ns = 0
+        self._timeline: Timeline | None = None
         self._taking = self._copying = False
         self._deciding = Lock()  # between the thread that copies and who gives up
         self._trained: asyncio.Future[TrainStats] | None = None
@@ -81,8 +84,7 @@ class Caller:
         self._asking = False  # the run wants prompts
         self._trainer: object = None  # who takes batches, or else who began the run: see `who`
         self._warned = False
-        self._began = (0, 0.0)  # tokens and time when the stations were ready
-        self._ended: float | None = None
+        self._began = (0, 0.0)  # tokens, and seconds of generation, when the stations were ready
         self._conductor: Conductor | None = None
         self._engines: Mapping[EngineId, object] = {}
         self.source: PromptSource | None = None
@@ -94,13 +96,20 @@ class Caller:
         """The policy was loaded, as `version`; versions that are made from here on are of this life of the run."""
         self._weights, self._device, self._version, self._life = weights, device, version, life
 
-    def join(self, source: PromptSource, conductor: Conductor, engines: Mapping[EngineId, object], vocabulary: int) -> None:
+    def join(
+        self,
+        source: PromptSource,
+        conductor: Conductor,
+        engines: Mapping[EngineId, object],
+        vocabulary: int,
+        timeline: Timeline,
+    ) -> None:
         """The stations are ready."""
-        self.source, self._conductor, self._engines = source, conductor, engines
+        self.source, self._conductor, self._engines, self._timeline = source, conductor, engines, timeline
         if isinstance(source, GivenSource):
             source.vocabulary = vocabulary
             source.go_on(*self.submitted)
-        self._began = self.counts.tokens.generated, monotonic()
+        self._began = self.counts.tokens.generated, timeline.seconds().generating_s
         self.ready.set()
 
     def heard(self, happened: Sequence[Event | Instruction]) -> None:
@@ -160,9 +169,27 @@ class Caller:
     async def close(self) -> None:
         """Nothing is held."""
 
-    def _at_work(self) -> AbstractContextManager[None]:
-        assert self._device is not None
-        return self._device.spans.doing(Activity.TRAIN, "caller")
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Within the run's phase of training, which is left until the batch is taken."""
+        assert self._device is not None and self._timeline is not None
+        spans = self._device.spans
+        self._timeline.close(Phase.TRAIN)
+        self._waits_ns = spans.now()
+        try:
+            yield
+        finally:
+            if self._waits_ns is None:
+                spans.add(Activity.TRAIN, self._taken_ns, spans.now(), "caller")
+            self._taken_up()  # where it is given up, and nobody took it
+
+    def _taken_up(self) -> None:
+        """The batch waits no more. At once: who takes it may keep the event loop from then on."""
+        if self._waits_ns is not None and self._timeline is not None:
+            self._taken_ns = self._timeline.spans.now()
+            self._timeline.spans.add(Activity.CALLER, self._waits_ns, self._taken_ns, "takes no batch")
+            self._timeline.open(Phase.TRAIN)
+            self._waits_ns = None
 
     # ------------------------------------------------------------------------------------- the caller's side
 
@@ -186,10 +213,10 @@ class Caller:
 
     @property
     def tokens_per_s(self) -> float:
-        """Sampled in this life of the run, per second since the stations were ready."""
-        tokens, at = self._began
-        until = monotonic() if self._ended is None else self._ended
-        return (self.counts.tokens.generated - tokens) / max(until - at, 1e-9)
+        """Sampled in this life of the run, per second in which an engine held a request of it: as in the report."""
+        tokens, generating_s = self._began
+        spent = 0.0 if self._timeline is None else self._timeline.seconds().generating_s - generating_s
+        return (self.counts.tokens.generated - tokens) / spent if spent else 0.0
 
     @property
     def over(self) -> str | None:
@@ -214,6 +241,7 @@ class Caller:
             await self._news()
         self._check_going()
         self._out, self._offered = self._offered, None
+        self._taken_up()
         return self._out
 
     async def _news(self) -> None:
@@ -336,7 +364,7 @@ class Caller:
 
     def end(self, cause: str, *, failed: bool) -> None:
         """The run is over."""
-        self._over, self._failed, self._ended = cause, failed, monotonic()
+        self._over, self._failed = cause, failed
         self._change()
 
     def _check_going(self) -> None:

@@ -244,7 +244,7 @@ class Ring:
         self._begun = True
         if self._caller is not None and self.conductor is not None:
             stations = self._stations
-            self._caller.join(stations.source, self.conductor, stations.engines, stations.vocabulary)
+            self._caller.join(stations.source, self.conductor, stations.engines, stations.vocabulary, self._timeline)
         self._controller.listen()
         recovered = self._earlier.recovered if self._exchange is None else self._exchange.recovered
         if recovered != NOTHING.recovered:

@@ -57,7 +57,7 @@ class Status:
     trained: int
     dropped: Mapping[str, int]  # by reason
     tokens: int  # sampled so far
-    tokens_per_s: float  # since the engines were up
+    tokens_per_s: float  # a second of generation, as in the report
     cause: str = ""  # why it ended
 
 

@@ -69,6 +69,7 @@ class Activity(StrEnum):
     SYNC = "sync"  # weights are copied, brought near, switched to; a cache is given back or taken again
     PROMPTS = "prompts"  # of the driver alone, as the next two: prompts are read and handed out
     RESTART = "restart"  # an engine that was lost is started again
+    CALLER = "caller"  # a batch is ready, and a trainer of the caller's has not taken it yet
     CLOSING = "closing"  # the run is over, its processes end
     SETUP = "setup"
 
@@ -472,6 +473,7 @@ class Canary:
     gap: float  # nats between them, with moved weights
     limit: float  # nats; a gap above it ends the run
     unseen: tuple[str, ...]  # tensors whose absence would hide within the limit
+    seconds: float = 0.0  # that it took, once in a life of the run
 
 
 @dataclass(frozen=True, slots=True)

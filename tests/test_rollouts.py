@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -455,3 +456,26 @@ async def test_a_run_that_has_nothing_left_to_do_says_so(model_folder: Path, tmp
         assert again.status().state == "finished" and "has all its 1 steps" in again.finished
         with pytest.raises(ConfigError, match="the run has ended"):
             await again.submit(["ab"])
+
+
+async def test_a_batch_that_nobody_has_taken_is_a_wait_and_no_training(model_folder: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    async with rollyard.Rollouts(given(model_folder, tmp_path / "run", run__steps=1), reward=share_of_a) as rollouts:
+        await rollouts.submit(["ab"] * BATCH)
+        async with asyncio.timeout(20):
+            while rollouts._caller._offered is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.4)
+        began = time.monotonic()
+        batch = await rollouts.next_batch()
+        assert batch is not None
+        time.sleep(0.2)  # noqa: ASYNC251 - trains without giving way to the event loop
+        await rollouts.publish(model)
+        whole = time.monotonic() - began + 0.1
+    report = rollouts.report
+    assert report is not None
+    (device,) = report.usage.devices
+    assert device.wait_ns["caller"] / 1e9 > 0.39 and report.phases.unaccounted_s > 0.39
+    assert 0.2 <= device.busy_ns["train"] / 1e9 < whole and 0.2 <= report.phases.train_s < whole
+    status = rollouts.status()
+    assert status.tokens_per_s == pytest.approx(report.generation_tokens_per_s)

@@ -15,6 +15,7 @@ from rollyard.inspect.overview import overview as seen_of
 from rollyard.inspect.source import Lives, Source, read_config
 from rollyard.journal.folder import RunFolder
 from rollyard.layers import resolve
+from rollyard.watch.devices import work
 from rollyard.watch.live import Live
 from rollyard.watch.metrics import LengthCounts
 from rollyard.watch.report import Lengths, Report
@@ -122,6 +123,7 @@ def of_report(told: Overview, report: Report) -> Overview:
         members=Members(members.admitted, members.trained, members.dropped),
         staleness=report.staleness,
         pools=report.usage.pools,
+        work={pool.role: work([each for each in report.usage.devices if pool.role in each.roles]) for pool in report.usage.pools},
         forecast=() if forecast is None else forecast.rows,
         forecast_of="" if forecast is None else forecast.source,
         lost=report.lost,

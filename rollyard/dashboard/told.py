@@ -97,6 +97,7 @@ class Overview:
     members: Members = Members()
     staleness: Mapping[int, int] = field(default_factory=dict)  # trained tokens by lag
     pools: tuple[PoolTime, ...] = ()  # devices by role
+    work: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # what they were busy with, by role: shares
     forecast: tuple[Compared, ...] = ()
     forecast_of: str = ""
     lives: tuple[Life, ...] = ()

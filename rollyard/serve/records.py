@@ -231,7 +231,7 @@ class StatusRecord(BaseModel):
     trained: int
     dropped: dict[str, int]
     tokens: int
-    tokens_per_s: float = Field(description="since the engines were up")
+    tokens_per_s: float = Field(description="tokens a second of generation, as in the report: waiting for a trainer is not in it")
     engines: list[str]
     model: str = Field(description="folder on the service's machine: what this life of the run began with")
     cursor: int = Field(description="of the newest outcome")

@@ -29,6 +29,7 @@ class Cause(Enum):
     CHECKPOINT = "checkpoint"
     PROMPTS = "prompts"
     RESTART = "restart"
+    CALLER = "caller"  # who has not taken the batch yet
     CLOSING = "closing"
     UNEXPLAINED = "unexplained"
 
@@ -234,6 +235,16 @@ class _Book:
         shares = _shares(wall_ns, busy, wait)
         parts = self.transfer_ns, self.hidden_ns, self.stall_ns
         return DeviceTime(lane.device, lane.roles, wall_ns, busy, wait, *shares, *parts, lane.devices)
+
+
+def work(devices: Sequence[DeviceTime]) -> dict[str, float]:
+    """What these devices were busy with, as shares of their time after setup, by activity."""
+    spent: Counter[str] = Counter()
+    for device in devices:
+        spent.update({name: nanoseconds * device.devices for name, nanoseconds in device.busy_ns.items()})
+    setup = spent.pop(Activity.SETUP.value, 0)
+    whole = sum(device.wall_ns * device.devices for device in devices) - setup or 1
+    return {name: nanoseconds / whole for name, nanoseconds in spent.items()}
 
 
 def _shares(wall_ns: int, busy: Mapping[str, int], wait: Mapping[str, int]) -> tuple[float, dict[str, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich.bar import Bar
@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rollyard.watch.devices import Cause, DeviceTime
 from rollyard.watch.foretold import foretold
 from rollyard.watch.report import Counts, EvalRewards, Filtering, Lengths, Report, RewardCurve, WeightTraffic
 from rollyard.watch.snapshot import Header, Snapshot
@@ -35,6 +36,8 @@ EIGHTHS: Final = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 LABEL: Final = 9  # columns of the names at the left
 WIDEST: Final = 120  # columns: beyond, the eye loses the line
 NARROW: Final = 60  # columns, below which tables leave out what others imply
+LONG: Final = 0.05  # share of the run from which on the canary is worth a line
+MOMENT_S: Final = 0.1  # and a wait for the caller
 SHADES: Final = "█▓▒░"  # one after the other, where there are no colours
 
 
@@ -243,8 +246,9 @@ def _report_panel(report: Report, columns: int) -> Panel:
         ("tokens", ledger(report.tokens)),
         *([("filter", _filtering(report.filtering))] if report.filtering != Filtering() else []),
         *([("stale", lags(report.staleness))] if report.staleness else []),
-        ("weights", f"{len(report.versions)} versions, {report.weights.transport}, {report.weights.bytes_copied:,} bytes copied"),
-        *_arrival(report.weights),
+        ("weights", _copied(len(report.versions), report.weights)),
+        *_arrival(report.weights, report.wall_s),
+        *_caller(report.usage.devices),
         *([("nodes", Text(places(report.nodes)))] if report.nodes else []),
         *([("slow", Text(", ".join(f"{name} {times}x" for name, times in report.slow.items())))] if report.slow else []),
         *([("lost", Text("; ".join(report.lost), "bold red"))] if report.lost else []),
@@ -278,7 +282,13 @@ def _lengths(lengths: Lengths) -> str:
     return f"{spread}, {lengths.truncated_share:.1%} truncated"
 
 
-def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:
+def _copied(versions: int, weights: WeightTraffic) -> str:
+    """Where nothing travels there are copies all the same."""
+    whose = " (by engines, to pack their weights)" if weights.transport == "in_place" and weights.bytes_copied else ""
+    return f"{versions} versions, {weights.transport}, {weights.bytes_copied:,} bytes copied{whose}"
+
+
+def _arrival(weights: WeightTraffic, wall_s: float) -> list[tuple[str, RenderableType]]:
     """What is known of weights having arrived, and that nothing is where it was not looked at."""
     rows: list[tuple[str, RenderableType]] = []
     if weights.unchanged is not None:
@@ -290,6 +300,8 @@ def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:
         rows.append(("handed", f"{count} states of {size / 1e6:.3g} MB in {seconds:.3f} s, {beside}"))
     if (canary := weights.canary) is not None:
         rows.append(("canary", f"{canary.tensors} tensors moved, engines {canary.gap:.1g} nats off (limit {canary.limit:.2g})"))
+        if canary.seconds > wall_s * LONG:
+            rows.append(("", f"canary {canary.seconds:.1f} s of sync, once (weights.canary false skips it)"))
         if canary.unseen:
             rows.append(("unseen", Text(", ".join(canary.unseen))))
     else:
@@ -297,6 +309,13 @@ def _arrival(weights: WeightTraffic) -> list[tuple[str, RenderableType]]:
     if weights.probes:
         rows.append(("probes", ", ".join(f"{count} {verdict}" for verdict, count in weights.probes.items())))
     return rows
+
+
+def _caller(devices: Iterable[DeviceTime]) -> list[tuple[str, RenderableType]]:
+    """How long batches waited for a trainer of the caller's."""
+    waited = max((device.wait_ns.get(Cause.CALLER.value, 0) for device in devices if "trainer" in device.roles), default=0) / 1e9
+    told = f"devices waited {waited:.2f} s for batches to be taken: no phase of the run, so it is unaccounted"
+    return [("caller", told)] if waited >= MOMENT_S else []
 
 
 def places(nodes: Mapping[str, Sequence[str]]) -> str:
@@ -323,7 +342,7 @@ def _phases(phases: PhaseSeconds) -> Table:
     grid = Table(box=None, padding=(0, 1, 0, 0), expand=True, header_style="bold", show_edge=False)
     grid.add_column("phase", width=11, no_wrap=True)
     grid.add_column("seconds", justify="right", no_wrap=True)
-    grid.add_column("share", justify="right", no_wrap=True)
+    grid.add_column("of wall", justify="right", no_wrap=True)
     grid.add_column(ratio=1)
     total = phases.wall_s or 1.0
     longest = max(phases.parts().values())

@@ -29,6 +29,7 @@ COLOURS: Final[Mapping[Activity, str]] = {
     Activity.SYNC: "#c25bc4",
     Activity.PROMPTS: "#a9b44a",
     Activity.RESTART: "#d9534f",
+    Activity.CALLER: "#b3bcc6",
     Activity.CLOSING: "#7d8590",
     Activity.SETUP: "#a4abb3",
 }
@@ -44,7 +45,14 @@ text { fill: #e6edf3 }
 .grid { stroke: #30363d } .step { stroke: #9198a1 }
 }
 """
-OF_DRIVER: Final = (Activity.TOOLS, Activity.SCORE, Activity.PROMPTS, Activity.RESTART, Activity.CLOSING)  # the rest devices show
+OF_DRIVER: Final = (  # the rest devices show
+    Activity.TOOLS,
+    Activity.SCORE,
+    Activity.PROMPTS,
+    Activity.RESTART,
+    Activity.CALLER,
+    Activity.CLOSING,
+)
 WIDTH: Final = 1200
 LEFT: Final = 190  # around what is drawn
 RIGHT: Final = 24
@@ -322,6 +330,7 @@ def _legend(root: Element, traced: Traced, at: int) -> None:
 
 
 def _named(activity: Activity, share: float) -> str:
+    name = "eval and probes" if activity is Activity.EVAL else str(activity)
     if not share:
-        return str(activity)
-    return f"{activity} {share:.0%}" if share >= 0.005 else f"{activity} <1%"
+        return name
+    return f"{name} {share:.0%}" if share >= 0.005 else f"{name} <1%"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollyard.watch.devices import DeviceTime, PoolTime
+from rollyard.watch.devices import DeviceTime, PoolTime, work
 from rollyard.watch.report import TokenLedger, Usage
 
 SHOWN: Final = 0.005  # a smaller share is not worth its place
@@ -37,29 +37,34 @@ def tables(usage: Usage, *, narrow: bool = False) -> list[RenderableType]:
     """What is known of devices and operations; nothing where nothing is. `narrow`: only the columns that say most."""
     found: list[RenderableType] = []
     if usage.devices:
-        found += (Text(), _devices(usage.devices, usage.pools))
+        found += (Text(), _devices(usage.devices, usage.pools, narrow))
     if usage.operations:
         found += (Text(), _operations(usage, narrow))
     return found
 
 
-def _devices(devices: Iterable[DeviceTime], pools: Iterable[PoolTime]) -> Table:
+def _devices(devices: Sequence[DeviceTime], pools: Iterable[PoolTime], narrow: bool) -> Table:
+    """Shares of the time after setup."""
     grid = _grid()
     grid.add_column("device", no_wrap=True)
     grid.add_column("busy", justify="right", no_wrap=True)
+    if not narrow:
+        grid.add_column("with", ratio=1)
     grid.add_column("waits for", ratio=1)
     grid.add_column("stall", justify="right", no_wrap=True)
     for device in devices:
         stall = f"{device.stall_ns / 1e9:.2f} s" if "engine" in device.roles else ""
         name = f"{device.device} × {device.devices:,}" if device.devices > 1 else device.device
-        grid.add_row(name, f"{device.busy_share:.1%}", _waits(device.wait_share), stall)
+        does = [] if narrow else [_most(work([device]))]
+        grid.add_row(name, f"{device.busy_share:.1%}", *does, _most(device.wait_share), stall)
     for pool in pools:
-        bubbles = f"{_waits(pool.wait_share)}; bubbles {pool.bubble_ns / 1e9:.2f} s"
-        grid.add_row(f"{pool.devices} × {pool.role}", f"{pool.busy_share:.1%}", bubbles, "", style="bold")
+        bubbles = f"{_most(pool.wait_share)}; bubbles {pool.bubble_ns / 1e9:.2f} s"
+        does = [] if narrow else [_most(work([device for device in devices if pool.role in device.roles]))]
+        grid.add_row(f"{pool.devices} × {pool.role}", f"{pool.busy_share:.1%}", *does, bubbles, "", style="bold")
     return grid
 
 
-def _waits(shares: Mapping[str, float]) -> str:
+def _most(shares: Mapping[str, float]) -> str:
     most = sorted(shares.items(), key=lambda item: -item[1])
     return ", ".join(f"{cause} {share:.1%}" for cause, share in most if share >= SHOWN) or "-"
 
@@ -69,7 +74,7 @@ def _operations(usage: Usage, narrow: bool) -> Table:
     grid.add_column("operation" if narrow else "phase", no_wrap=True)
     if not narrow:
         grid.add_column("operation", no_wrap=True)
-    for name in ("bound by", "share") if narrow else ("FLOPs/byte", "bound by", "seconds", "share"):
+    for name in ("bound by", "of device") if narrow else ("FLOPs/byte", "bound by", "seconds", "of device"):
         grid.add_column(name, justify="right", no_wrap=True)
     for row in usage.operations:
         seconds = "-" if row.seconds is None else f"{row.seconds:.2f}"

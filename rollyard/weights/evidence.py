@@ -101,25 +101,25 @@ class Evidence:
         return probe.prompts(self._model.architecture.vocab_size)
 
     async def published(self, version: WeightVersion, engines: Sequence[EngineId] = ()) -> None:
-        self._tables.published(version, await self._run(self._table))
+        self._tables.published(version, await self._run("evidence", self._table))
 
     async def check(self, engine: EngineId, answers: Answers) -> Probed:
         return self._tables.check(engine, answers)
 
     async def record(self, version: WeightVersion, folder: Path) -> None:
-        await self._run(record, self._model, version, folder)
+        await self._run("evidence", record, self._model, version, folder)
 
     async def begin(self, answers: Mapping[EngineId, Answers]) -> Baseline:
-        return await self._run(self._begin, answers)
+        return await self._run("canary", self._begin, answers)
 
     async def move(self, attempt: int, names: Sequence[str]) -> None:
-        await self._run(self._move, attempt, names)
+        await self._run("canary", self._move, attempt, names)
 
     async def judge(self, answers: Mapping[EngineId, Answers]) -> Judged:
-        return await self._run(self._judge, answers)
+        return await self._run("canary", self._judge, answers)
 
     async def restore(self) -> None:
-        await self._device.run(self._device.spans.timed(Activity.SYNC, self._restore, "evidence"))
+        await self._device.run(self._device.spans.timed(Activity.SYNC, self._restore, "canary"))
 
     async def returned(self, answers: Mapping[EngineId, Answers]) -> Mapping[EngineId, Finding]:
         case = self._under_way()
@@ -128,8 +128,8 @@ class Evidence:
             for engine, each in answers.items()
         }
 
-    async def _run(self, call: Callable[..., T], *args: object) -> T:
-        return await self._together.run(self._device.spans.timed(Activity.SYNC, call, "evidence"), *args)
+    async def _run(self, what: str, call: Callable[..., T], *args: object) -> T:
+        return await self._together.run(self._device.spans.timed(Activity.SYNC, call, what), *args)
 
     # ------------------------------------------------------------------------------------------- on the device
 

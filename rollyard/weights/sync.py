@@ -12,6 +12,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from rollyard import events as ev
@@ -20,7 +21,7 @@ from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSy
 from rollyard.fitness import EngineProbed, EngineUnfit, Probe
 from rollyard.protocols.rollouts import Engine
 from rollyard.protocols.weights import Publisher
-from rollyard.types import Verdict, WeightVersion
+from rollyard.types import Activity, Verdict, WeightVersion
 from rollyard.watch.recorder import Recorder
 from rollyard.watch.timeline import Phase, Timeline
 from rollyard.weights.many import Offers
@@ -135,7 +136,9 @@ class Sync:
             async with asyncio.timeout(self._config.limit_s):
                 await engine.resume()
             try:
-                if not self._config.probe or await self._judge(engine.id, self._prover.check):
+                with self._timeline.spans.doing(Activity.SYNC, "probe"):
+                    good = not self._config.probe or await self._judge(engine.id, self._prover.check)
+                if good:
                     self._post(ev.EngineResumed(engine.id))
             except EngineLost:
                 raise
@@ -183,11 +186,13 @@ class Sync:
             self._post(ev.EngineWoke(engine.id, instruction.part))
 
     async def _prove(self, instruction: ev.Prove) -> None:
-        with self._timeline.phase(Phase.SYNC):
+        spans = self._timeline.spans
+        began_ns = spans.now()
+        with self._timeline.phase(Phase.SYNC), spans.doing(Activity.SYNC, "canary"):
             await asyncio.gather(*(self._finish(engine) for engine in sorted(self._living)))
             found = await self._prover.prove(sorted(self._living), instruction.version, self._roll)
         self._unseen.clear()  # every version since was one of the canary's, and looked at
-        self._recorder.proved(found)
+        self._recorder.proved(replace(found, seconds=(spans.now() - began_ns) / 1e9))
         self._post(ev.Proved(instruction.version))
 
     async def _finish(self, engine: ev.EngineId) -> None:

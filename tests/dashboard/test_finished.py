@@ -44,6 +44,8 @@ async def test_the_overview_has_the_numbers_of_the_report(folder: RunFolder) -> 
     assert (told["tokens"], told["tokens_per_s"]) == (report["generation_tokens"], report["generation_tokens_per_s"])
     assert told["lengths"] == report["lengths"] and told["dropped"] == report["dropped"] and told["members"] == report["members"]
     assert told["members"]["dropped"] and told["staleness"] == report["staleness"] and told["pools"] == report["usage"]["pools"]
+    for pool in told["pools"]:
+        assert sum(told["work"][pool["role"]].values()) == pytest.approx(pool["busy_share"])
     assert (told["state"], told["cause"], told["planned"], told["live"]) == ("finished", "all steps are done", STEPS, 0)
     assert told["unreadable"] == {} and [life["failed"] for life in told["lives"]] == [False] and told["forecast"] == []
 

@@ -102,7 +102,7 @@ INTERVALS = st.lists(
 LANES = st.lists(
     st.tuples(st.sampled_from([("engine",), ("trainer",), ("engine", "trainer")]), INTERVALS), min_size=1, max_size=4
 )
-ORDER = ["train", "sync", "generate", "tools", "score", "eval", "checkpoint", "prompts", "restart", "closing"]
+ORDER = ["train", "sync", "generate", "tools", "score", "eval", "checkpoint", "prompts", "restart", "caller", "closing"]
 
 
 def lanes_of(made: Sequence[tuple[tuple[str, ...], Sequence[Interval]]]) -> list[Lane]:

@@ -54,6 +54,8 @@ SNAPSHOT = Snapshot(
     dropped=2,
     left=Left(0.4, 0.4, 0.8),
 )
+DID = ["generate", "70.0%,", "sync", "5.0%"]
+WORK = {"generate": 7 * 10**9, "sync": 5 * 10**8}
 REPORT = Report(
     name="sort",
     model="llama 0.43M",
@@ -75,7 +77,7 @@ REPORT = Report(
     weights=WeightTraffic(
         "in_place",
         0,
-        Canary(26, 1e-7, 2e-7, 1e-4, ("model.norm.weight",)),
+        Canary(26, 1e-7, 2e-7, 1e-4, ("model.norm.weight",), 6.0),
         {"verified": 2, "undecidable": 1},
         (Handed(600_000, 0.25), Handed(600_000, 0.75)),
         200_000,
@@ -89,7 +91,18 @@ REPORT = Report(
     staleness={0: 8_250, 1: 2_750},
     usage=Usage(
         (
-            DeviceTime("engine-0", ("engine",), 10**10, {}, {}, 0.75, {"train": 0.2, "sync": 0.05}, 0, 0, 1_500_000_000),
+            DeviceTime(
+                "engine-0",
+                ("engine",),
+                10**10,
+                {"generate": 7 * 10**9, "sync": 5 * 10**8},
+                {},
+                0.75,
+                {"train": 0.2, "sync": 0.05},
+                0,
+                0,
+                1_500_000_000,
+            ),
             DeviceTime("trainer-0", ("trainer",), 10**10, {}, {}, 0.5, {"generate": 0.497, "score": 0.003}),
         ),
         (PoolTime("engine", 1, 0.75, {"train": 0.2}, 2_000_000_000),),
@@ -225,6 +238,7 @@ def test_the_report_as_a_table_in_80_columns() -> None:
         "engine engine-0 is lost: it was ended by signal 9",
         "26 tensors moved, engines 2e-07 nats off (limit 0.0001)",
         "model.norm.weight",
+        "canary 6.0 s of sync, once (weights.canary false skips it)",
         "2 verified, 1 undecidable",
         "3 steps done",
         "12,000 generated, 11,000 trained, 1,000 dropped (1,000 failed), 42",
@@ -233,9 +247,9 @@ def test_the_report_as_a_table_in_80_columns() -> None:
     ):
         assert part in text
     rows = [line.strip("│ ").split() for line in shown]
-    assert ["engine-0", "75.0%", "train", "20.0%,", "sync", "5.0%", "1.50", "s"] in rows
-    assert ["trainer-0", "50.0%", "generate", "49.7%"] in rows  # what is less than half a percent is left out
-    assert ["1", "×", "engine", "75.0%", "train", "20.0%;", "bubbles", "2.00", "s"] in rows
+    assert ["engine-0", "75.0%", *DID, "train", "20.0%,", "sync", "5.0%", "1.50", "s"] in rows
+    assert ["trainer-0", "50.0%", "-", "generate", "49.7%"] in rows  # what is less than half a percent is left out
+    assert ["1", "×", "engine", "75.0%", *DID, "train", "20.0%;", "bubbles", "2.00"] in rows
     assert ["rollout", "prefill", "10.0", "compute", "-", "-"] in rows
     assert ["rollout", "decode", "2.5", "memory", "7.50", "37.5%"] in rows
     assert ["machine", "balance", "8.0"] in rows

@@ -1,10 +1,15 @@
 // What devices and phases do, in the order in which one hides the other, each with its colour of the stylesheet.
 
-export const ACTIVITIES = ["train", "generate", "eval", "tools", "score", "checkpoint", "sync", "prompts", "restart", "closing", "setup"];
+export const ACTIVITIES = ["train", "generate", "eval", "tools", "score", "checkpoint", "sync", "prompts", "restart", "caller", "closing", "setup"];
 
 /** The name of its colour in the stylesheet. */
 export function colourOf(activity) {
   return ACTIVITIES.includes(activity) ? `a-${activity}` : "a-rest";
+}
+
+/** What is written of it. */
+export function named(activity) {
+  return activity === "eval" ? "eval and probes" : activity;
 }
 
 const ORDER = ["generate", "train", "sync", "score", "tools", "eval", "checkpoint", "setup", "unaccounted"];

@@ -50,16 +50,16 @@ export function tokenRate(run, colour) {
   const { steps } = run;
   if (!steps.length) return null;
   const at = steps.column("step");
-  const speed = steps.column("tokens_per_s");
+  const speed = steps.column("tokens_per_s").map((value, index) => (number(steps.rows[index].tokens) ? value : null)); // nothing generated: no speed
   return {
-    label: `Tokens a second of generation by step: ${rate(speed.at(-1))} in the last of ${count(steps.length)} steps`,
+    label: `Tokens a second of generation by step: ${rate(speed.at(-1) ?? null)} in the last of ${count(steps.length)} steps`,
     table: {
       columns: [{ name: "step" }, { name: "tok/s" }, { name: "tokens" }, { name: "generating" }, { name: "step took" }],
-      rows: steps.rows.map((row) => [count(row.step), count(number(row.tokens_per_s)), count(row.tokens), seconds(row.generating_s), seconds(row.seconds)]),
+      rows: steps.rows.map((row) => [count(row.step), count(number(row.tokens) ? number(row.tokens_per_s) : null), count(row.tokens), seconds(row.generating_s), seconds(row.seconds)]),
     },
     option: {
       tooltip: tip(colour, ([{ dataIndex: index }]) => [`step ${count(at[index])}`, [
-        [colour("a-generate"), "speed", rate(speed[index])], [null, "tokens", count(steps.rows[index].tokens)],
+        [colour("a-generate"), "speed", speed[index] === null ? "nothing was generated" : rate(speed[index])], [null, "tokens", count(steps.rows[index].tokens)],
         [null, "generating", seconds(steps.rows[index].generating_s)], [null, "step took", seconds(steps.rows[index].seconds)],
       ]]),
       xAxis: stepAxis(colour, at),

@@ -1,5 +1,6 @@
 // The timeline with room for many devices, and what those of each role did with their time.
 
+import { named, ordered } from "./activities.js";
 import { panel } from "./chart.js";
 import { fill, grid, h } from "./dom.js";
 import { many, NONE, percent } from "./format.js";
@@ -15,14 +16,14 @@ export class Lanes {
     this.timeline = new Timeline(run, { lanes: LANES, height: 26 });
     this.roles = panel("By role", "share of the time of its devices, setup left out", "roles");
     this.element = h("div", { class: "view" }, this.timeline.element,
-      h("p", { class: "hint dim" }, "Drag to move, Ctrl + wheel to zoom, or use the bar below the lanes, or the keys + − ← → 0. Dotted lines are the ends of steps. Where a lane is grey, its device waits."),
+      h("p", { class: "hint dim" }, "Drag to move, Ctrl + wheel to zoom, or use the bar below the lanes, or the keys + − ← → 0. Dotted lines are the ends of steps. Where a lane is grey, its device waits. A long setup lies to the left of what is shown at first: key 0, or the button all, shows it."),
       this.roles.element);
     this.on = { live: () => this.timeline.update(), changed: () => this.timeline.update(), overview: () => this.shown() };
     this.keys = timelineKeys(this.timeline);
   }
 
   shown() {
-    if (this.run.overview) fill(this.roles.body, byRole(this.run.overview.pools));
+    if (this.run.overview) fill(this.roles.body, byRole(this.run.overview));
   }
 
   dispose() {
@@ -36,13 +37,15 @@ export function timelineKeys(timeline) {
   return { ...keys, "+": () => timeline.zoom(1 / 1.6), "=": () => timeline.zoom(1 / 1.6) };
 }
 
-function byRole(pools) {
+function byRole({ pools, work }) {
   if (!pools.length) return h("p", { class: "empty" }, "Told at the end of a run.");
   const waits = [...new Set(pools.flatMap((pool) => Object.keys(pool.wait_share)))].filter((cause) => pools.some((pool) => pool.wait_share[cause] >= LEAST));
   const most = (cause) => Math.max(...pools.map((pool) => pool.wait_share[cause] ?? 0));
   const share = (value) => (value >= LEAST ? percent(value) : NONE);
+  const did = ordered(new Set(Object.values(work).flatMap((spent) => Object.keys(spent)))).filter((name) => pools.some(({ role }) => work[role]?.[name] >= LEAST));
   return grid("By role", [{ name: "", text: true }, ...pools.map((pool) => ({ name: `${pool.role} (${many(pool.devices, "device")})` }))], [
     ["busy", ...pools.map((pool) => h("b", {}, percent(pool.busy_share)))],
+    ...did.map((name) => [`busy with ${named(name)}`, ...pools.map(({ role }) => share(work[role]?.[name]))]),
     ...waits.sort((one, other) => most(other) - most(one)).map((cause) => [cause === "unexplained" ? "waits, unexplained" : `waits for ${cause}`, ...pools.map((pool) => share(pool.wait_share[cause]))]),
   ]);
 }
