@@ -155,7 +155,7 @@ $(PEERS)/verifiers/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
 	grep -v '^openai==' constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt \
-	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[verifiers]' hypothesis pytest pytest-asyncio pytest-timeout
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[verifiers]' hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
 	@touch $@
 
 # The same PyTorch and transformers as on Rollyard's side.
