@@ -16,13 +16,14 @@ import pytest
 from rollyard import cli
 from rollyard.config import Config, PlaceConfig
 from rollyard.errors import ConfigError, JournalError, RollyardError
-from rollyard.plan.again import told
+from rollyard.plan.again import same_run, told
 from rollyard.plan.calibrate import _Fitting, calibrate, ran_on, with_values
 from rollyard.plan.finished import FinishedRun, read_finished
 from rollyard.plan.fit import Fit, least_squares, middle
 from rollyard.plan.leave import write_folder
 from rollyard.plan.outcome import means_of
 from rollyard.plan.scenario import Scenario
+from rollyard.plan.show import seconds
 from rollyard.plan.simulate import simulate
 
 KNOWN = {
@@ -274,6 +275,9 @@ def test_a_real_run_says_what_it_took(tmp_path: Path) -> None:
     asked = with_values(Scenario.model_validate(found.run.config.model_dump()), {"workload.trace": str(folder)})
     # Work cannot take longer than the run did; how much shorter it is depends on what else the machine does.
     assert 0.02 * means["step_s"] < step_s(found.scenario(asked)) < 1.5 * means["step_s"]
+    simulated_s = step_s(found.scenario(asked))
+    line = same_run(found, folder, {})
+    assert line.startswith(f"{folder} took {seconds(means['step_s'])} a step") and f": {seconds(simulated_s)}" in line
     journal = folder / "journal.sqlite"
     journal.write_bytes(journal.read_bytes()[:20_000])
     with pytest.raises(JournalError, match=r"journal\.sqlite"):
