@@ -42,7 +42,7 @@ test: $(VENV)/.installed-dev ## set up, then run the tests that need nothing spe
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 $(LANES:%=test-%): test-%: $(VENV)/.installed-dev
-	$(if $(filter verifiers,$*),$(PEERS)/verifiers/bin,$(BIN))/python -m pytest -q $(if $(filter slow,$*),-n $(WORKERS) --dist loadfile) -m $* $(if $(filter verifiers,$*),tests/episode/test_verifiers.py)
+	$(if $(filter verifiers,$*),$(PEERS)/verifiers/bin,$(BIN))/python -m pytest -q $(if $(filter verifiers,$*),tests/episode/test_verifiers.py) $(if $(filter slow,$*),-n $(WORKERS) --dist loadfile) -m $*
 
 test-vllm: vllm $(MODEL)/config.json
 
