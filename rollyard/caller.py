@@ -73,6 +73,7 @@ class Caller:
         self._waits_ns: int | None = None  # since when the batch waits to be taken; None: it does not
         self._taken_ns = 0
         self._timeline: Timeline | None = None
+        self._speed: float | None = None  # of a run that is over: there is no loop any more whose clock tells time
         self._taking = self._copying = False
         self._deciding = Lock()  # between the thread that copies and who gives up
         self._trained: asyncio.Future[TrainStats] | None = None
@@ -214,6 +215,8 @@ class Caller:
     @property
     def tokens_per_s(self) -> float:
         """Sampled in this life of the run, per second in which an engine held a request of it: as in the report."""
+        if self._speed is not None:
+            return self._speed
         tokens, generating_s = self._began
         spent = 0.0 if self._timeline is None else self._timeline.seconds().generating_s - generating_s
         return (self.counts.tokens.generated - tokens) / spent if spent else 0.0
@@ -364,6 +367,7 @@ class Caller:
 
     def end(self, cause: str, *, failed: bool) -> None:
         """The run is over."""
+        self._speed = self.tokens_per_s
         self._over, self._failed = cause, failed
         self._change()
 
