@@ -152,6 +152,8 @@ def test_the_command_adds_and_removes_engines_of_another_process(tmp_path: Path,
         try:
             wait_for(lambda: (folder / NAME).exists())
             assert (folder / NAME).stat().st_mode & 0o077 == 0
+            wait_for(lambda: main(["engines", str(folder)]) == 0)  # it has stations
+            capsys.readouterr()
             assert main(["engines", str(folder)]) == 0 and "engine-0     up" in capsys.readouterr().out
             assert main(["engines", str(folder), "remove", "engine-0"]) == 2
             assert "engine-0 is the last engine" in capsys.readouterr().err

@@ -74,13 +74,14 @@ def test_a_run_that_fails_tells_who_trains_and_who_waits(model_folder: Path, tmp
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
 import rollyard
 from tests.test_rollouts import given
 from tests.rewards import share_of_a
 from pathlib import Path
 from transformers import AutoModelForCausalLM
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
 model, out = map(Path, sys.argv[1:])
 config = given(model, out, place__placement="async", run__steps=1000)
 with rollyard.Rollouts.sync(config, reward=share_of_a) as rollouts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation, TypeAdapter, ValidationError
 
 from rollyard.caller import Dropped
+from rollyard.prompts.rows import SURROGATE
 from rollyard.types import Group
 
 Key = Annotated[str, Field(min_length=1, max_length=200)]
@@ -68,11 +70,14 @@ def given(prompts: Sequence[object]) -> list[GivenPromptRecord]:
     """Prompts of a submission; of many it takes too long for the run's loop. Raises RequestValidationError for what is none."""
     found = []
     for number, prompt in enumerate(prompts):
+        place = ("body", "prompts", number)
         try:
             found.append(PROMPT.validate_python(prompt))
         except ValidationError as error:
-            place = ("body", "prompts", number)
             raise RequestValidationError([each | {"loc": place + each["loc"]} for each in error.errors()]) from None
+        if SURROGATE.search(json.dumps(found[-1].columns, ensure_ascii=False)):
+            problem = {"type": "value_error", "loc": (*place, "columns"), "msg": "half a character (a lone surrogate) in it"}
+            raise RequestValidationError([problem])
     return found
 
 

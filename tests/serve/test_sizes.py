@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter
 
 from rollyard.caller import Batch
@@ -190,3 +191,9 @@ async def test_an_invitation_that_was_not_heard_is_no_second_group(tmp_path: Pat
     meeting.close()
     with pytest.raises(WeightSyncError, match="did not come"):
         await asyncio.wait_for(coming.done, 10)
+
+
+@pytest.mark.parametrize("columns", [{"a": "\ud800"}, {"a": {"\ud800": None}}, {"\ud800": 1}])
+def test_half_a_character_is_refused_wherever_it_is(columns: dict[str, object]) -> None:
+    with pytest.raises(RequestValidationError):
+        records.given([{"text": "?"}, {"text": "?", "columns": columns}])
