@@ -25,7 +25,7 @@ PLACEMENTS = ("colocated", "separate", "async", "swap")
 COMMON = {"place.device": "cpu", "place.threads": "1", "weights.canary": "false", "watch.view": "quiet"}
 WORKLOADS: Mapping[str, Mapping[str, str]] = {
     "sort, as the preset has it": {},
-    "long answers": {"rollout.max_tokens": "96", "rollout.ignore_eos": "true", "rollout.groups_per_step": "16"},
+    "long answers": {"rollout.max_tokens": "48", "rollout.ignore_eos": "true", "rollout.groups_per_step": "16"},
     "few and short": {"rollout.groups_per_step": "8", "rollout.group_size": "4", "rollout.max_tokens": "12"},
     "much training": {"train.minibatches": "4", "warmup.layers": "4", "rollout.groups_per_step": "24"},
     "wide model, few slots, staleness 1": {
