@@ -102,17 +102,23 @@ def left_by(folder: RunFolder, steps: int) -> Past:
 
 
 def _did(folder: RunFolder) -> bool:
-    return bool(folder.checkpoints()) or folder.metrics.exists() or has_lives(folder.journal)
+    return _trained(folder) or has_lives(folder.journal)
+
+
+def _trained(folder: RunFolder) -> bool:
+    return bool(folder.checkpoints()) or folder.metrics.exists()
 
 
 def of_caller(folder: RunFolder) -> bool:
-    """Is it the folder of a run that was given its trainer, or of one that was killed before anything was done?
+    """Is it the folder of a run that was given its trainer, or of one that was killed while it loaded?
 
-    Raises ConfigError, or JournalError, when what says so cannot be read.
+    A life may have begun then: the journal says so before the model is there, whose digests are kept with what was given.
+
+    Raises ConfigError when what says so cannot be read.
     """
     if not folder.config.is_file():
         return False
-    return TRAINER in _began(folder).given if folder.began.exists() else not _did(folder)
+    return TRAINER in _began(folder).given if folder.began.exists() else not _trained(folder)
 
 
 def _left_by(folder: RunFolder, steps: int) -> Past:

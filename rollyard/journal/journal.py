@@ -31,7 +31,7 @@ from rollyard.types import WeightVersion
 
 FLUSH_S: Final = 1.0  # what is recorded waits so long, and for the write before it, as long as somebody calls
 FRESH_S: Final = 3.0  # tokens of members that have not finished wait so long: most finish before, and have rows of their own then
-HELD_MOST: Final = 200_000  # entries that wait for a write before it; then the caller waits too
+HELD_MOST: Final = 10_000  # entries that wait; then they are written at once, and the caller waits for the write before
 READ_PARTIAL: Final = f"SELECT {PARTIAL} FROM partials WHERE incarnation = ? AND group_id = ? AND member = ? ORDER BY position"
 SLOW_S: Final = 60.0  # that a write may take
 SLOW: Final = f"a write has taken {SLOW_S:g} s and is not over"
@@ -220,17 +220,17 @@ class Journal:
     # --------------------------------------------------------------------------------------------- writing
 
     def tick(self) -> None:
-        """Begin to write what is held back, once that is due; often, and never within a step.
+        """Begin to write what is held back, once that is due, by time or by how much it is; often, and never within a step.
 
         Raises JournalError when the write before failed (disk full, locked, broken file). Nothing is lost then, the next one
         tries again; but for a step that had something which no column can hold.
         """
-        now = self._timer()
-        if now - self._flushed < FLUSH_S:
+        now, full = self._timer(), len(self._entries) > HELD_MOST
+        if now - self._flushed < FLUSH_S and not full:
             return
         if self._at is not None:
             self.flush()
-        elif self._writing is None or self._writing.done() or len(self._entries) > HELD_MOST:
+        elif full or self._writing is None or self._writing.done():
             self._told()
             self._flushed = now
             fresh = now - self._fresh >= FRESH_S

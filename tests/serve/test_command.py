@@ -11,6 +11,8 @@ import pytest
 
 from rollyard.errors import ConfigError, RunFailed
 from rollyard.journal.folder import RunFolder, make_folder
+from rollyard.journal.journal import Journal, RunRecord
+from rollyard.journal.reader import has_lives
 from rollyard.layers import resolve_tree
 from rollyard.resume import BEGAN, Began
 from rollyard.serve.command import _begun, _to_the_end
@@ -30,11 +32,13 @@ def begun(made: ServeConfig) -> Path:
 
 
 def test_one_that_was_killed_in_its_start_can_be_started_again(tmp_path: Path) -> None:
-    """Before anything is in the folder but its config; and while its engines load."""
+    """Before anything is in the folder but its config; while its base policy is made; and while its engines load."""
     made = sorting(run__out=str(tmp_path / "run"))
     folder: RunFolder = make_folder(made.run_config)
     folder.release()
     assert begun(made) == folder.path
+    Journal(folder.journal, RunRecord("run", "0", 0, 1, "{}")).close()
+    assert has_lives(folder.journal) and begun(made) == folder.path
     folder.began.write_bytes(BEGAN.dump_json(Began({}, ("trainer",))))
     assert begun(made) == folder.path
 

@@ -85,7 +85,7 @@ def test_a_service_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_a_service_that_was_killed_in_its_start_is_started_again(tmp_path: Path) -> None:
     options = options_of(tmp_path, reward__function="unjudged")
-    for there in ("config.toml", "began.json"):
+    for there in ("config.toml", "journal.sqlite", "began.json"):
         process = started(*options)
         while not (tmp_path / "run" / there).exists() and process.poll() is None:
             time.sleep(0.01)
