@@ -5,13 +5,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from rollyard.errors import JournalError
 from rollyard.events import Admit, Event, FetchPrompts, Instruction, Keep, Score, Scored, Train
-from rollyard.journal.journal import Journal
+from rollyard.journal.journal import HELD_MOST, Journal
 from rollyard.lives import Wrote
 from rollyard.types import Group, Prompt, RequestId, Reward, Segment, WeightVersion
 from tests.journal.records import CAB, ENTRIES, GOOD, POOR, RUN, V1
@@ -136,6 +137,25 @@ def test_a_row_waits_no_longer_than_a_second_while_somebody_ticks(path: Path) ->
     journal._writing.result(10)
     assert rows(path, "SELECT count(*) FROM verdicts") == [(1,)]
     journal.close()
+
+
+def test_what_waits_is_bounded_however_little_time_has_passed(path: Path) -> None:
+    """Rollouts can come faster than they are written: then their source waits, and memory does not grow."""
+    journal = Journal(path, RUN, timer=lambda: 50.0)
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    waited = False
+    for group in range(2 * HELD_MOST):  # each with the moment of its step: twice as many entries
+        journal.record_step([Admit(Prompt(group, group, (1,), ""))])
+        journal.tick()
+        assert len(journal._entries) <= HELD_MOST
+        if journal._writing is not None and not waited:
+            waited = True
+            assert group == HELD_MOST // 2 and not journal._writing.done()
+            threading.Timer(0.2, lambda: other.execute("ROLLBACK")).start()
+    journal.close()
+    assert rows(path, "SELECT count(*) FROM prompts") == [(2 * HELD_MOST,)]
+    other.close()
 
 
 def test_tokens_of_members_that_have_not_finished_wait_three_seconds(path: Path) -> None:
