@@ -20,8 +20,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from rollyard.bench.instant import Unkept
 from rollyard.journal.journal import Journal
+from rollyard.journal.record import Unkept
 from rollyard.layers import resolve
 from rollyard.loop import Run
 from rollyard.types import WeightVersion
@@ -87,11 +87,11 @@ class Timed(Journal):
         return Spent(time.process_time(), self._caller, sum(map(time.clock_gettime, clocks)))
 
 
-async def ran(preset: str, steps: int, opened: Callable[..., Journal]) -> tuple[float, Spent | None]:
+async def ran(preset: str, steps: int, opened: Callable[..., Journal | Unkept]) -> tuple[float, Spent | None]:
     """Seconds of a step, and what was spent on the journal."""
-    kept: list[Journal] = []
+    kept: list[Journal | Unkept] = []
 
-    def open_journal(*about: Any, **more: Any) -> Journal:
+    def open_journal(*about: Any, **more: Any) -> Journal | Unkept:
         kept.append(opened(*about, **more))
         return kept[0]
 
@@ -128,4 +128,5 @@ async def main() -> None:
     print(f"median: {statistics.median(shares):.2%} of processor time, a step {statistics.median(ratios):.3f} of one without")
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

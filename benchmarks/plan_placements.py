@@ -67,7 +67,7 @@ def planned(workload: str, run: Path, scratch: Path) -> dict[str, float]:
     constants = scratch / "constants.toml"
     constants.unlink(missing_ok=True)
     rollyard("simulate", "--calibrate", str(run), "--constants", str(constants), "--json")
-    fixed = {"place.generate": 1, "place.train": 1, "engine.tensor_parallel_size": 1}
+    fixed: dict[str, object] = {"place.generate": 1, "place.train": 1, "engine.tensor_parallel_size": 1}
     fixed |= {"rollout.oversample": 0, "weights.rollover": "keep"}
     sizes = [part for name, value in fixed.items() for part in (f"--{name}", str(value))]
     given = [*options_of(workload), *sizes, "--costs", str(constants), "--trace", str(run)]

@@ -8,6 +8,7 @@ python benchmarks/render.py            files in the order of their names, which 
 
 from __future__ import annotations
 
+import argparse
 import json
 import operator
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ PAGE = HERE.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- results: written by benchmarks/render.py -->", "<!-- end of results -->"
 
 # What was set out to be reached: the least ratio, by (bench, workload, second side, dtype).
-RATIOS = {
+RATIOS: dict[tuple[str, ...], float] = {
     **{("engine", work, "hf", dtype): 3.0 for work in ("64x1", "8x8") for dtype in ("float32", "bfloat16")},
     **{("engine", work, "vllm", dtype): 1.0 for work in ("64x1", "8x8") for dtype in ("float32", "bfloat16")},
     **{("engine", "one", peer, dtype): 1.5 for peer in ("hf", "vllm") for dtype in ("float32", "bfloat16")},
@@ -156,10 +157,13 @@ def limited(row: Row, most: Most) -> list[str]:
     """A figure with its limit; nothing where it was not measured."""
     known = {(side["name"], one["name"]): one for side in row["sides"] for one in side["figures"]}
     ours, theirs = known.get((most.side, most.figure)), known.get((most.second, most.figure))
-    if ours is None or (most.times and theirs is None):
+    if ours is None:
         return []
-    against = [NAMES.get(most.second, most.second), number(theirs["value"])] if most.times else ["", ""]
-    value = ours["value"] / theirs["value"] if most.times else ours["value"]
+    against, value = ["", ""], ours["value"]
+    if most.times:
+        if theirs is None:
+            return []
+        against, value = [NAMES.get(most.second, most.second), number(theirs["value"])], value / theirs["value"]
     whose = "" if most.side == row["sides"][0]["name"] else f", {most.side}"
     return [
         f"{row['workload']}: {most.figure}{whose}",
@@ -420,6 +424,7 @@ WHOLE = {"placements": placements, "tails": tails, "load": load}  # benchmarks w
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     rows = newest(sorted((HERE / "results").glob("*.jsonl")))
     if not rows:
         raise SystemExit("there are no results yet: make bench-all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import shlex
@@ -48,6 +49,7 @@ def row(name: str) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     page = PAGE.read_text(encoding="utf-8")
     begin = page.index(f"$ {COMMAND}\n")
     page = page[:begin] + block() + page[page.index("```", begin) :]

@@ -25,7 +25,7 @@ MOST = 200_000  # bytes of a picture
 DESK, PHONE = {"width": 1280, "height": 1000}, {"width": 390, "height": 844}
 ROLLOUTS = "rollouts?sort=tokens&order=desc"
 # Name, address, size of the window, colours.
-PICTURES = (
+PICTURES: tuple[tuple[str, str, dict[str, int], str], ...] = (
     ("overview", "overview", DESK, "light"),
     ("overview-dark", "overview", DESK, "dark"),
     ("timeline", "timeline", DESK | {"height": 560}, "light"),
@@ -72,8 +72,8 @@ def main() -> None:
     chromium = shutil.which("chromium") or parser.error("there is no chromium")
     with dashboard(arguments.run) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"] if os.getuid() == 0 else [])
-        for name, *what in PICTURES:
-            take(browser, address, arguments.folder / f"dashboard-{name}.png", *what)
+        for name, view, size, colours in PICTURES:
+            take(browser, address, arguments.folder / f"dashboard-{name}.png", view, size, colours)
         browser.close()
 
 

@@ -73,7 +73,7 @@ class Areal:
     def _workflow(self, size: int, prompt: int) -> Any:
         torch = self._torch
 
-        class Instant(self._api.RolloutWorkflow):  # type: ignore[misc]
+        class Instant(self._api.RolloutWorkflow):  # type: ignore[misc, name-defined]
             """One episode: so many answers to one prompt, as the tensors that AReaL's own workflows return."""
 
             async def arun_episode(self, engine: Engine, data: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,8 @@ class HuggingFace:
             mask[row, width - len(prompt) :] = 1
         with torch.inference_mode():
             out = self._model.generate(ids, attention_mask=mask, max_new_tokens=tokens)
-        return out[:, width:].tolist()
+        found: list[list[int]] = out[:, width:].tolist()
+        return found
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ micro-batch of training takes besides its arithmetic. All others are in the scen
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from rows import ROWS, WITHIN, Row
 
 ROUNDS: Final = 2  # of the fit: generation is not quite proportional to its factor
 BATCHES: Final = 4  # in which micro-batches are counted
+TABLES: Final = ("T1", "T2", "T3")
 RATES: Final = ("decode_bandwidth", "decode_flops", "prefill_flops")  # shares of what hardware states
 SECONDS: Final = ("step_s", "tensor_parallel_s", "nodes_s")
 
@@ -225,8 +227,14 @@ def constants_table(constants: Mapping[str, Constants]) -> Iterator[str]:
         yield f"| `{name}` | x {each.decoding:.3f} | {each.microbatch_s:.3f} s |"
 
 
-def main(wanted: Sequence[str]) -> None:
-    for name in wanted or ("T1", "T2", "T3"):
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "tables", nargs="*", metavar="TABLE", default=TABLES, help=f"of {', '.join(TABLES)}; all of them by default"
+    )
+    for name in parser.parse_args().tables:
+        if name not in TABLES:
+            parser.error(f"there is no table {name!r}; they are {', '.join(TABLES)}")
         rows = [row for row in ROWS if row.table == name]
         constants = fitted(rows)
         compared = compare(rows, constants)
@@ -237,4 +245,4 @@ def main(wanted: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -6,6 +6,7 @@ units that stand for nothing: they show what happens in which order, not how lon
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -211,6 +212,7 @@ def timelines() -> Iterator[tuple[str, str]]:
 
 def main() -> None:
     """Writes all of them."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     FOLDER.mkdir(exist_ok=True)
     written = dict(timelines())
     old_new = [(VERSIONS[0], "written by version 0"), (VERSIONS[1], "written by version 1")]

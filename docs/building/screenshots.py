@@ -5,6 +5,7 @@ Needs Chromium (`apt-get install chromium`) and the development tools.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 from pathlib import Path
@@ -20,6 +21,7 @@ PICTURES = (  # name, page, width, height, colours
 
 def main() -> None:
     """Writes both."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         raise SystemExit("there is no Chromium: apt-get install chromium")
