@@ -229,9 +229,7 @@ def constants_table(constants: Mapping[str, Constants]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "tables", nargs="*", metavar="TABLE", default=TABLES, help=f"of {', '.join(TABLES)}; all of them by default"
-    )
+    parser.add_argument("tables", nargs="*", metavar="TABLE", default=TABLES, help=f"of {', '.join(TABLES)}; all by default")
     for name in parser.parse_args().tables:
         if name not in TABLES:
             parser.error(f"there is no table {name!r}; they are {', '.join(TABLES)}")
