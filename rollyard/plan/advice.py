@@ -12,6 +12,7 @@ from rich.text import Text
 
 from rollyard.plan.advise import UNSEEN, Choice, Plan
 from rollyard.plan.outcome import FIXED, OVERLAPS
+from rollyard.plan.show import digits
 from rollyard.plan.space import Point
 
 
@@ -63,7 +64,7 @@ def _choices(plan: Plan) -> Table:
     for number, choice in enumerate(plan.choices, 1):
         ran = choice.ran
         busy = [f"{ran.busy[role]:.0%}" if role in ran.busy else "-" for role in ("engine", "trainer")]
-        money = (f"{choice.cost:,.2f}", f"{1000 * choice.cost:,.0f}") if priced else ()
+        money = (digits(choice.cost), digits(1000 * choice.cost)) if priced else ()
         name = named(choice.point) + (" (simulated only)" if choice.obstacle else "")
         rate = f"{ran.tokens_per_s:,.0f}"
         found.add_row(str(number), name, seconds(ran.step_s), rate, *busy, f"{ran.slots:.0%}", *money, ran.bound)

@@ -68,13 +68,18 @@ def _rows(summary: Summary) -> list[tuple[str, RenderableType]]:
         *([("lost", Text(f"{summary.lost} times an engine", "bold red"))] * bool(summary.lost)),
     ]
     if (cost := summary.cost) is not None:
-        rows.append(("cost", f"{cost.step:,.4g} a step, {cost.run:,.4g} the run, {cost.million_tokens:,.4g} a million tokens"))
+        rows.append(("cost", f"{digits(cost.step)} a step, {digits(cost.run)} the run, {digits(cost.million_tokens)} a million tokens"))
     return [*rows, ("ended", Text(summary.ended, "bold red" if summary.failed else ""))]
 
 
+def digits(value: float) -> str:
+    """Four, and as many as it takes before the point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def seconds(value: float) -> str:
-    """Four digits, and as many as it takes before the point."""
-    return f"{value:,.0f} s" if value >= 1000 else f"{value:.4g} s"
+    """Of so many digits."""
+    return f"{digits(value)} s"
 
 
 def _spread(step: Spread) -> str:

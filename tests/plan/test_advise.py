@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import tomllib
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rollyard.config import ForecastConfig
 from rollyard.errors import ConfigError
@@ -60,6 +62,12 @@ def test_the_best_first_and_what_it_costs(plan: Plan) -> None:
     best = plan.choices[0]
     assert best.cost == pytest.approx(8 * 2.0 / 3600 * best.ran.step_s)
     assert plan.simulated <= plan.points / 10
+
+
+def test_what_little_a_step_costs_is_shown(plan: Plan) -> None:
+    console = Console(width=200, file=StringIO())
+    console.print(table(replace(plan, choices=(replace(plan.choices[0], cost=0.0012345),)), "2xcpu"))
+    assert "0.001234 " in console.file.getvalue() and " 1.234 " in console.file.getvalue()
 
 
 def test_how_far_it_is_is_shown() -> None:
