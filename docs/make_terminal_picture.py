@@ -1,69 +1,85 @@
-"""Draws the README's picture of the terminal from a finished run: the live view at one of its steps, then its report.
+"""Draws the README's picture of the terminal: the demo is run, its live view is drawn amid a step, then its report.
 
-    python docs/make_terminal_picture.py runs/sort docs/terminal.svg
+    python docs/make_terminal_picture.py docs/terminal.svg
 
-Everything comes from the run's `metrics.jsonl` and `report.json`. The one liberty: the share of busy slots, which the
-metrics do not have by step, is that of the whole run.
+What is drawn is what `rollyard run --preset sort` gives its view; the report is of the same run. Take it while the machine does
+nothing else. The run's folder is not kept.
 """
+
+from __future__ import annotations
 
 import argparse
 import io
-import json
 import re
+import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from rollyard import Run, resolve
 from rollyard.watch.draw import LivePanel, table
-from rollyard.watch.eta import Eta
-from rollyard.watch.read import read_report
 from rollyard.watch.report import Report
 from rollyard.watch.snapshot import Header, Snapshot
-from rollyard.watch.timeline import PhaseSeconds
+from rollyard.watch.timeline import Phase
 
 
-def snapshot_at(step: int, metrics: list[dict[str, Any]], report: Report) -> Snapshot:
-    """The run as it stood after `step`: sums over the steps so far, and the setup before them."""
-    done = [record for record in metrics if record["step"] <= step]
-    seconds = {f"{name}_s": sum(record[f"phase/{name}_s"] for record in done) for name in report.phases.parts()}
-    seconds["setup_s"] = report.phases.setup_s
-    eta = Eta()
-    eta.evaluated(report.phases.eval_s / 2)  # the first of two
-    for record in done:
-        eta.add(PhaseSeconds(wall_s=sum(record[f"phase/{name}_s"] for name in report.phases.parts())))
-    return Snapshot(
-        step=step,
-        phases=PhaseSeconds(wall_s=sum(seconds.values()), **seconds),
-        rewards=[record["reward_mean"] for record in done],
-        activity="generate",
-        eval_first=report.eval.first,
-        eval_last=report.eval.first,
-        tokens=sum(record["tokens"] for record in done),
-        slots_busy=report.slots_busy,
-        dropped=sum(record["dropped"] for record in done),
-        left=eta.at(PhaseSeconds(), 0.0),
-    )
+class Kept:
+    """A view that keeps the first it is given once so many steps are done and completions are judged, and the report."""
+
+    snapshot: Snapshot | None = None
+    report: Report | None = None
+
+    def __init__(self, header: Header, steps: int) -> None:
+        self.header, self._steps = header, steps
+
+    def update(self, snapshot: Snapshot) -> None:
+        shown = snapshot.step >= self._steps and snapshot.activity == Phase.GENERATE and snapshot.judged > 0
+        if shown and self.snapshot is None:
+            self.snapshot = replace(snapshot, rewards=tuple(snapshot.rewards))  # the run's own list grows on
+
+    def finish(self, report: Report) -> None:
+        self.report = report
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def played(preset: str, folder: Path) -> Kept:
+    """A run of the preset; three quarters of its steps are done when its snapshot is taken."""
+    config = resolve(preset=preset, environment={}, overrides={"run.out": str(folder)}).config
+    kept: list[Kept] = []
+
+    def view(header: Header) -> Kept:
+        kept.append(Kept(header, header.steps * 3 // 4))
+        return kept[-1]
+
+    for _ in Run(config, view=view):
+        pass
+    return kept[0]
+
+
+def drawn(kept: Kept, width: int) -> str:
+    """An SVG document. Raises SystemExit where the run was too short to be seen."""
+    if kept.snapshot is None or kept.report is None:
+        raise SystemExit("the view was not refreshed within a step: take a run with longer ones")
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(LivePanel(kept.header, kept.snapshot))
+    console.print(table(kept.report))
+    # The reader's own monospace font: a picture in a README may not fetch one. An id of its own would be drawn by lot.
+    svg = console.export_svg(title="rollyard run", unique_id="terminal")
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("picture", type=Path, help="SVG file to write")
-    parser.add_argument("--step", type=int, help="step of the live view (default: three quarters of the run)")
-    parser.add_argument("--width", type=int, default=92, help="columns of the terminal")
+    parser.add_argument("--preset", default="sort", help="what is run (default: %(default)s, the demo)")
+    parser.add_argument("--width", type=int, default=92, help="columns of the terminal (default: %(default)s)")
     arguments = parser.parse_args()
-    report = read_report(arguments.run / "report.json")
-    records = map(json.loads, (arguments.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    metrics = [record for record in records if "phase/generate_s" in record]
-    step = arguments.step or max(report.steps * 3 // 4, 1)
-    header = Header(report.name, report.model, report.placement, report.engine, report.steps)
-    console = Console(record=True, width=arguments.width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(LivePanel(header, snapshot_at(step, metrics, report)))
-    console.print(table(report))
-    # The reader's own monospace font: a picture in a README may not fetch one.
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="rollyard run"), flags=re.DOTALL)
-    arguments.picture.write_text(svg, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        kept = played(arguments.preset, Path(folder) / arguments.preset)
+    arguments.picture.write_text(drawn(kept, arguments.width), encoding="utf-8")
 
 
 if __name__ == "__main__":

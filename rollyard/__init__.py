@@ -15,6 +15,8 @@ The map, in the order data flows:
     model       the transformer that trainer and embedded engine share
     place       who generates and trains when, and where stations run
     journal  watch                        what happened; what is happening
+    inspect  dashboard                    either of them looked at: in a terminal, in a browser
+    chaos                                 faults on purpose
     conductor   rollout, placement and rollover as one pure state machine
     worker  warmup  evaluate  loop        stations, base policies, held-out scores, the run
     rollouts  trl                         the run under somebody else's training loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from rollyard import cli
+from tests.sources import ROOT
 from tests.tiny import tiny_folder
 
 
@@ -23,6 +25,15 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "cache"))
     return tmp_path
+
+
+def test_the_map_has_each_command(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    commands = re.findall(r"^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
+    assert {"run", "plan"} <= set(commands)
+    listed = re.search(r"^  cli\.py +the command line: (.*)$", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    assert sorted(listed[1].split(", ")) == sorted(commands)
 
 
 def test_a_preset_runs_and_both_spellings_of_an_option_work(here, capsys):

@@ -109,6 +109,11 @@ def test_the_map_lists_exactly_the_rooms_that_exist() -> None:
     assert set(listed) == rooms()
 
 
+def test_the_docstring_of_the_package_has_each_folder_but_the_presets() -> None:
+    told = (ast.get_docstring(tree(PACKAGE / "__init__.py")) or "").split()
+    assert [room for room in rooms() if room.endswith("/") and room.strip("/") not in told] == ["presets/"]
+
+
 def test_the_page_shows_the_layers_that_are_checked() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     shown = re.search(r"^```\n(__main__\n.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -1,25 +1,25 @@
-"""Draws the pictures of docs/concepts/: `python docs/building/pictures.py` writes docs/pictures/*.svg, the same bytes each time.
+"""Draws docs/timeline.svg and the pictures of docs/concepts/: `python docs/building/pictures.py`, the same bytes each time.
 
-Timelines come from the simulator (examples/placements.toml). Of the others each bar is computed here from a few numbers, in
-units that stand for nothing: they show what happens in which order, not how long it takes.
+Timelines come from the simulator (the classic preset, and examples/placements.toml). Of the others each bar is computed here
+from a few numbers, in units that stand for nothing: they show what happens in which order, not how long it takes.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
+import io
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from rollyard import cli
 from rollyard.watch.picture import STYLE
 
 ROOT = Path(__file__).parent.parent.parent
-FOLDER = ROOT / "docs/pictures"
 PLACEMENTS = {
     "colocated": ["--place.train", "2"],
     "separate": [],
@@ -200,33 +200,38 @@ def _text(root: Element, x: float, y: float, text: str, kind: str = "", anchor: 
 
 
 def timelines() -> Iterator[tuple[str, str]]:
-    """Of the four placements, as `rollyard simulate` leaves them."""
-    begin = [sys.executable, "-m", "rollyard", "simulate", "examples/placements.toml"]
-    with tempfile.TemporaryDirectory() as folder:
-        for placement, more in PLACEMENTS.items():
-            out = Path(folder) / placement
-            end = ["--place.placement", placement, *more, "--run.name", placement, "--out", str(out)]
-            subprocess.run([*begin, *end], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-            yield placement, (out / "timeline.svg").read_text(encoding="utf-8")
+    """Of the classic preset and of the four placements, as `rollyard simulate` leaves them."""
+    yield "timeline.svg", simulated("--preset", "classic")
+    for placement, more in PLACEMENTS.items():
+        words = ["--place.placement", placement, *more, "--run.name", placement]
+        yield f"pictures/{placement}.svg", simulated(str(ROOT / "examples/placements.toml"), *words)
 
 
-def main() -> None:
-    """Writes all of them."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    FOLDER.mkdir(exist_ok=True)
-    written = dict(timelines())
+def simulated(*words: str) -> str:
+    """The timeline of `rollyard simulate` with these words."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        out = Path(folder) / "out"
+        if cli.main(["simulate", *words, "--out", str(out)]):
+            raise SystemExit(f"rollyard simulate {' '.join(words)} failed")
+        return (out / "timeline.svg").read_text(encoding="utf-8")
+
+
+def pictures() -> dict[str, str]:
+    """All of them, by the name that they have in docs/."""
+    drawn = dict(timelines())
     old_new = [(VERSIONS[0], "written by version 0"), (VERSIONS[1], "written by version 1")]
     rest = [(WAIT, "waits"), (READ, "reads again what it wrote")]
-    written["rollover"] = draw(
+    drawn["pictures/rollover.svg"] = draw(
         "What becomes of requests in flight", [rollover(policy) for policy in ROLLOVERS], [*old_new, *rest]
     )
     colours = [(VERSIONS[number], f"version {number}") for number in range(BATCHES)]
-    written["staleness"] = draw("Staleness", [staleness(limit) for limit in (0, 1, 2)], colours)
+    drawn["pictures/staleness.svg"] = draw("Staleness", [staleness(limit) for limit in (0, 1, 2)], colours)
     legend = [(TRAIN, "train"), (SYNC, "sync"), (PROBE, "probe"), *old_new]
-    written["sync"] = draw("A weight sync", [sync()], legend)
-    for name, text in written.items():
-        (FOLDER / f"{name}.svg").write_text(text, encoding="utf-8")
+    drawn["pictures/sync.svg"] = draw("A weight sync", [sync()], legend)
+    return drawn
 
 
 if __name__ == "__main__":
-    main()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for name, text in pictures().items():
+        (ROOT / "docs" / name).write_text(text, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import textwrap
 import tomllib
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.commands import GIVEN, PAGES, Command, blocks, commands, room, run, untagged
+from tests.sources import ROOT
 
 LIMIT_S = 200.0
 RUN = [page for page in PAGES if any(not (command.why or command.time) for command in commands(page))]
@@ -27,6 +29,24 @@ def test_marks_give_a_reason_or_a_day(page: str) -> None:
     for command in commands(page):
         assert len(command.why) != len("not run: "), command
         assert command.day is None or date(2026, 11, 1) <= command.day, command
+
+
+def needs(target: str) -> set[str]:
+    """What a target of the Makefile asks for first."""
+    found = re.findall(rf"^{re.escape(target)}:([^#\n]*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return {need for line in found for need in line.split()}
+
+
+def test_ci_does_what_is_said_of_it() -> None:
+    """A mark that begins so is of .ci/run, or of targets that it makes, or that those need."""
+    made = set(re.findall(r"^ *make ([a-z-]+)", (ROOT / ".ci/run").read_text(), re.MULTILINE))
+    made |= {need for target in made for need in needs(target)}
+    said = [command for page in PAGES for command in commands(page) if "CI" in command.why]
+    assert len(said) >= 6
+    for command in said:
+        program, *targets = command.text.partition("  #")[0].split()
+        assert command.why.startswith("not run: CI does") and program in (".ci/run", "make"), command
+        assert all(target in made or (needs(target) and needs(target) <= made) for target in targets), command
 
 
 @pytest.mark.parametrize("page", PAGES)
