@@ -14,7 +14,7 @@ from rollyard.place.modes import MODES
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.state import Counts
-from rollyard.stats import EngineNow
+from rollyard.stats import EngineNow, SlotsNow
 from rollyard.types import WeightVersion
 from rollyard.weights.rollover import RolloverMachine
 
@@ -125,6 +125,11 @@ class Conductor:
     def engines(self) -> tuple[EngineNow, ...]:
         """What each engine holds."""
         return self._core.engines
+
+    @property
+    def slots(self) -> SlotsNow:
+        """How full all engines are, and how many requests wait for one. Cheap."""
+        return self._core.slots
 
     @property
     def waiting(self) -> int:

@@ -304,7 +304,7 @@ class Run:
         journal = self._open_journal(folder.journal, about, timer=lambda: _nanoseconds() / 1e9, at=self._at)
         sinks: list[Sink] = [JsonlSink(folder.metrics), *open_trackers(config.watch.sinks, timeline)]
         run = Tracked(config.run.name, folder.path, config.watch.project, config.model_dump(mode="json"), not folder.fresh)
-        return Recorder(journal, builder, sinks, view, timeline, batch, config.forecast, run)
+        return Recorder(journal, builder, sinks, view, timeline, batch, config.forecast, run, folder.timeline)
 
 
 def _nanoseconds() -> int:

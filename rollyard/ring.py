@@ -399,7 +399,7 @@ class Ring:
             await asyncio.sleep(REFRESH_S)
 
     def _picture(self) -> None:
-        self._recorder.picture(*self._doing())
+        self._recorder.picture(*self._doing(), None if self.conductor is None else self.conductor.slots)
 
     def _doing(self) -> tuple[str, str, float | None]:
         """What goes on, what is waited for, and the share of slots at work."""
@@ -481,7 +481,7 @@ class Ring:
                 with warned(OSError):
                     report.write(self._folder.report)
                 with warned(OSError):
-                    self._recorder.accounts.write_trace(self._folder.trace)
+                    await self._recorder.leave_trace(self._folder.trace)
         finally:
             finish = self._recorder.finish
             with warned(JournalError, told=finish.cause) if finish.failed else nullcontext():

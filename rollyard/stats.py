@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +62,11 @@ class EngineNow:
     running: int  # requests
     version: int | None  # step of its weights; None: it acknowledged none yet
     held: bool  # it gets no request just now: it sleeps, or its weights are about to change
+
+
+class SlotsNow(NamedTuple):
+    """How full all engines are at one moment."""
+
+    running: int  # requests that they hold
+    slots: int  # that they have
+    queue: int  # requests that none of them has

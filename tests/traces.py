@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PHASES = {"M": {"name", "pid", "args"}, "X": {"name", "cat", "pid", "tid", "ts", "dur"}, "i": {"name", "s", "pid", "tid", "ts"}}
+COUNTS = {"C": {"name", "pid", "ts", "args"}}
 FLOWS = {kind: {"name", "cat", "id", "bp", "pid", "tid", "ts"} for kind in "stf"}
 
 
@@ -55,7 +56,7 @@ def read_strictly(path: Path) -> Shown:
     events, end_ns = record["traceEvents"], round(record["otherData"]["end_us"] * 1e3)
     processes, lanes = {}, {}
     for event in events:
-        wanted = (PHASES | FLOWS)[event["ph"]]
+        wanted = (PHASES | FLOWS | COUNTS)[event["ph"]]
         assert wanted <= event.keys(), event
         if event["name"] == "process_name":
             assert event["pid"] not in processes, "a process is named once"

@@ -10,54 +10,14 @@ from typing import Final
 
 from rollyard.control import LOOK, Order, asked
 from rollyard.errors import ConfigError
-from rollyard.types import Activity, Interval
-from rollyard.watch.devices import Lane
-from rollyard.watch.live import ASKED, LOOKED, Asked, LaneNews, Live, Look, Place
-from rollyard.watch.trace import DRIVER, Mark, Traced
+from rollyard.watch.heard import Lanes
+from rollyard.watch.live import ASKED, LOOKED, Live, Look
+from rollyard.watch.trace import Traced
 
 FRESH_S: Final = 0.8  # seconds for which an answer is new enough
 LIMIT_S: Final = 2.0  # for an answer; one that comes later is of no use
 AGAIN_S: Final = 5.0  # after one that did not come
 AT_ONCE: Final = 16  # looks in a row, while there is more to tell
-
-
-class Lanes:
-    """All that was heard of a run's devices."""
-
-    def __init__(self) -> None:
-        self._heads: dict[int, LaneNews] = {}
-        self._intervals: dict[int, dict[tuple[Activity, str, int], Interval]] = {}
-        self._places: dict[int, Place] = {}
-        self._marks: list[Mark] = []
-        self._now_ns = self._start_ns = 0
-        self._built_ns: int | None = None
-
-    def known(self) -> Asked:
-        """What need not be told again."""
-        places = tuple(self._places.get(lane, Place()) for lane in range(max(self._places, default=-1) + 1))
-        return Asked(places, len(self._marks))
-
-    def take(self, look: Look) -> None:
-        self._start_ns, self._now_ns, self._built_ns = look.start_ns, look.now_ns, look.built_ns
-        self._marks += [Mark(step, at) for step, at in look.marks]
-        for lane in look.lanes:
-            if self._places.get(lane.lane, lane.place).generation != lane.place.generation:
-                self._intervals[lane.lane] = {}
-            found = self._intervals.setdefault(lane.lane, {})
-            found.update({(each.activity, each.what, each.start_ns): each for each in lane.intervals})
-            self._heads[lane.lane], self._places[lane.lane] = lane, lane.place
-
-    def traced(self) -> Traced:
-        """As a run leaves it at its end, up to now."""
-        setup = Interval(Activity.SETUP, self._start_ns, self._built_ns or self._now_ns)
-        lanes, driver = list[Lane](), list[Interval]()
-        for number, head in sorted(self._heads.items()):
-            intervals = list(self._intervals[number].values())
-            if head.name == DRIVER:
-                driver += intervals
-            else:
-                lanes.append(Lane(head.name, head.roles, [setup, *intervals], head.since_ns, head.until_ns, head.devices))
-        return Traced((Lane(DRIVER, (DRIVER,), driver), *lanes), tuple(self._marks), self._start_ns, self._now_ns)
 
 
 class Feed:
@@ -90,7 +50,7 @@ class Feed:
         try:
             look = self._look()
             for _ in range(AT_ONCE - 1):
-                if not look.more:
+                if not look.news.more:
                     break
                 look = self._look()
         except ConfigError:  # it is over, or busy with something that it does not let go of
@@ -101,10 +61,10 @@ class Feed:
     def _look(self) -> Look:
         known = ASKED.dump_json(self._lanes.known()).decode()
         look = asked(self._folder, Order(LOOK, known=known), LOOKED, LIMIT_S)
-        if self._life not in (None, look.start_ns):  # another life: it does not know what the one before had told
+        if self._life not in (None, look.news.start_ns):  # another life: it does not know what the one before had told
             self._lanes = Lanes()
             self._life = None
             return self._look()
-        self._life = look.start_ns
-        self._lanes.take(look)
+        self._life = look.news.start_ns
+        self._lanes.take(look.news)
         return look

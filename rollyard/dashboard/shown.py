@@ -40,12 +40,12 @@ from rollyard.inspect.source import Source, goes_on
 from rollyard.inspect.words import Words, words_of
 from rollyard.journal.folder import RunFolder
 from rollyard.journal.quiet import LOG
+from rollyard.watch.kept import Kept, read_kept, traces_last, with_news, with_trace
 from rollyard.watch.prometheus import exposition
-from rollyard.watch.trace import read_trace
 
 RESTS: Final = 9  # times as long as it takes to make the timeline of a run that goes on, it is left as it is
 KEPT: Final = 64  # answers
-NO_TRACE: Final = "a run leaves its timeline at its end, and this one had none"
+NO_TIMELINE: Final = "a run keeps its timeline from the end of its setup on, and this one has none"
 STARTING: Final = "the run does not say what its devices do: it is starting, or busy"
 
 T = TypeVar("T")
@@ -96,26 +96,32 @@ class Shown:
             return exposition(figures(told, state, live, rows[-1] if rows else {}))
 
     def timeline(self, start_ns: int, end_ns: int, width: int) -> Timeline:
-        """Of the trace that the run left, or of what it says while it goes on."""
+        """Of what the run keeps and left, or of what it says while it goes on."""
         with self._lock:
             state = self._state()
-            if state.report is not None and self.folder.trace.exists():
-                path = self.folder.trace
-                return self._same("trace", _stamp(path), lambda: Whole(read_trace(path))).within(start_ns, end_ns, width)
-            whole = self._followed(ask=state.name == RUNNING)
+            whole = self._whole(state)
             if whole is None:
-                return Timeline(0, 0, 0, (), why=STARTING if state.name == RUNNING else NO_TRACE)
+                return Timeline(0, 0, 0, (), why=STARTING if state.name == RUNNING else NO_TIMELINE)
             return whole.within(start_ns, end_ns, width)
 
-    def _followed(self, *, ask: bool) -> Whole | None:
-        """What was heard of the run's devices. It is made anew as often as takes a tenth of the time, and once it is over."""
+    def _whole(self, state: State) -> Whole | None:
+        path, trace = self.folder.timeline, self.folder.trace
+        stamp = _stamp(path), _stamp(trace)
+        kept = self._same("kept", stamp[0], lambda: read_kept(path))
+        if state.name == RUNNING or not traces_last(kept, trace) or (kept is None and state.report is None):
+            return self._followed(kept, stamp, going=state.name == RUNNING)
+        return self._same("trace", stamp, lambda: Whole(with_trace(kept, trace)))
+
+    def _followed(self, kept: Kept | None, stamp: Hashable, *, going: bool) -> Whole | None:
+        """With what was heard of its devices. It is made anew as often as takes a tenth of the time, and once it is over."""
         began = self._clock()
-        if ask and began < self._rests:
+        if going and began < self._rests:
             return self._heard
-        traced = self._feed.traced(ask=ask)
-        if traced is None:
+        heard = self._feed.traced(ask=going)
+        if heard is None and kept is None:
             return None
-        self._heard = self._same("heard", traced.end_ns, lambda: Whole(traced).ready())
+        moment = None if heard is None else heard.end_ns
+        self._heard = self._same("heard", (moment, stamp, going), lambda: Whole(with_news(kept, heard, going=going)).ready())
         self._rests = self._clock() + RESTS * (self._clock() - began)
         return self._heard
 

@@ -106,6 +106,8 @@ class Whole:
         self._start, self.end_ns = start, end - start
         self._lanes = [Drawn(_own(lane)) for lane in traced.lanes]
         self._marks = [(mark.step, mark.at_ns - start) for mark in traced.marks]
+        self._slots = [each._replace(start_ns=each.start_ns - start, end_ns=each.end_ns - start) for each in traced.slots]
+        self._lives = [at - start for at in traced.lives]
 
     def ready(self) -> Self:
         """What any stretch of it needs is there already."""
@@ -122,7 +124,9 @@ class Whole:
         lanes = [lane.within(start_ns + self._start, end_ns + self._start, columns) for lane in self._lanes]
         marks = [mark for mark in self._marks if start_ns <= mark[1] <= end_ns]
         every = -(-len(marks) // width) if marks else 1
-        return Timeline(start_ns, end_ns, self.end_ns, tuple(map(self._moved, lanes)), tuple(marks[::every]))
+        slots = tuple(each for each in self._slots if each.start_ns < end_ns and each.end_ns > start_ns)
+        lives = tuple(at for at in self._lives if start_ns <= at < end_ns)
+        return Timeline(start_ns, end_ns, self.end_ns, tuple(map(self._moved, lanes)), tuple(marks[::every]), slots, lives)
 
     def _moved(self, lane: LaneSpans) -> LaneSpans:
         if not self._start:

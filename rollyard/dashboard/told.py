@@ -14,6 +14,7 @@ from rollyard.watch.devices import PoolTime
 from rollyard.watch.forecast import Compared
 from rollyard.watch.live import Live
 from rollyard.watch.report import Lengths
+from rollyard.watch.slots import Stretch
 
 RUNNING: Final = "running"
 FINISHED: Final = "finished"
@@ -158,6 +159,8 @@ class Timeline:
     whole_ns: int
     lanes: tuple[LaneSpans, ...]
     marks: tuple[tuple[int, int], ...] = ()  # steps, and when each was done
+    slots: tuple[Stretch, ...] = ()  # share of slots busy, requests that wait: means
+    lives: tuple[int, ...] = ()  # when each but the first begins, as if there were nothing between two
     why: str = ""
 
 

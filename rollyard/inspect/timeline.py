@@ -1,4 +1,4 @@
-"""A picture of what every device did, from the trace that a run leaves at its end."""
+"""A picture of what every device did, from what a run keeps of it while it goes on, and leaves at its end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from rollyard.durable import write_file
 from rollyard.errors import ConfigError, JournalError
 from rollyard.journal.folder import RunFolder
+from rollyard.watch.kept import read_kept, traces_last, with_trace
 from rollyard.watch.picture import picture
 from rollyard.watch.read import read_report
-from rollyard.watch.trace import read_trace
 
 WHERE = "--timeline"
 
@@ -19,7 +19,7 @@ def draw(folder: RunFolder, path: Path) -> int:
 
     Raises:
         ConfigError: the file's name says another format, it is there already, or among the run's.
-        JournalError: the run has no trace, or one that cannot be read; OSError: the file cannot be written.
+        JournalError: the run has no timeline, or one that cannot be read; OSError: the file cannot be written.
     """
     if path.suffix != ".svg":
         raise ConfigError(f"{path.name!r} says no format that is known", where=WHERE, remedy="give a name that ends with .svg")
@@ -29,9 +29,13 @@ def draw(folder: RunFolder, path: Path) -> int:
         raise ConfigError(f"{path} would be in the run's own folder", where=WHERE, remedy="give a name elsewhere")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent}", where=WHERE, remedy="make it, or give another name")
-    if not folder.trace.exists():
-        raise JournalError(f"{folder.trace}: there is no trace: a run leaves one at its end")
-    traced = read_trace(folder.trace)
+    kept = read_kept(folder.timeline)
+    if traces_last(kept, folder.trace):
+        traced = with_trace(kept, folder.trace)
+    elif kept is not None:
+        traced = kept.traced
+    else:
+        raise JournalError(f"{folder.timeline}: there is no timeline: a run keeps one from the end of its setup on")
     name = read_report(folder.report).name if folder.report.exists() else folder.path.resolve().name
     write_file(path, picture(name, traced).encode())
     return traced.devices

@@ -19,7 +19,8 @@ from rollyard.errors import ConfigError
 
 CONFIG, METRICS, JOURNAL, CHECKPOINTS = "config.toml", "metrics.jsonl", "journal.sqlite", "checkpoints"
 REPORT, TRACE, BEGAN = "report.json", "trace.json", "began.json"
-SCENARIO, TIMELINE = "scenario.toml", "timeline.svg"  # of a run that was simulated
+TIMELINE = "timeline.json"
+SCENARIO, PICTURE = "scenario.toml", "timeline.svg"  # of a run that was simulated
 SCRATCH = ("weights", "canary")  # what travels to engines by the disk; it is of no use to the next life
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 NAMED = re.compile(r"step-(\d+)(?:-life-(\d+))?")
@@ -57,6 +58,11 @@ class RunFolder:
     @property
     def trace(self) -> Path:
         return self.path / TRACE
+
+    @property
+    def timeline(self) -> Path:
+        """What was done in all lives, coarser; kept while the run goes on."""
+        return self.path / TIMELINE
 
     @property
     def scenario(self) -> Path:

@@ -13,7 +13,7 @@ import tomli_w
 from rollyard.durable import is_full, make_folder, remove_folder
 from rollyard.durable import write_folder as write_whole
 from rollyard.errors import ConfigError
-from rollyard.journal.folder import METRICS, REPORT, SCENARIO, TIMELINE, TRACE
+from rollyard.journal.folder import METRICS, PICTURE, REPORT, SCENARIO, TRACE
 from rollyard.plan.outcome import Outcome
 from rollyard.plan.scenario import Scenario
 from rollyard.watch.picture import picture
@@ -80,7 +80,7 @@ def write_folder(outcome: Outcome, scenario: Scenario, folder: Path) -> None:
         outcome.report.write(draft / REPORT)
         (draft / METRICS).write_text("".join(line(row) for row in outcome.metrics), encoding="utf-8")
         write_trace(draft / TRACE, outcome.traced)
-        (draft / TIMELINE).write_text(picture(outcome.report.name, outcome.traced), encoding="utf-8")
+        (draft / PICTURE).write_text(picture(outcome.report.name, outcome.traced), encoding="utf-8")
         if folder.is_dir():
             remove_folder(folder)  # not before all is written
 

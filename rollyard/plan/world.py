@@ -249,6 +249,8 @@ class World:
     def _happen(self, events: Sequence[ev.Event]) -> None:
         """What happened at once, as one step."""
         self.events += len(events)
+        if (now_ns := self._clock.nanoseconds) >= self._recorder.accounts.slots.due_ns:
+            self._recorder.accounts.slots.note(now_ns, self.conductor.slots)  # since the last time
         instructions = self.conductor.steps(events, self._clock.now)
         self._recorder.record((*events, *instructions))
         if self._heard is not None:

@@ -58,7 +58,7 @@ from rollyard.rollout.playing import Playing
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.recovery import Recovery
 from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase
-from rollyard.stats import EngineNow
+from rollyard.stats import EngineNow, SlotsNow
 from rollyard.turns import Asked, EpisodeEnded, Tell
 from rollyard.types import DropReason, FinishReason, Prompt, RequestId, Segment, Verdict
 
@@ -172,6 +172,11 @@ class RolloutCore:
     def waiting(self) -> int:
         """Requests that no engine has."""
         return len(self._dispatch.waiting)
+
+    @property
+    def slots(self) -> SlotsNow:
+        """How full all engines are, and how many requests wait for one. Cheap."""
+        return SlotsNow(self._router.running, self._router.slots, len(self._dispatch.waiting))
 
     @property
     def live(self) -> int:

@@ -50,6 +50,7 @@ class Router:
         self.awaited = Awaited()
         self.changed: set[EngineId] = set()  # for whoever looks at engines by another order, and clears it
         self._filed = 0  # entries, outdated ones too, since the heaps were made anew
+        self.running = self.slots = 0  # of all engines
 
     def __contains__(self, engine: EngineId) -> bool:
         return engine in self._engines
@@ -63,11 +64,14 @@ class Router:
     def add(self, engine: EngineId, slots: int, version: int | None, *, held: bool) -> None:
         self.remove(engine)
         load = self._engines[engine] = EngineLoad(engine, slots, version, held)
+        self.slots += slots
         self._file(load)
 
     def remove(self, engine: EngineId) -> None:
         if engine in self._engines:
-            self._unfile(self._engines.pop(engine))
+            load = self._engines.pop(engine)
+            self.running, self.slots = self.running - load.running, self.slots - load.slots
+            self._unfile(load)
             self.awaited.discard(engine)
             self._slow.pop(engine, None)
 
@@ -106,6 +110,7 @@ class Router:
         """Account for requests and tokens that came (positive) or went (negative)."""
         load = self._engines[engine]
         load.running += requests
+        self.running += requests
         load.tokens += tokens
         if engine in self.awaited:
             self.expect(engine)

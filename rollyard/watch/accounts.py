@@ -12,8 +12,9 @@ from typing import Final
 from rollyard.protocols.devices import Spans
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import DeviceTime, Lane, PoolTime, account
-from rollyard.watch.live import LaneNews, Place
+from rollyard.watch.live import Asked, LaneNews, News, Place
 from rollyard.watch.requests import Requests
+from rollyard.watch.slots import SlotsLog
 from rollyard.watch.spans import coarser
 from rollyard.watch.timeline import Phase, Timeline
 from rollyard.watch.trace import DRIVER, Mark, Traced, write_trace
@@ -108,6 +109,7 @@ class Accounts:
         self._built_ns: int | None = None
         self._marks: list[Mark] = []
         self.requests = Requests()  # told by whoever hears the conductor
+        self.slots = SlotsLog()  # likewise
 
     def watch(self, name: str, role: str, spans: Spans, devices: int = 1) -> None:
         """A station works on a device. Stations with the same `spans` share one; a station that is started again keeps its own.
@@ -145,6 +147,16 @@ class Accounts:
         for watched in (self._driver, *self._devices):
             watched.collect()
 
+    def tell(self, asked: Asked, most: int) -> News:
+        """What is new to somebody who knows so much already: see `news`, and at most so many steps.
+
+        Up to the moment of the timeline's last accounts.
+        """
+        lanes = self.news(asked.places, most)
+        marks = self._marks[asked.marks : asked.marks + most]
+        more = self._more(lanes) or asked.marks + len(marks) < len(self._marks)
+        return News(*self._timeline.bounds_ns, self._built_ns, marks, lanes, more)
+
     def news(self, places: Sequence[Place], most: int) -> tuple[LaneNews, ...]:
         """What every lane has beyond these places; lanes that have nothing are left out.
 
@@ -176,21 +188,11 @@ class Accounts:
         until = Place(timeline.generation, index + len(ended))
         return LaneNews(0, DRIVER, (DRIVER,), 1, None, None, until, told)
 
-    def more(self, lanes: Sequence[LaneNews]) -> bool:
+    def _more(self, lanes: Sequence[LaneNews]) -> bool:
         """Is there more than these tell?"""
         watched = (self._driver, *self._devices)
         phases = len(self._timeline.intervals)
         return any(not watched[each.lane - 1].told(each.place) if each.lane else each.place.read < phases for each in lanes)
-
-    @property
-    def marks(self) -> Sequence[Mark]:
-        """Steps that were done, and when."""
-        return self._marks
-
-    @property
-    def built_ns(self) -> int | None:
-        """When all stations were built."""
-        return self._built_ns
 
     def close(self) -> tuple[tuple[DeviceTime, ...], tuple[PoolTime, ...]]:
         """The accounts of devices and of roles, up to the moment of the timeline's last accounts."""
@@ -210,7 +212,7 @@ class Accounts:
         self.collect()
         lanes = (Lane(DRIVER, (DRIVER,), self._explaining()), *self._lanes())
         start, until = self._timeline.bounds_ns
-        return Traced(lanes, tuple(self._marks), start, until, self.requests.followed(until))
+        return Traced(lanes, tuple(self._marks), start, until, self.requests.followed(until), self.slots.stretches())
 
     def write_trace(self, path: Path) -> None:
         """See `watch.trace`. Raises OSError."""

@@ -49,6 +49,17 @@ class Asked:
     marks: int = 0  # steps whose moments are known
 
 
+class News(NamedTuple):
+    """What devices did since somebody looked last. Times are on the run's clock, from `start_ns` to `now_ns`."""
+
+    start_ns: int
+    now_ns: int
+    built_ns: int | None  # when all stations were built
+    marks: Sequence[tuple[int, int]] = ()  # steps that were done since, and when
+    lanes: Sequence[LaneNews] = ()
+    more: bool = False  # there is more to tell at once
+
+
 @dataclass(frozen=True, slots=True)
 class Glance:
     """What the loop knows of itself, and its books do not."""
@@ -98,15 +109,10 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is answered to one look. Times are on the run's clock, from `start_ns` to `now_ns`."""
+    """What is answered to one look."""
 
     live: Live
-    start_ns: int
-    now_ns: int
-    built_ns: int | None  # when all stations were built
-    marks: tuple[tuple[int, int], ...] = ()  # steps that were done since, and when
-    lanes: tuple[LaneNews, ...] = ()
-    more: bool = False  # there is more to tell at once
+    news: News
 
 
 LOOKED: Final = TypeAdapter(Look)

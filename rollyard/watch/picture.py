@@ -17,6 +17,7 @@ from rollyard.texts import visible
 from rollyard.types import Activity
 from rollyard.watch.devices import ACTIVITIES, Lane
 from rollyard.watch.lanes import Piece, columns, pieces, shares
+from rollyard.watch.slots import Stretch
 from rollyard.watch.trace import DRIVER, Mark, Traced, bounded
 
 COLOURS: Final[Mapping[Activity, str]] = {
@@ -39,10 +40,11 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", s
 .name { font-weight: 600 }
 .grid { stroke: #d0d7de; stroke-width: 1; fill: none }
 .step { stroke: #57606a; stroke-width: 1; stroke-dasharray: 2 3; fill: none }
+.life { stroke: #24292f; stroke-width: 1.5; fill: none } .queue { stroke-width: 1.2; fill: none }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3 }
 .paper { fill: #0d1117 } .track { fill: #21262d } .dim { fill: #9198a1 }
-.grid { stroke: #30363d } .step { stroke: #9198a1 }
+.grid { stroke: #30363d } .step { stroke: #9198a1 } .life { stroke: #e6edf3 }
 }
 """
 OF_DRIVER: Final = (  # the rest devices show
@@ -63,6 +65,7 @@ LANE: Final = 18  # heights
 POOL: Final = 96
 GAP: Final = 6
 FINE: Final = 4  # columns of a pixel: nothing narrower is drawn
+STRIP: Final = 40  # height of slots and queue
 LANES: Final = 36  # lanes at most that are drawn one by one
 SOME: Final = 8  # devices of a kind that are drawn besides its shares
 BINS: Final = 480  # parts of the time, for shares
@@ -77,12 +80,14 @@ Row = Lane | tuple[Lane, ...]  # one device, or the shares of many
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A stretch of the time, and what is drawn of it. `edges` are those of the shares."""
+    """A stretch of the time, and what is drawn of it. `edges` are those of the shares, `slots` what lies in it."""
 
     name: str
     rows: Sequence[Row]
     marks: Sequence[Mark]
     edges: Sequence[int]
+    slots: Sequence[Stretch] = ()
+    lives: Sequence[tuple[int, int]] = ()  # number, and when it begins
 
     @property
     def start_ns(self) -> int:
@@ -95,7 +100,7 @@ class Panel:
     @property
     def height(self) -> int:
         """Of its rows."""
-        return sum(_height(row) + GAP for row in self.rows)
+        return sum(_height(row) + GAP for row in self.rows) + (STRIP + GAP if self.slots else 0)
 
     def x(self, at_ns: int) -> float:
         """Where a moment is; at an edge where it lies beyond."""
@@ -110,6 +115,7 @@ def picture(name: str, traced: Traced) -> str:
     """
     cut = _setup(traced)
     panels = _panels(replace(bounded(traced), start_ns=traced.start_ns + cut)) if traced.end_ns > traced.start_ns else []
+    panels = [_completed(panel, traced) for panel in panels]
     height = 56 + sum(HEAD + panel.height + FOOT for panel in panels) + 40
     root = Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", role="img")
     root.set("width", str(WIDTH))
@@ -120,6 +126,7 @@ def picture(name: str, traced: Traced) -> str:
     seconds = (traced.end_ns - traced.start_ns) / 1e9
     _text(root, 16, 28, name, "title")
     told = f"{_many(traced.devices, 'device')}, {_many(len(traced.marks), 'step')}, {seconds:,.4g} s"
+    told += f", {len(traced.lives) + 1} lives" if traced.lives else ""
     told += f", of which the first {cut / 1e9:,.4g} s, setup, are left out" if cut else ""
     _text(root, 16, 48, f"{told}. Where a lane is blank, it waits.", "dim")
     at = 56
@@ -138,7 +145,8 @@ def _many(count: int, what: str) -> str:
 def _setup(traced: Traced) -> int:
     """Nanoseconds at the start in which everything sets up, and that would leave little room for the rest."""
     lanes = [lane for lane in traced.lanes if lane.roles != (DRIVER,)]
-    ends = [max((each.end_ns for each in lane.intervals if each.activity is Activity.SETUP), default=0) for lane in lanes]
+    setups = ([each for each in lane.intervals if each.activity is Activity.SETUP] for lane in lanes)
+    ends = [max((each.end_ns for each in setup if each.start_ns <= traced.start_ns), default=0) for setup in setups]
     spent = max(min(ends, default=0) - traced.start_ns, 0)
     rest = traced.end_ns - traced.start_ns - spent
     return max(spent - rest // 50, 0) if spent > rest // 10 and rest else 0
@@ -159,6 +167,13 @@ def _panels(traced: Traced) -> list[Panel]:
     if until > since:
         found.append(Panel(named, _rows(traced), close, _even(since, until)))
     return found
+
+
+def _completed(panel: Panel, traced: Traced) -> Panel:
+    """With slots and lives."""
+    start, end = panel.edges[0], panel.edges[-1]
+    slots = [each for each in traced.slots if each.start_ns < end and each.end_ns > start]
+    return replace(panel, slots=slots, lives=[life for life in enumerate(traced.lives, 2) if start <= life[1] < end])
 
 
 def _even(start: int, end: int) -> Sequence[int]:
@@ -221,6 +236,8 @@ def _panel(root: Element, panel: Panel, at: int, origin: int) -> None:
             _lane(root, row, panel, below)
         else:
             _pool(root, row, panel, below)
+    if panel.slots:
+        _slots(root, panel, top + panel.height - STRIP - GAP)
     _steps(root, panel, top)
 
 
@@ -301,6 +318,30 @@ def _stretches(below: Sequence[float], above: Sequence[float]) -> list[tuple[int
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
+def _slots(root: Element, panel: Panel, at: int) -> None:
+    """The share of slots that are busy as an area, the queue as a line up to its own maximum."""
+    group = SubElement(root, "g")
+    most = max(each.queue for each in panel.slots)
+    _text(group, LEFT - 10, at + STRIP / 2 - 2, "slots busy", anchor="end")
+    _text(group, LEFT - 10, at + STRIP / 2 + 14, f"line: queue, up to {most:,.3g}", "dim", "end")
+    SubElement(group, "rect", {"class": "track", "x": str(LEFT), "y": str(at), "width": str(ROOM), "height": str(STRIP)})
+    lasts = sum(each.end_ns - each.start_ns for each in panel.slots) or 1
+    busy, queue = (sum(each[of] * (each.end_ns - each.start_ns) for each in panel.slots) / lasts for of in (2, 3))
+    area, line, bottom, until = list[str](), list[str](), at + STRIP, -1
+    for each in panel.slots:
+        begin, end = (_number(panel.x(moment)) for moment in (each.start_ns, each.end_ns))
+        busy_at, queue_at = _number(bottom - STRIP * each.busy), _number(bottom - (STRIP - 2) * each.queue / (most or 1))
+        if each.start_ns != until:
+            area.append(f"{f'V{bottom}z' if area else ''}M{begin} {bottom}")
+        area.append(f"V{busy_at}H{end}")
+        line.append(f"{'L' if each.start_ns == until else 'M'}{begin} {queue_at}H{end}")
+        until = each.end_ns
+    drawn = SubElement(group, "path", {"fill": COLOURS[Activity.GENERATE], "d": f"{''.join(area)}V{bottom}z"})
+    SubElement(drawn, "title").text = f"slots busy: {busy:.1%} on average"
+    drawn = SubElement(group, "path", {"class": "queue", "stroke": COLOURS[Activity.RESTART], "d": "".join(line)})
+    SubElement(drawn, "title").text = f"requests that wait: {queue:,.3g} on average"
+
+
 def _steps(root: Element, panel: Panel, top: int) -> None:
     """The end of each step; of many, of every n-th."""
     every = max(1, -(-len(panel.marks) // LABELS))
@@ -310,6 +351,10 @@ def _steps(root: Element, panel: Panel, top: int) -> None:
         _text(root, x, bottom + 15, f"{step:,}", "dim", "middle")
     if panel.marks:
         _text(root, LEFT - 10, top + panel.height + 15, "end of step", "dim", "end")
+    for life, at in panel.lives:
+        x, bottom = panel.x(at), top + panel.height
+        SubElement(root, "path", {"class": "life", "d": f"M{_number(x)} {top - 2}V{bottom + 16}"})
+        _text(root, x, bottom + 28, f"life {life}", "dim", "middle")
 
 
 def _legend(root: Element, traced: Traced, at: int) -> None:

@@ -18,11 +18,13 @@ from rollyard.journal.record import Record
 from rollyard.model.architecture import Architecture
 from rollyard.model.machine import Machine
 from rollyard.protocols.devices import Sink, Tracked
+from rollyard.stats import SlotsNow
 from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.accounts import Accounts
 from rollyard.watch.aside import Aside
 from rollyard.watch.eta import Eta
 from rollyard.watch.forecast import StepMeans, busy, compare, counted
+from rollyard.watch.keeper import Keeper
 from rollyard.watch.live import ASKED, LOOKED, NEWS, Glance, Live, Look
 from rollyard.watch.lives import Lives
 from rollyard.watch.paces import together
@@ -52,6 +54,7 @@ class Recorder:
         batch: completions of one step, for the picture.
         forecast: what is expected of a step.
         run: what sinks are told of it.
+        kept: the file with the timeline of all lives; None: none is kept.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Recorder:
         batch: int,
         forecast: ForecastConfig = NO_FORECAST,
         run: Tracked = UNNAMED,
+        kept: Path | None = None,
     ) -> None:
         self._journal = journal
         self._builder = builder
@@ -74,6 +78,7 @@ class Recorder:
         self._forecast, self._means = forecast, StepMeans()
         self._eta = Eta(forecast.step_s)
         self.accounts = Accounts(timeline)
+        self._keeper = None if kept is None else Keeper(kept, self.accounts)
         self._work: Work | None = None
         self._machine: Machine | None = None
         self._judged = 0
@@ -120,6 +125,8 @@ class Recorder:
         self.flush()
         for sink in self._sinks:
             sink.open(replace(self._run, begins=self._first.step))
+        if self._keeper is not None:
+            self._keeper.begin()
 
     def works(self, architecture: Architecture, item: int, machine: Machine | None, adapter: int = 0) -> None:
         """What is run, and where.
@@ -235,17 +242,22 @@ class Recorder:
         for sink in self._sinks:
             sink.evaluated(told | {f"eval/reward/{name}/mean": mean for name, mean in parts.items()})
 
-    def picture(self, activity: str, waiting: str, slots_busy: float | None) -> None:
-        """Show how things stand.
+    def picture(self, activity: str, waiting: str, slots_busy: float | None, slots: SlotsNow | None = None) -> None:
+        """Show how things stand, and keep it.
 
         Args:
             activity: what is going on; when empty, what the timeline says.
             waiting: for another job, in words.
+            slots: None before there are engines.
         """
         self.accounts.collect()
+        if slots is not None:
+            self.accounts.slots.note(self._timeline.spans.now(), slots)
         for sink in self._aside:
             sink.hear()
         self._view.update(self._snapshot(activity, waiting, slots_busy))
+        if self._keeper is not None:
+            self._keeper.keep()
 
     def _snapshot(self, activity: str, waiting: str, slots_busy: float | None) -> Snapshot:
         phases, judged = self._timeline.seconds(), min(self._judged, self._batch)
@@ -302,11 +314,7 @@ class Recorder:
             eta_s=shown.eta_s(glance.planned),
             lost=builder.lost,
         )
-        lanes = self.accounts.news(asked.places, NEWS)
-        start, now = self._timeline.bounds_ns
-        marks = tuple(self.accounts.marks[asked.marks : asked.marks + NEWS])
-        more = self.accounts.more(lanes) or asked.marks + len(marks) < len(self.accounts.marks)
-        return LOOKED.dump_json(Look(live, start, now, self.accounts.built_ns, marks, lanes, more))
+        return LOOKED.dump_json(Look(live, self.accounts.tell(asked, NEWS)))
 
     def close(
         self, prompts: Counts, members: Counts, tokens: TokenLedger, filtering: Filtering, engines: Iterable[EngineStats]
@@ -337,6 +345,11 @@ class Recorder:
         if not self._means.steps:
             return {}
         return {**self._means.means(), **busy(counted(self.accounts.traced())[1], slots)}
+
+    async def leave_trace(self, path: Path) -> None:
+        """What was done in this life, and the end of what is kept of all. Raises OSError."""
+        if self._keeper is not None:
+            await self._keeper.close(path)
 
     async def left(self) -> None:
         """Wait, for a limited time, until sinks have written what they were told."""

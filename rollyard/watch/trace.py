@@ -2,8 +2,9 @@
 
 A process each device, a line each activity, an instant event each step. Times are microseconds from the run's start. Of
 more than FEW devices those that did the same at the same times are one process. Where that still makes more than MOST intervals,
-every n-th device of a kind stands for itself and those that follow it: its name and its label say for which. After the devices
-come prompts, their requests and verdicts, training steps and weight versions, joined by flows (`watch.tracks`).
+every n-th device of a kind stands for itself and those that follow it: its name and its label say for which. Slots busy and
+requests that wait are counters. After the devices come prompts, their requests and verdicts, training steps and weight versions,
+joined by flows (`watch.tracks`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,12 +22,14 @@ from rollyard.texts import in_a_line
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import Lane
 from rollyard.watch.requests import Followed
+from rollyard.watch.slots import Stretch
 from rollyard.watch.tracks import lines, shown, side_by_side
 
 DRIVER: Final = "driver"  # a lane and its role
 FEW: Final = 36  # devices that have a process each, whatever they do
 MOST: Final = 2**18  # intervals of a trace: about 30 MB
 NOTHING: Final = Followed()
+BUSY, QUEUE = "slots busy", "requests waiting"  # counters
 
 
 class Mark(NamedTuple):
@@ -37,13 +41,18 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What was done from `start_ns` to `end_ns`: the driver's lane and that of each device, and what became of prompts."""
+    """What was done from `start_ns` to `end_ns`: the driver's lane and that of each device, and what became of prompts.
+
+    Where it is of several lives, they follow each other without a gap, and `lives` is when each of them but the first begins.
+    """
 
     lanes: tuple[Lane, ...]
     marks: tuple[Mark, ...]
     start_ns: int
     end_ns: int
     followed: Followed = NOTHING
+    slots: Sequence[Stretch] = ()  # how full the engines were
+    lives: tuple[int, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -119,6 +128,10 @@ def _all(traced: Traced) -> Iterator[str]:
     for step, at in traced.marks:
         when = (at - traced.start_ns) / 1e3
         yield json.dumps({"ph": "i", "s": "g", "name": f"step {step}", "pid": 0, "tid": 0, "ts": when})
+    last = [stretch._replace(start_ns=stretch.end_ns) for stretch in traced.slots[-1:]]  # says when it ends
+    for begin, _, busy, queue in (*traced.slots, *last):
+        for name, value in ((BUSY, busy), (QUEUE, queue)):
+            yield json.dumps({"ph": "C", "name": name, "pid": 0, "ts": (begin - traced.start_ns) / 1e3, "args": {"": value}})
 
 
 def _events(number: int, lane: Lane, start_ns: int) -> Iterator[dict[str, object]]:
@@ -154,9 +167,16 @@ def read_trace(path: Path) -> Traced:
                 done[event["pid"]].append(Interval(Activity(event["cat"]), begin, end, what))
         marks = tuple(Mark(int(e["name"].split()[1]), _ns(e["ts"])) for e in found if e["ph"] == "i")
         lanes = tuple(_lane(name, heads[number], done[number]) for number, name in names.items())
-        return Traced(lanes, marks, 0, _ns(other["end_us"]))
+        return Traced(lanes, marks, 0, _ns(other["end_us"]), slots=_slots(found))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise JournalError(f"{path}: not a trace of this version of Rollyard: {in_a_line(error)}") from error
+
+
+def _slots(found: Sequence[dict[str, Any]]) -> list[Stretch]:
+    told = [(_ns(e["ts"]), e["args"][""], e["name"]) for e in found if e["ph"] == "C"]
+    busy, queue = ([(at, value) for at, value, of in told if of == name] for name in (BUSY, QUEUE))
+    each = zip(pairwise(busy), queue, strict=False)
+    return [Stretch(begin, end, share, waiting) for ((begin, share), (end, _)), (_, waiting) in each]
 
 
 def _lane(name: str, head: dict[str, Any], intervals: list[Interval]) -> Lane:

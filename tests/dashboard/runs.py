@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,6 +27,7 @@ from rollyard.protocols.rollouts import Scorer
 from rollyard.stations import Stations
 from rollyard.types import Activity, Completion, Prompt, Request, Reward, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.accounts import ENGINE, TRAINER
+from rollyard.watch.kept import read_kept
 from rollyard.watch.spans import SpanLog
 from rollyard.watch.step import Step
 
@@ -110,6 +112,10 @@ def leave(run: Run, place: Path) -> RunFolder:
     """What it would leave if it were killed now."""
     assert run._ring is not None
     run._ring._recorder._journal.flush()  # type: ignore[attr-defined]
+    limit = time.monotonic() + 20
+    while (kept := read_kept(run.folder.timeline)) is None or kept.whole:  # a thread is about to write it
+        assert time.monotonic() < limit
+        time.sleep(0.01)
     shutil.copytree(run.folder.path, place, ignore=shutil.ignore_patterns("*.sock"))
     return RunFolder(place)
 

@@ -165,6 +165,9 @@ async def test_of_a_damaged_file_is_told_and_the_rest_is_shown(tmp_path: Path, b
         assert {answer.status_code for answer in lists} == ({503} if broken == "journal.sqlite" else {200})
         assert broken != "journal.sqlite" or all("--check" in answer.json()["remedy"] for answer in lists)
         assert (await client.get("/api/timeline")).status_code == 200
+        run.timeline.write_bytes(b"\x00\xffnone of it")
+        answer = await client.get("/api/timeline")
+        assert answer.status_code == 503 and "not a timeline" in answer.json()["problem"]
         assert (await client.get("/api/config")).status_code == 200
 
 

@@ -23,6 +23,7 @@ from rollyard.journal.folder import RunFolder
 from rollyard.loop import Run
 from rollyard.types import Activity
 from rollyard.watch import recorder
+from rollyard.watch.heard import Lanes
 from rollyard.watch.live import LOOKED, Look
 from rollyard.watch.step import Step
 from tests.dashboard.runs import answers, asking, contents, run_of
@@ -146,26 +147,26 @@ async def test_a_second_life_is_told_and_its_steps_are_too(tmp_path: Path) -> No
 
 async def test_an_answer_tells_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     async with going(tmp_path) as (run, steps):
-        lanes, sizes = feed.Lanes(), list[int]()
+        lanes, sizes = Lanes(), list[int]()
         for _ in range(3):
             look = await asyncio.to_thread(looked, run.folder, feed.ASKED.dump_json(lanes.known()).decode())
-            sizes.append(sum(len(lane.intervals) for lane in look.lanes))
-            lanes.take(look)
-        assert sizes[0] > 10 > max(sizes[1:]) and not look.more
+            sizes.append(sum(len(lane.intervals) for lane in look.news.lanes))
+            lanes.take(look.news)
+        assert sizes[0] > 10 > max(sizes[1:]) and not look.news.more
         await anext(steps)
         look = await asyncio.to_thread(looked, run.folder, feed.ASKED.dump_json(lanes.known()).decode())
-        assert [step for step, _ in look.marks] == [4]
+        assert [step for step, _ in look.news.marks] == [4]
 
 
 async def test_steps_of_a_long_run_are_told_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer has a most: one that is longer would be cut, and be no answer."""
     async with going(tmp_path, until=5) as (run, _):
         monkeypatch.setattr(recorder, "NEWS", 2)
-        lanes, told, more = feed.Lanes(), list[int](), True
+        lanes, told, more = Lanes(), list[int](), True
         while more:
             look = await asyncio.to_thread(looked, run.folder, feed.ASKED.dump_json(lanes.known()).decode())
-            lanes.take(look)
-            told, more = [*told, len(look.marks)], look.more
+            lanes.take(look.news)
+            told, more = [*told, len(look.news.marks)], look.news.more
         assert [mark.step for mark in lanes.traced().marks] == [1, 2, 3, 4, 5] and max(told) == 2
 
 

@@ -46,7 +46,9 @@ async def test_of_a_killed_run_metrics_and_journal_say_what_there_is(killed: Run
     assert told["members"]["trained"] == len(trained)
     assert sum(told["staleness"].values()) == sum(row["tokens"] for row in trained if row["reward"] is not None)
     assert dict(zip(map(str, bars["staleness"]["lags"]), bars["staleness"]["tokens"], strict=True)) == told["staleness"]
-    assert timeline["lanes"] == [] and "at its end" in timeline["why"]
+    assert timeline["why"] == "" and {lane["name"] for lane in timeline["lanes"]} == {"driver", "trainer", "engine-0", "engine-1"}
+    assert [step for step, _ in timeline["marks"]] == list(range(1, len(timeline["marks"]) + 1)) and timeline["marks"]
+    assert timeline["lives"] == [] and timeline["whole_ns"] / 1e9 > 0 and not killed.trace.exists()
     after = contents(killed.path)  # SQLite may build the index of the log anew
     assert [each for each in after.items() if "-shm" not in each[0]] == [each for each in before.items() if "-shm" not in each[0]]
 
@@ -79,10 +81,16 @@ async def test_the_report_of_an_earlier_life_is_not_that_of_a_killed_one(tmp_pat
     async with asking(left) as client:
         told = await answers(client, "overview")
         assert (told["state"], told["steps"], len(told["lives"]), told["pools"]) == ("killed", 4, 2, [])
-        assert (await answers(client, "timeline"))["lanes"] == []
+        both = await answers(client, "timeline")
+        (border,) = both["lives"]
+        steps = [(step, at > border) for step, at in both["marks"]]
+        assert steps[:2] == [(1, False), (2, False)] and steps[2] == (3, True) and border < both["whole_ns"]
     async with asking(run.folder) as client:
         told = await answers(client, "overview")
+        whole = await answers(client, "timeline")
     report = json.loads(run.folder.report.read_text())
+    assert whole["marks"][:2] == both["marks"][:2] and [step for step, _ in whole["marks"]] == [1, 2, 3, 4, 5, 6]
+    assert whole["lives"] == both["lives"] and {lane["name"] for lane in whole["lanes"]} >= {"trainer", "engine-0", "engine-1"}
     assert (told["state"], told["steps"], told["trained"]) == ("finished", report["steps"], report["trained"]) and report[
         "steps"
     ] == 6

@@ -139,4 +139,4 @@ def test_a_picture_of_any_run_is_drawn_from_its_trace(
     assert "do not go together" in ask(capsys, folder, "--timeline", str(tmp_path / "b.svg"), "steps", code=2)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").touch()
-    assert "there is no trace" in ask(capsys, RunFolder(tmp_path / "run"), "--timeline", str(tmp_path / "b.svg"), code=1)
+    assert "there is no timeline" in ask(capsys, RunFolder(tmp_path / "run"), "--timeline", str(tmp_path / "b.svg"), code=1)

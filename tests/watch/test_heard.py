@@ -8,23 +8,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rollyard.dashboard.feed import Lanes
 from rollyard.types import Activity
 from rollyard.watch import accounts as accounts_module
 from rollyard.watch import timeline as timeline_module
 from rollyard.watch.accounts import Accounts
-from rollyard.watch.live import ASKED, Live, Look
-from rollyard.watch.report import Counts, EvalRewards
+from rollyard.watch.heard import Lanes
+from rollyard.watch.live import ASKED
 from rollyard.watch.spans import SpanLog
 from rollyard.watch.timeline import Phase, Timeline
-
-NONE = Counts(0, 0, {})
-NUMBERS = dict.fromkeys(
-    ("step", "planned", "wall_s", "tokens", "tokens_per_s", "queue", "live", "judged", "wanted", "version"), 0
-)
-EMPTY = {"activity": "", "waiting": "", "phases": {}, "beside": {}, "engines": (), "states": {}, "staleness": {}, "lost": ()}
-UNKNOWN = {"reward_first": None, "reward_last": None, "slots_busy": None, "eta_s": None, "eval": EvalRewards(None, None)}
-LIVE = Live(**NUMBERS, **EMPTY, **UNKNOWN, prompts=NONE, members=NONE)
 
 KINDS = (Activity.TRAIN, Activity.GENERATE, Activity.SYNC)
 DEVICES, LENGTHS, SAID = st.integers(0, 2), st.integers(1, 4), st.booleans()
@@ -81,11 +72,9 @@ class World:
         """Is there more?"""
         known = ASKED.validate_json(ASKED.dump_json(self.lanes.known()))
         self.timeline.seconds()
-        lanes = self.accounts.news(known.places, most)
-        start, now = self.timeline.bounds_ns
-        more = self.accounts.more(lanes)
-        self.lanes.take(Look(LIVE, start, now, None, tuple(self.accounts.marks[known.marks :]), lanes, more))
-        return more
+        news = self.accounts.tell(known, most)
+        self.lanes.take(news)
+        return news.more
 
 
 def train(gap: int, said: bool = True) -> tuple:
@@ -113,7 +102,7 @@ def test_who_follows_has_the_same_in_the_end(monkeypatch: pytest.MonkeyPatch, do
             case "collect":
                 world.accounts.collect()
             case "step":
-                world.accounts.stepped(len(world.accounts.marks) + 1)
+                world.accounts.stepped(0)
     for device in range(len(world.logs)):
         world.hear(device)
     looks = 0
