@@ -122,8 +122,8 @@ class _Tokens:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._fast.decode(list(ids), skip_special_tokens=True))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        return self._full.chat(messages)
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        return self._full.chat(messages, tools)
 
-    def chat_after(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        return self._full.chat_after(messages)
+    def chat_after(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        return self._full.chat_after(messages, tools)

@@ -22,6 +22,7 @@ NAME = "environment"  # of its verdict, among those of rewards
 
 Answer = Callable[[Asking], Awaitable[Reply]]
 Working = Callable[[], AbstractContextManager[None]]
+Message = Mapping[str, Any]
 
 
 class Tokens(Protocol):
@@ -36,9 +37,9 @@ class Tokens(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]: ...
+    def chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> tuple[int, ...]: ...
 
-    def chat_after(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]: ...
+    def chat_after(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)

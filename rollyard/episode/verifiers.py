@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from rollyard import verifiers
+from rollyard.conversation import ANSWERS, Conversation
 from rollyard.protocols.rollouts import Ask
 from rollyard.types import FinishReason, Prompt, Reward
 
@@ -57,7 +58,7 @@ class Verifiers:
         """
         column: Any = prompt.columns[verifiers.COLUMN]
         named = verifiers.Named(column["taskset"], column["options"])
-        return await (await self._at(named)).play(verifiers.task_of(column), Talk(ask))
+        return await (await self._at(named)).play(verifiers.task_of(column), Talk(ask, prompt))
 
     async def _at(self, named: verifiers.Named) -> Served:
         """Started once for all episodes, whichever of them ends meanwhile; once more, when that has failed."""
@@ -72,43 +73,31 @@ class Refusal(Exception):
     """What the policy cannot be asked."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Talk:
-    """A conversation of an agent with the policy: as messages, and as the tokens that stand for them."""
+    """A conversation of an agent with the policy."""
 
     ask: Ask
-    messages: list[Message] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    answered: Sequence[int] = ()
+    prompt: Prompt
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.conversation = Conversation(self.prompt, self.ask.chat, self.ask.chat_after, self.ask.encode)
 
     async def answer(self, body: object) -> Mapping[str, Any]:
         """An answer of OpenAI's interface. Raises Refusal, or what kept the policy from answering."""
         messages, most, stop = _asked(body)
         async with self.turn:
-            ids = self._on(messages)
-            said = await self.ask(ids, max_tokens=most, stop=stop)
-            self.messages = [*messages, {"role": "assistant", "content": said.text}]
-            self.token_ids = [*ids, *said.token_ids]
-            self.answered = said.token_ids
+            to = self.conversation.of_messages(messages)
+            said = await self.ask(to.token_ids, max_tokens=most, stop=stop)
+            answer = {"role": ANSWERS, "content": said.text}
+            self.conversation.answered_messages(messages, (), to, said.token_ids, answer)
         finish = "length" if said.finish in (FinishReason.LENGTH, FinishReason.CONTEXT) else "stop"
-        prompt, written = len(ids), len(said.token_ids)
+        prompt, written = len(to.token_ids), len(said.token_ids)
         usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
-        choice = {"index": 0, "message": self.messages[-1], "finish_reason": finish, "logprobs": None}
+        choice = {"index": 0, "message": answer, "finish_reason": finish, "logprobs": None}
         about = {"id": f"turn-{prompt}", "object": "chat.completion", "created": 0, "model": MODEL}
         return {**about, "choices": [choice], "usage": usage}
-
-    def _on(self, messages: list[Message]) -> list[int]:
-        """The tokens of these messages: behind those that there are, where the conversation goes on from what was said.
-
-        A question that is refused leaves no trace: it may be asked again.
-        """
-        if not self.messages or messages[: len(self.messages)] != self.messages or len(messages) == len(self.messages):
-            return list(self.ask.chat(messages))
-        after = self.ask.chat_after(messages[len(self.messages) :])
-        if self.answered and after[:1] == self.answered[-1:]:
-            after = after[1:]  # the policy has ended its answer by itself
-        return [*self.token_ids, *after]
 
 
 def _asked(body: object) -> tuple[list[Message], int | None, tuple[str, ...]]:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from rollyard.errors import ConfigError
 from rollyard.model.architecture import WHERE
+from rollyard.texts import in_a_line
 from rollyard.types import FinishReason
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
 
+Message = Mapping[str, Any]
 ANSWER = "the-answer-before"  # in its place
+CALLS = "tool_calls"  # in an answer, as OpenAI's interface has it
 
 
 class Tokenizer:
@@ -85,18 +88,19 @@ class Tokenizer:
         encoded = self._fast.encode(first, second)
         return tuple(encoded.ids), tuple(encoded.type_ids)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, answered: bool = False) -> tuple[int, ...]:
+    def chat(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, answered: bool = False) -> tuple[int, ...]:
         """Ids of a conversation up to where the assistant's answer begins, or of one that ends with it (`answered`).
 
-        Raises ConfigError without a template, or for a conversation that it refuses.
+        Raises ConfigError without a template, for a conversation that it refuses, or for one of which it does not show the tools
+        or the calls of tools.
         """
         if not self.has_chat_template:
             raise ConfigError("the tokenizer has no chat template", where=WHERE, remedy="give texts, or an instruct model")
-        text = self._by_template(messages, not answered)
+        text = self._by_template(messages, tools, not answered)
         # The template writes its own special tokens.
         return tuple(self._fast.encode(text, add_special_tokens=False).ids)
 
-    def chat_after(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def chat_after(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> tuple[int, ...]:
         """Ids of what the template puts between an answer and the next one: the end of the first, and these messages.
 
         The answer itself is not rendered, so nothing that was sampled is tokenized again. Raises ConfigError without a
@@ -105,20 +109,38 @@ class Tokenizer:
         if not self.has_chat_template:
             raise ConfigError("the tokenizer has no chat template", where=WHERE, remedy="give texts, or an instruct model")
         said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}, *messages]
-        _, found, after = self._by_template(said, True).rpartition(ANSWER)
+        _, found, after = self._by_template(said, tools, True).rpartition(ANSWER)
         if not found:
             problem = "the chat template shows no earlier answer"
             raise ConfigError(problem, where=WHERE, remedy="render whole conversations with `chat`")
         return self.encode(after, special=False)
 
-    def _by_template(self, messages: Sequence[Mapping[str, Any]], begins: bool) -> str:
-        """Raises ConfigError for a conversation that the template refuses."""
-        import jinja2
+    def _by_template(self, messages: Sequence[Message], tools: Sequence[Message], begins: bool) -> str:
+        """Raises ConfigError for a conversation that the template refuses, or of which it leaves something out without a word."""
+        text = self._rendered(messages, tools, begins)
+        if tools and text == self._rendered(messages, (), begins):
+            problem, remedy = "the chat template shows no tools", "use a model whose template does, or tell of them in a message"
+            raise ConfigError(problem, where=WHERE, remedy=remedy)
+        without = [{name: value for name, value in message.items() if name != CALLS} for message in messages]
+        if any(CALLS in message for message in messages) and text == self._rendered_if(without, tools, begins):
+            problem, remedy = "the chat template shows no earlier calls of tools", "send back answers as they were given"
+            raise ConfigError(problem, where=WHERE, remedy=remedy)
+        return text
 
+    def _rendered_if(self, messages: Sequence[Message], tools: Sequence[Message], begins: bool) -> str | None:
+        """None: the template refuses it."""
         try:
-            return str(self._full.apply_chat_template([*map(dict, messages)], tokenize=False, add_generation_prompt=begins))
-        except jinja2.TemplateError as error:
-            problem = f"the chat template refuses this conversation: {error}"
+            return self._rendered(messages, tools, begins)
+        except ConfigError:
+            return None
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Message], begins: bool) -> str:
+        """Raises ConfigError for a conversation that the template refuses."""
+        said, given = [*map(dict, messages)], [*map(dict, tools)] or None
+        try:
+            return str(self._full.apply_chat_template(said, tools=given, tokenize=False, add_generation_prompt=begins))
+        except Exception as error:  # a template is code of somebody else's, and may raise anything
+            problem = f"the chat template refuses this conversation: {in_a_line(error)}"
             raise ConfigError(problem, where=WHERE, remedy="give roles in the order that it wants") from error
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -149,11 +149,15 @@ class Ask(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Ids of a conversation by the chat template, up to where the policy's answer begins."""
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """Ids of a conversation by the chat template, up to where the policy's answer begins.
+
+        Args:
+            tools: that it is told of, as OpenAI's interface has them. Raises ConfigError where the template shows none.
+        """
         ...
 
-    def chat_after(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def chat_after(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Ids of what the template puts between an answer and the next one: the end of the first, and these messages."""
         ...
 

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-import time
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from itertools import accumulate
-from typing import Literal
+from typing import Any
 
 from rollyard.config import RolloutConfig
+from rollyard.conversation import Rendered
 from rollyard.errors import ConfigError
-from rollyard.serve.conversation import Rendered
-from rollyard.serve.openai import (
-    MODEL,
-    About,
-    Answer,
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    ChatRequest,
-    Completion,
-    CompletionRequest,
-    TextChoice,
-    TextLogprobs,
-    TokenLogprob,
-    Usage,
-    Written,
-)
+from rollyard.serve.openai import MODEL, ChatRequest, CompletionRequest
 from rollyard.serve.refusals import Refused
 from rollyard.serve.sessions import Question, Session, Sessions
+from rollyard.serve.tools import Call, Parser, answer_of, arguments_of, read, unreadable
 from rollyard.types import FinishReason, Reply
 
-Finish = Literal["stop", "length"]
-REPLACED = "\N{REPLACEMENT CHARACTER}"  # in the text of a token that is a part of a character
+Keep = Callable[[Rendered, "Turn"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answer. `content`: all of its text that is no call; `calls`: each with its identity."""
+
+    reply: Reply
+    content: str
+    calls: tuple[tuple[str, Call], ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """As it comes back in a history."""
+        functions = [(id_, {"name": call.name, "arguments": arguments_of(call.arguments)}) for id_, call in self.calls]
+        calls = [{"id": id_, "type": "function", "function": function} for id_, function in functions]
+        return answer_of(self.content, calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Said:
     """What the policy said to one request: one answer, or several to the same history."""
 
     to: Rendered
-    replies: tuple[Reply, ...]
-    turn: int  # the last of them in its episode, from 1 on
+    turns: tuple[Turn, ...]
+    last: int  # which turn of its episode the last of them is, from 1 on
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,11 @@ class Answers:
     Args:
         sessions: which members they may be of.
         rollout: how the run samples.
+        parser: how calls of tools are read.
     """
 
-    def __init__(self, sessions: Sessions, rollout: RolloutConfig) -> None:
-        self._sessions, self._rollout = sessions, rollout
+    def __init__(self, sessions: Sessions, rollout: RolloutConfig, parser: Parser) -> None:
+        self._sessions, self._rollout, self._parser = sessions, rollout, parser
 
     def session_of(self, model: str, header: str | None) -> Session:
         """The session that a request names. Raises Refused."""
@@ -127,25 +128,36 @@ class Answers:
 
     async def _say(self, session: Session, request: ChatRequest | CompletionRequest) -> Said:
         """In turn: it knows what was said before it."""
-        keep: Callable[[Rendered, Reply], None]
-        talk = session.conversation
-        if isinstance(request, ChatRequest):
-            messages = [message.plain for message in request.messages]
-            to = _rendered(lambda: talk.of_messages(messages))
-            keep = lambda to, reply: talk.answered_messages(messages, to, reply.token_ids, reply.text)  # noqa: E731
-        elif isinstance(request.prompt, str):
-            text = request.prompt
-            to = _rendered(lambda: talk.of_text(text))
-            keep = lambda to, reply: talk.answered_text(text, to, reply.token_ids, reply.text)  # noqa: E731
-        else:
-            to, keep = Rendered(tuple(request.prompt), 0, 0), lambda to, reply: None
-        replies = []
+        to, keep = self._to(session, request)
+        turns = []
         for _ in range(request.n):
             reply = await self._ask(session, to.token_ids, most_of(request), request.stops)
             self._sessions.note(session, to.matched, to.rendered)
-            keep(to, reply)
-            replies.append(reply)
-        return Said(to, tuple(replies), session.turns)
+            turns.append(self._turn(request, reply))
+            keep(to, turns[-1])
+        return Said(to, tuple(turns), session.turns)
+
+    def _to(self, session: Session, request: ChatRequest | CompletionRequest) -> tuple[Rendered, Keep]:
+        """The tokens that it asks to go on from, and what remembers an answer to them. Raises Refused."""
+        talk = session.conversation
+        if isinstance(request, ChatRequest):
+            messages, tools = [message.plain for message in request.messages], [tool.plain for tool in request.tools or ()]
+            if request.reads and (why := unreadable(self._parser, session.ask, tools)):
+                remedy = "serve with --serve.tool_parser none, and calls stay text; or ask with tool_choice none"
+                raise Refused(HTTPStatus.BAD_REQUEST, f"no call would be read: {why}", "tool_parser", "tools", remedy)
+            to = _rendered(lambda: talk.of_messages(messages, tools))
+            return to, lambda to, turn: talk.answered_messages(messages, tools, to, turn.reply.token_ids, turn.message)
+        if isinstance(request.prompt, str):
+            text = request.prompt
+            to = _rendered(lambda: talk.of_text(text))
+            return to, lambda to, turn: talk.answered_text(text, to, turn.reply.token_ids, turn.reply.text)
+        return Rendered(tuple(request.prompt), 0, 0), lambda to, turn: None
+
+    def _turn(self, request: ChatRequest | CompletionRequest, reply: Reply) -> Turn:
+        if not (isinstance(request, ChatRequest) and request.reads):
+            return Turn(reply, reply.text)
+        found = read(self._parser, reply.text)
+        return Turn(reply, found.content, tuple((f"call_{secrets.token_hex(12)}", call) for call in found.calls))
 
     async def _ask(self, session: Session, token_ids: Sequence[int], most: int | None, stop: tuple[str, ...]) -> Reply:
         try:
@@ -181,80 +193,3 @@ def _rendered(render: Callable[[], Rendered]) -> Rendered:
         return render()
     except ConfigError as error:
         raise Refused(HTTPStatus.BAD_REQUEST, error.problem, "template", "messages", error.remedy) from None
-
-
-# ------------------------------------------------------------------------------------------------ as OpenAI says it
-
-
-def chat_completion(id_: str, session: Session, request: ChatRequest, said: Said) -> ChatCompletion:
-    """A chat's answers as a whole."""
-    choices = [
-        ChatChoice(
-            index=index,
-            message=Answer(content=reply.text),
-            finish_reason=_finish(reply),
-            logprobs=ChatLogprobs(content=_logprobs(session, reply)) if request.logprobs else None,
-            token_ids=list(reply.token_ids),
-            versions=_versions(reply),
-        )
-        for index, reply in enumerate(said.replies)
-    ]
-    usage, about = _usage(said), _about(session, said)
-    return ChatCompletion(id=id_, created=int(time.time()), model=MODEL, choices=choices, usage=usage, rollyard=about)
-
-
-def completion(id_: str, session: Session, request: CompletionRequest, said: Said) -> Completion:
-    """A text's continuations as a whole."""
-    choices = [
-        TextChoice(
-            index=index,
-            text=reply.text,
-            finish_reason=_finish(reply),
-            logprobs=_text_logprobs(session, reply) if request.logprobs is not None else None,
-            token_ids=list(reply.token_ids),
-            versions=_versions(reply),
-        )
-        for index, reply in enumerate(said.replies)
-    ]
-    usage, about = _usage(said), _about(session, said)
-    return Completion(id=id_, created=int(time.time()), model=MODEL, choices=choices, usage=usage, rollyard=about)
-
-
-def _finish(reply: Reply) -> Finish:
-    return "length" if reply.finish.truncated else "stop"
-
-
-def _logprobs(session: Session, reply: Reply) -> list[TokenLogprob]:
-    found = []
-    for id_, logprob in zip(reply.token_ids, reply.logprobs, strict=True):
-        text = session.ask.decode([id_])
-        whole = None if REPLACED in text else list(text.encode())
-        found.append(TokenLogprob(token=text, logprob=logprob, bytes=whole, top_logprobs=[]))
-    return found
-
-
-def _text_logprobs(session: Session, reply: Reply) -> TextLogprobs:
-    tokens = [session.ask.decode([id_]) for id_ in reply.token_ids]
-    ends = list(accumulate(map(len, tokens)))
-    return TextLogprobs(tokens=tokens, token_logprobs=list(reply.logprobs), text_offset=[0, *ends[:-1]] if ends else [])
-
-
-def _versions(reply: Reply) -> list[Written]:
-    return [Written(step=version.step, incarnation=version.incarnation, tokens=tokens) for version, _, tokens in reply.spans]
-
-
-def _usage(said: Said) -> Usage:
-    prompt, written = len(said.to.token_ids), sum(len(reply.token_ids) for reply in said.replies)
-    return Usage(prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written)
-
-
-def _about(session: Session, said: Said) -> About:
-    to = said.to
-    return About(
-        session=session.id,
-        group=session.prompt.id,
-        turn=said.turn,
-        matched=to.matched,
-        rendered=to.rendered,
-        prompt_token_ids=list(to.token_ids),
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -16,6 +17,7 @@ from rollyard.serve.settings import ServiceConfig
 
 HEAD: Final = 32 * 2**10  # bytes of a request's head at most
 HEAD_S: Final = 15.0  # seconds from a connection, or the answer before, until the whole head has come
+ASIDE_S: Final = 0.05  # between two looks at who is still connected, at the end
 ALIVE_S: Final = 60  # seconds that a connection may be kept without a request
 
 
@@ -78,6 +80,22 @@ class Server(uvicorn.Server):
 
     def stop(self) -> None:
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        leaving = asyncio.create_task(self._hang_up())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            leaving.cancel()
+            await asyncio.wait((leaving,))
+
+    async def _hang_up(self) -> None:
+        """On who asks nothing, until all have left. uvicorn does it once: who was accepted at that very moment would stay for as
+        long as answers may take."""
+        while True:
+            for connection in [each for each in self.server_state.connections if not each.transport.is_closing()]:
+                connection.shutdown()
+            await asyncio.sleep(ASIDE_S)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from rollyard.conversation import Conversation
 from rollyard.protocols.rollouts import Ask
-from rollyard.serve.conversation import Conversation
 from rollyard.serve.refusals import Refused
 from rollyard.types import Prompt, Reward
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from rollyard import combinations
 from rollyard.config import Config, Count, Positive, Section, Words
 from rollyard.errors import ConfigError
+from rollyard.serve.tools import Parser
 
 MIB, GIB = 2**20, 2**30
 
@@ -24,6 +25,11 @@ class ServiceConfig(Section):
     )
     episodes: bool = Field(
         False, description="members are played by harnesses, through sessions and an OpenAI-compatible address, not answered once"
+    )
+    tool_parser: Parser = Field(
+        "hermes",
+        description="how calls of tools are read in answers: hermes (<tool_call>, JSON, </tool_call>, as Hermes, Qwen and SmolLM"
+        " write it), or none: they stay text",
     )
     idle_s: Positive = Field(300.0, description="seconds a session may do nothing; beyond it there is no verdict")
     lease_s: Positive = Field(600.0, description="seconds after which another trainer may take over from one that says nothing")

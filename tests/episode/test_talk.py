@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from rollyard.episode.verifiers import Refusal, Talk, verdict_of
-from rollyard.types import FinishReason, Reply, Reward
+from rollyard.types import FinishReason, Prompt, Reply, Reward
 
 END = 1
+PROMPT = Prompt(0, 0, (9,), "?", {}, ({"role": "user", "content": "prompt"},))
 
 
 class Asked:
@@ -34,10 +35,10 @@ class Asked:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         return tuple(ord(sign) for message in messages for sign in f"<{message['content']}>")
 
-    def chat_after(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def chat_after(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         return (END, *self.chat(messages))
 
 
@@ -48,7 +49,7 @@ def user(text: str) -> dict[str, str]:
 async def test_what_was_sampled_stands_in_the_next_prompt_as_it_was() -> None:
     """The policy wrote "ab" as it is not tokenized; its end-of-sequence token comes once."""
     ask = Asked((97, 98, END), (99,))
-    talk = Talk(ask)
+    talk = Talk(ask, PROMPT)
     said = await talk.answer({"messages": [user("hi")], "max_tokens": 5, "stop": "#"})
     assert (
         said["choices"][0]["message"] == {"role": "assistant", "content": "ab"} and said["choices"][0]["finish_reason"] == "stop"
@@ -62,7 +63,7 @@ async def test_what_was_sampled_stands_in_the_next_prompt_as_it_was() -> None:
 
 async def test_a_conversation_that_was_rewritten_begins_anew() -> None:
     ask = Asked((97, END), (98,), (99,), finish=FinishReason.LENGTH)
-    talk = Talk(ask)
+    talk = Talk(ask, PROMPT)
     said = await talk.answer({"messages": [user("hi")]})
     assert said["choices"][0]["finish_reason"] == "length"
     await talk.answer({"messages": [user("hi"), {"role": "assistant", "content": "A"}, user("yo")]})
@@ -72,7 +73,7 @@ async def test_a_conversation_that_was_rewritten_begins_anew() -> None:
 
 async def test_a_question_that_was_refused_may_be_asked_again() -> None:
     ask = Asked((97, END), (98, END))
-    talk = Talk(ask)
+    talk = Talk(ask, PROMPT)
     await talk.answer({"messages": [user("hi")]})
     more = [user("hi"), {"role": "assistant", "content": "a"}, user("yo")]
     ask.refusal = ValueError("99 tokens are asked for")
@@ -86,7 +87,7 @@ async def test_a_question_that_was_refused_may_be_asked_again() -> None:
 async def test_what_changes_nothing_may_be_asked() -> None:
     ask = Asked((97, END))
     plain = {"n": 1, "stream": False, "tools": [], "temperature": None, "frequency_penalty": 0.0, "presence_penalty": 0}
-    await Talk(ask).answer(
+    await Talk(ask, PROMPT).answer(
         {"model": "policy", "user": "me", "messages": [user("hi")], "response_format": {"type": "text"}} | plain
     )
     assert len(ask.asked) == 1
@@ -100,10 +101,10 @@ async def test_what_an_answer_would_not_heed_is_refused(name: str, value: object
     """Greedy too: 0 is asked for as well as any other temperature."""
     ask = Asked((97, END))
     if name == "logprobs" and not value:
-        await Talk(ask).answer({"messages": [user("hi")], name: value})
+        await Talk(ask, PROMPT).answer({"messages": [user("hi")], name: value})
         return
     with pytest.raises(Refusal, match=f"cannot be asked with {name}: "):
-        await Talk(ask).answer({"messages": [user("hi")], name: value})
+        await Talk(ask, PROMPT).answer({"messages": [user("hi")], name: value})
     assert not ask.asked
 
 
@@ -128,7 +129,7 @@ async def test_what_an_answer_would_not_heed_is_refused(name: str, value: object
 async def test_what_cannot_be_asked_is_refused(body: dict[str, Any], problem: str) -> None:
     ask = Asked()
     with pytest.raises(Refusal, match=problem):
-        await Talk(ask).answer({"messages": [user("hi")]} | body)
+        await Talk(ask, PROMPT).answer({"messages": [user("hi")]} | body)
     assert not ask.asked
 
 
@@ -151,3 +152,9 @@ def test_verdicts() -> None:
         None, problem="HarnessError: exited 3: no tool"
     )
     assert verdict_of(episode(trace(), ok=False)).problem == "the episode failed"
+
+
+async def test_the_prompt_as_it_is_has_the_tokens_that_the_run_has_for_it() -> None:
+    ask = Asked((97, END))
+    await Talk(ask, PROMPT).answer({"messages": [user("prompt")]})
+    assert ask.asked[0][0] == PROMPT.token_ids

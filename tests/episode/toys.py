@@ -16,22 +16,23 @@ class Toy:
     """`hello` is 3 to this tokenizer; the policy may well write 1 2."""
 
     special = ("<eos>",)
+    words: Mapping[int, str] = WORDS
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         ids: list[int] = []
         while text:
-            best = max((word for word in WORDS.values() if text.startswith(word)), key=len)
-            ids.append(next(id_ for id_, word in WORDS.items() if word == best))
+            best = max((word for word in self.words.values() if text.startswith(word)), key=len)
+            ids.append(next(id_ for id_, word in self.words.items() if word == best))
             text = text[len(best) :]
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(WORDS[id_] for id_ in ids if id_ != 7)
+        return "".join(self.words[id_] for id_ in ids if id_ != 7)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         return self.encode("".join(message["content"] + "<eos>" for message in messages))
 
-    def chat_after(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def chat_after(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         return (7, *self.chat(messages))
 
 

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from rollyard.errors import ConfigError
 from rollyard.model.tokenizer import StopWatcher, Tokenizer
 from rollyard.types import FinishReason
-from tests.tiny import save_tokenizer
+from tests.tiny import TOOLS_TEMPLATE, save_tokenizer
 
 PIECES = ("an", "swer", "</ans", "wer>!", "x")
 
@@ -82,6 +82,47 @@ def test_what_comes_between_two_answers_is_the_templates_and_the_answer_is_not_r
     tokenizer = Tokenizer(folder)
     between = tokenizer.chat_after([{"role": "tool", "content": "ab"}])
     assert between == (1, *tokenizer.encode("tool=ab"), 1, *tokenizer.encode("assistant="))
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+ASKED = [{"role": "user", "content": "hi"}]
+CALLED = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+
+
+def test_tools_and_their_calls_are_as_the_template_has_them(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, chat=TOOLS_TEMPLATE, words=list('{}":_'))
+    tokenizer = Tokenizer(tmp_path)
+    begins = tokenizer.encode("tools=" + json.dumps([TOOL]))
+    rest = (1, *tokenizer.encode("user=hi"), 1, *tokenizer.encode("assistant="))
+    assert tokenizer.chat(ASKED, [TOOL]) == (*begins, *rest)
+    call = tokenizer.encode('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>')
+    assert tokenizer.chat(CALLED, [TOOL]) == (*begins, *rest, *call, 1, *tokenizer.encode("assistant="))
+    result = {"role": "tool", "tool_call_id": "1", "content": "ab"}
+    assert tokenizer.chat_after([result], [TOOL]) == (1, *tokenizer.encode("tool=ab"), 1, *tokenizer.encode("assistant="))
+
+
+def test_what_a_template_would_leave_out_without_a_word_is_refused(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    with pytest.raises(ConfigError, match="shows no tools"):
+        tokenizer.chat(ASKED, [TOOL])
+    with pytest.raises(ConfigError, match="shows no earlier calls"):
+        tokenizer.chat(CALLED)
+    with pytest.raises(ConfigError, match="shows no earlier calls"):
+        tokenizer.chat_after(CALLED)
+
+
+@pytest.mark.parametrize("wrong", ["{{ raise_exception('no') }}", "{{ 1 / 0 }}", "{{ messages[0] + 1 }}", "{{ none.x.y }}"])
+def test_whatever_a_template_raises_is_a_refusal(tmp_path: Path, wrong: str) -> None:
+    save_tokenizer(tmp_path, chat=wrong)
+    with pytest.raises(ConfigError, match="the chat template refuses this conversation"):
+        Tokenizer(tmp_path).chat(ASKED)
+
+
+def test_a_template_that_needs_calls_shows_them(tmp_path: Path) -> None:
+    """It raises without."""
+    save_tokenizer(tmp_path, chat="{% for m in messages if m['role'] != 'user' %}{{ m['tool_calls'][0]['id'] }}{% endfor %}")
+    assert Tokenizer(tmp_path).chat(CALLED) == (29,)
 
 
 def test_without_a_template_chat_is_refused(tmp_path: Path) -> None:

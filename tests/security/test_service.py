@@ -22,6 +22,15 @@ from tests.serve.double import Served, batch, serving, until
 LEASE, SESSION = "X-Rollyard-Lease", "X-Rollyard-Session"
 PROMPTS = {"prompts": [{"text": "?", "columns": {"a": 1}}, {"token_ids": [1]}, {"messages": [{"role": "user", "content": "?"}]}]}
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "?"}], "max_tokens": 3, "stop": ["x"], "logprobs": True}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+TOOLS: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}],
+    "tool_choice": "auto",
+    "messages": [
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "?"},
+    ],
+}
 TEXT = {"model": "policy", "prompt": "?", "n": 2, "stream": True, "stream_options": {"include_usage": True}}
 TENSORS = {"tensors": [{"name": "a", "shape": [2], "dtype": "torch.float32"}], "stats": {"loss": 1.0}}
 KINDS: dict[str, Any] = {
@@ -31,6 +40,7 @@ KINDS: dict[str, Any] = {
     "/v1/sessions/none/reward": {"value": 1.0, "parts": {"a": 1.0}},
     "/v1/sessions/none/failure": {"problem": "x"},
     "/v1/chat/completions": CHAT,
+    "/v1/chat/completions?": CHAT | TOOLS,
     "/v1/completions": TEXT,
     "/v1/weights/1/file": {"path": "x", "stats": {"loss": 1.0}},
     "/v1/weights/1/group": TENSORS,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from rollyard.serve.app import application
 from rollyard.serve.service import Service
 from rollyard.serve.sessions import Sessions
 from rollyard.serve.settings import ServeConfig
+from rollyard.serve.tools import PROBE
 from rollyard.types import (
     Asking,
     Completion,
@@ -38,11 +40,15 @@ from rollyard.types import (
     VersionSpan,
     WeightVersion,
 )
-from tests.episode.toys import WORDS, Toy
+from tests.episode.toys import WORDS as FEW
+from tests.episode.toys import Toy
 
 V0 = WeightVersion(0)
 TOKEN = "of-this-test"
 URL = "http://localhost:8000"
+CALL = '{"name": "look", "arguments": {"at": "it"}}'
+PROBED = json.dumps({"name": PROBE, "arguments": {"of": "it"}})
+WORDS = FEW | {8: "<tool_call>", 9: "</tool_call>", 10: CALL, 11: PROBED}
 WORD = re.compile("|".join(sorted(map(re.escape, WORDS.values()), key=len, reverse=True)))
 
 
@@ -62,10 +68,20 @@ def batch(step: int, *ids: int) -> Batch:
 
 
 class AnyText(Toy):
-    """Also of texts in which there is no word."""
+    """Also of texts in which there is no word. Its template shows each tool as =, and calls as the policy writes them."""
+
+    words = WORDS
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         return tuple(id_ for word in WORD.findall(text) for id_ in super(AnyText, self).encode(word)) or (4,)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        texts = [message["content"] + "".join(map(_shown, message.get("tool_calls", ()))) for message in messages]
+        return (5,) * len(tools) + self.encode("".join(f"{text}<eos>" for text in texts))
+
+
+def _shown(call: Mapping[str, Any]) -> str:
+    return f"<tool_call>{json.dumps(call['function'])}</tool_call>"
 
 
 class Policy:
@@ -83,7 +99,7 @@ class Policy:
         ids = self.says.pop(0) if self.says else (1, 2, 7)
         finish = FinishReason.STOP if ids else FinishReason.CONTEXT
         spans = (VersionSpan(V0, V0, len(ids)),) if ids else ()
-        return Reply(ids, Toy().decode(ids), finish, (-0.5,) * len(ids), spans)
+        return Reply(ids, AnyText().decode(ids), finish, (-0.5,) * len(ids), spans)
 
 
 class Double:

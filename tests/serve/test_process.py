@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from rollyard.prompts.given import GivenPrompt
 from rollyard.serve.client import Client, ServiceError
 from tests.serve.process import TOKEN, serving, started
 from tests.sources import ROOT
-from tests.tiny import tiny_folder
+from tests.tiny import TOOLS_TEMPLATE, tiny_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -141,6 +142,53 @@ def test_harnesses_with_the_openai_client_are_a_source_of_training_data(tmp_path
             first, second, *_ = each.turns
             seen = first.prompt_ids + each.token_ids[: first.tokens]
             assert second.prompt_ids[: len(seen)] == seen
+        assert process.end(signal.SIGTERM) == 0, process.said
+
+
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def calling_folder(tmp_path: Path) -> Path:
+    """A random model, nearly all of whose tokens are a whole call each."""
+    calls = [f"<tool_call>{json.dumps({'name': 'look', 'arguments': {'at': at}})}</tool_call>" for at in range(400)]
+    return tiny_folder(tmp_path / "calls", chat=TOOLS_TEMPLATE, words=[*'{}":_[]', *calls], window=1024)
+
+
+def test_harnesses_that_call_tools(tmp_path: Path) -> None:
+    """What is called is read, and the tool's results go on from the very tokens that called."""
+    given = {"model__path": calling_folder(tmp_path), "serve__episodes": True, "environment__limit_s": 300, "run__steps": 1}
+    with serving(*options_of(tmp_path, **given)) as process, Client(process.url, TOKEN) as client:
+        client.submit([GivenPrompt("ab"), GivenPrompt("cd")])
+        spoken: list[list[int]] = []
+
+        def harness(_: int) -> None:
+            play = client.play()
+            policy = openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN, default_headers=play.headers)
+            history: list[Any] = [{"role": "user", "content": play.text}]
+            wrote: list[int] = []
+            for turn in range(3):
+                answer: Any = policy.chat.completions.create(model="policy", messages=history, tools=[TOOL])
+                (choice,) = answer.choices
+                wrote += choice.token_ids
+                assert (answer.rollyard["matched"], answer.rollyard["rendered"]) == (turn, 0)
+                calls = choice.message.tool_calls
+                assert calls and {call.function.name for call in calls} == {"look"}
+                results = [(call.id, json.loads(call.function.arguments)["at"]) for call in calls]
+                assert len({id_ for id_, _ in results}) == len(results) and all(0 <= at < 400 for _, at in results)
+                history += [choice.message, *({"role": "tool", "tool_call_id": id_, "content": f"{at}"} for id_, at in results)]
+            with pytest.raises(openai.BadRequestError, match="nothing it writes is forced"):
+                policy.chat.completions.create(model="policy", messages=history, tools=[TOOL], tool_choice="required")
+            spoken.append(wrote)
+            client.judge(play, 1.0)
+
+        with ThreadPoolExecutor(SIZE * BATCH) as pool:
+            list(pool.map(harness, range(SIZE * BATCH)))
+        with client.trainer("mine") as trainer:
+            batch = next(trainer.batches())
+        done = [rollout.completion for group in batch.groups for rollout in group.rollouts]
+        assert sorted(list(each.token_ids) for each in done) == sorted(spoken), "what was said is what is trained on"
+        rows = [row for rows in batch.train.micro_batches for row in rows]
+        assert len(rows) == SIZE * BATCH, "an episode is one row"
         assert process.end(signal.SIGTERM) == 0, process.said
 
 

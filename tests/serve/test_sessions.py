@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.serve.answers import _logprobs
+from rollyard.serve.choices import _logprobs
 from rollyard.types import FinishReason, Reply, Reward, VersionSpan
 from tests.serve.double import TOKEN, V0, Served, serving, until
 
@@ -237,7 +237,6 @@ WRONG: list[dict[str, Any]] = [
     {"max_tokens": 10},
     {"max_tokens": 3, "max_completion_tokens": 4},
     {"seed": 3},
-    {"tools": []},
     {"top_logprobs": 3},
     {"model": "gpt-4o"},
     {"messages": []},

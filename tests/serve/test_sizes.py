@@ -19,7 +19,7 @@ from rollyard.errors import WeightSyncError
 from rollyard.prompts.given import GivenSource
 from rollyard.prompts.source import Row
 from rollyard.rollouts import Rollouts
-from rollyard.serve import answers, records, service, store, weights
+from rollyard.serve import choices, records, service, store, weights
 from rollyard.serve.group import Groups, Offer
 from rollyard.serve.refusals import Refused
 from rollyard.serve.routes import training
@@ -41,10 +41,10 @@ def test_each_token_of_an_answer_is_measured_once() -> None:
     ids = (0, 1, 2) * 100
     session: Any = SimpleNamespace(ask=SimpleNamespace(decode=lambda tokens: Measured("x" * tokens[0])))
     reply = Reply(ids, "", FinishReason.STOP, (-1.0,) * len(ids), (VersionSpan(V0, V0, len(ids)),))
-    found = answers._text_logprobs(session, reply)
+    found = choices._text_logprobs(session, reply)
     assert found.text_offset[:7] == [0, 0, 1, 3, 3, 4, 6] and found.text_offset[-1] == 298
     assert Measured.times <= len(ids)
-    assert answers._text_logprobs(session, Reply((), "", FinishReason.LENGTH, (), ())).text_offset == []
+    assert choices._text_logprobs(session, Reply((), "", FinishReason.LENGTH, (), ())).text_offset == []
 
 
 async def test_the_document_is_made_before_the_first_request(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
@@ -14,8 +14,9 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
-from rollyard.serve.answers import Answers, Attempt, Said, Saying, chat_completion, completion
+from rollyard.serve.answers import Answers, Attempt, Said, Saying
 from rollyard.serve.asked import Played, Served, refusals, unless_gone
+from rollyard.serve.choices import chat_completion, completion, cut
 from rollyard.serve.openai import MODEL, ChatCompletion, ChatRequest, Completion, CompletionRequest, Model, Models
 from rollyard.serve.refusals import Refused
 from rollyard.serve.service import Service
@@ -65,7 +66,7 @@ class _Asking:
     ) -> None:
         service.check_open()
         self._request, self._asked = request, asked
-        self._answers = Answers(sessions, service.config.rollout)
+        self._answers = Answers(sessions, service.config.rollout, service.config.serve.tool_parser)
         self._answers.check(asked)
         self._attempt = _attempt(request)
         self.session: Session = self._answers.session_of(asked.model, named)
@@ -99,7 +100,7 @@ class _Asking:
             finally:
                 writing.cancel()
             options = self._asked.stream_options
-            for piece in _cut(whole.model_dump(), usage=options is not None and options.include_usage):
+            for piece in cut(whole.model_dump(), usage=options is not None and options.include_usage):
                 yield _event(piece)
             saying.heard()
         yield b"data: [DONE]\n\n"
@@ -114,25 +115,3 @@ def _attempt(request: Request) -> Attempt:
 
 def _event(content: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(content).encode() + b"\n\n"
-
-
-def _cut(whole: dict[str, Any], *, usage: bool) -> Iterator[dict[str, Any]]:
-    """As a stream has it: for each answer who speaks, what it says, and how it ends."""
-    chat = whole["object"] == "chat.completion"
-    choices, counted, about = whole.pop("choices"), whole.pop("usage"), whole.pop("rollyard")
-    whole["object"] = "chat.completion.chunk" if chat else whole["object"]
-    for choice in choices:
-        common = {"index": choice["index"]}
-        said = {"logprobs": choice["logprobs"], "token_ids": choice["token_ids"], "versions": choice["versions"]}
-        if chat:
-            content = {"delta": {"role": "assistant", "content": choice["message"]["content"]}}
-            end: dict[str, Any] = {"delta": {}}
-        else:
-            content, end = {"text": choice["text"]}, {"text": ""}
-        yield whole | {"choices": [common | content | said | {"finish_reason": None}]}
-        yield whole | {
-            "choices": [common | end | {"logprobs": None, "finish_reason": choice["finish_reason"]}],
-            "rollyard": about,
-        }
-    if usage:
-        yield whole | {"choices": [], "usage": counted}

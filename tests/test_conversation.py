@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollyard.serve.conversation import Conversation, Rendered
+from rollyard.conversation import Conversation, Rendered
 from rollyard.types import Prompt
 from tests.episode.toys import Toy
 
@@ -33,18 +33,18 @@ def test_an_answer_is_never_tokenized_again() -> None:
     own, history = talk(), [said("user", "?")]
     first = own.of_messages(history)
     assert first == Rendered((4, END), 0, 0)
-    own.answered_messages(history, first, (1, 2, END), "hello")
+    own.answered_messages(history, (), first, (1, 2, END), said("assistant", "hello"))
     history += [said("assistant", "hello"), said("user", "=")]
     second = own.of_messages(history)
     assert second == Rendered((4, END, 1, 2, END, 5, END), 1, 0), "the template's end of an answer comes once"
-    own.answered_messages(history, second, (6,), " world")  # cut: it did not end by itself
+    own.answered_messages(history, (), second, (6,), said("assistant", " world"))  # cut: it did not end by itself
     history += [said("assistant", " world"), said("tool", "?")]
     assert own.of_messages(history) == Rendered((*second.token_ids, 6, END, 4, END), 2, 0)
 
 
 def test_what_a_harness_has_changed_is_told_as_tokenized_anew() -> None:
     own, history = talk(), [said("user", "?")]
-    own.answered_messages(history, own.of_messages(history), (1, 2), "hello")
+    own.answered_messages(history, (), own.of_messages(history), (1, 2), said("assistant", "hello"))
     changed = [*history, said("assistant", "hello "[:-1] + "he"), said("user", "=")]
     assert own.of_messages(changed) == Rendered(Toy().chat(changed), 0, 1)
     system = [said("system", "="), *history, said("assistant", "hello"), said("user", "=")]
@@ -55,7 +55,7 @@ def test_of_two_answers_with_one_text_the_later_one_is_meant() -> None:
     own, history = talk(), [said("user", "?")]
     to = own.of_messages(history)
     for ids in ((3,), (1, 2)):
-        own.answered_messages(history, to, ids, "hello")
+        own.answered_messages(history, (), to, ids, said("assistant", "hello"))
     assert own.of_messages([*history, said("assistant", "hello"), said("user", "=")]).token_ids == (4, END, 1, 2, END, 5, END)
 
 
@@ -82,7 +82,7 @@ def test_every_prompt_begins_with_all_that_was_there_before(turns: Sequence[tupl
         if chat:
             history.append(said("user", asked))
             to = own.of_messages(history)
-            own.answered_messages(history, to, answer, reply)
+            own.answered_messages(history, (), to, answer, said("assistant", reply))
             history.append(said("assistant", reply))
         else:
             text += asked

@@ -8,13 +8,16 @@ like anything else that a harness says, and counted.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rollyard.types import Prompt
 
-Message = Mapping[str, str]
-Chat = Callable[[Sequence[Message]], tuple[int, ...]]
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+Chat = Callable[[Sequence[Message], Sequence[Tool]], tuple[int, ...]]
 Encode = Callable[[str], tuple[int, ...]]
 
 ANSWERS = "assistant"  # the role of answers
@@ -35,10 +38,10 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    said: tuple[tuple[tuple[str, str], ...], ...]  # of a conversation: its messages, the answer last
+    said: tuple[str, ...]  # of a conversation: its tools, and its messages, the answer last
     text: str  # of a text: all of it, the answer last
     token_ids: tuple[int, ...]  # likewise
-    last: int  # the last of them that the policy wrote
+    last: int | None  # the last of them, where the policy wrote it
     matched: int
     rendered: int
 
@@ -48,7 +51,7 @@ class Conversation:
 
     Args:
         prompt: what it begins with: asked as it is, it has the tokens that the run has for it.
-        chat: ids of a whole conversation, up to where an answer begins.
+        chat: ids of a whole conversation with these tools, up to where an answer begins.
         chat_after: ids of what comes between an answer and the next one.
         encode: ids of a text within others.
     """
@@ -57,15 +60,19 @@ class Conversation:
         self._prompt, self._chat, self._chat_after, self._encode = prompt, chat, chat_after, encode
         self._answered: list[_Answered] = []
 
-    def of_messages(self, messages: Sequence[Message]) -> Rendered:
-        """A history that is to be answered. Raises what the template raises for one that it cannot render."""
-        said = _said(messages)
+    def of_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
+        """A history that is to be answered. Raises what the template raises for one that it cannot render.
+
+        What was answered with other tools was said to another prompt: it is not gone on from.
+        """
+        said = _said(messages, tools)
         before = max((each for each in self._answered if _begins(said, each.said)), key=lambda each: len(each.said), default=None)
         if before is None:
-            own = bool(said) and said == _said(self._prompt.messages)
-            return Rendered(tuple(self._prompt.token_ids) if own else self._chat(messages), 0, _answers(messages))
-        rest = messages[len(before.said) :]
-        after = self._chat_after(rest)
+            own = bool(messages) and said == _said(self._prompt.messages)
+            ids = tuple(self._prompt.token_ids) if own else self._chat(messages, tools)
+            return Rendered(ids, 0, _answers(messages))
+        rest = messages[len(before.said) - 1 :]
+        after = self._chat_after(rest, tools)
         if after[:1] == (before.last,):
             after = after[1:]  # the policy has ended its answer by itself
         return Rendered((*before.token_ids, *after), before.matched, before.rendered + _answers(rest))
@@ -79,25 +86,27 @@ class Conversation:
             return Rendered(tuple(self._prompt.token_ids) if own else self._encode(text), 0, 0)
         return Rendered((*before.token_ids, *self._encode(text[len(before.text) :])), before.matched, before.rendered)
 
-    def answered_messages(self, messages: Sequence[Message], to: Rendered, token_ids: Sequence[int], text: str) -> None:
-        """An answer was given to a history. Of two with the same text, a harness that goes on means the later one."""
-        said = (*_said(messages), *_said([{"role": ANSWERS, "content": text}]))
-        self._keep(said, "", to, token_ids)
+    def answered_messages(
+        self, messages: Sequence[Message], tools: Sequence[Tool], to: Rendered, token_ids: Sequence[int], answer: Message
+    ) -> None:
+        """An answer was given to a history. Of two that are the same, a harness that goes on means the later one."""
+        self._keep(_said((*messages, answer), tools), "", to, token_ids)
 
     def answered_text(self, prompt: str, to: Rendered, token_ids: Sequence[int], text: str) -> None:
         """Likewise to a text."""
         self._keep((), prompt + text, to, token_ids)
 
-    def _keep(self, said: tuple[tuple[tuple[str, str], ...], ...], text: str, to: Rendered, token_ids: Sequence[int]) -> None:
-        whole = (*to.token_ids, *token_ids)
-        self._answered.insert(0, _Answered(said, text, whole, whole[-1], to.matched + 1, to.rendered))
+    def _keep(self, said: tuple[str, ...], text: str, to: Rendered, token_ids: Sequence[int]) -> None:
+        last = token_ids[-1] if token_ids else None
+        self._answered.insert(0, _Answered(said, text, (*to.token_ids, *token_ids), last, to.matched + 1, to.rendered))
 
 
-def _said(messages: Sequence[Message]) -> tuple[tuple[tuple[str, str], ...], ...]:
-    return tuple(tuple(sorted(message.items())) for message in messages)
+def _said(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, ...]:
+    """JSON tells 1 from True, and does not mind in which order keys are."""
+    return tuple(json.dumps(each, sort_keys=True) for each in ([*tools], *messages))
 
 
-def _begins(said: Sequence[object], beginning: Sequence[object]) -> bool:
+def _begins(said: Sequence[str], beginning: Sequence[str]) -> bool:
     return bool(beginning) and said[: len(beginning)] == beginning
 
 
