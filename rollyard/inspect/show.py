@@ -18,6 +18,7 @@ from rollyard.texts import visible
 from rollyard.watch.draw import number, sparkline
 
 TEXTS = ("prompt", "completion")  # columns
+SHOWN = 0.005  # a smaller share of the time is not worth its place
 ENDS = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})  # a text in one line
 
 
@@ -72,6 +73,9 @@ def _lines(seen: Overview) -> Iterable[tuple[str, str]]:
         waiting = "" if taken == trained else f"; {taken - trained} batches taken and not trained"
         yield "steps", f"{newest or 0:,}{wanted}{waiting}"
     yield from _rewards(seen)
+    if whole := sum(seen.phases.values()):
+        most = sorted(((spent, name) for name, spent in seen.phases.items() if spent >= whole * SHOWN), reverse=True)
+        yield "time", f"{whole:.2f} s of steps: {', '.join(f'{name} {spent / whole:.1%}' for spent, name in most)}"
     if None not in (seen.admitted, seen.trained, seen.dropped):
         yield "prompts", _fates(seen.admitted or 0, seen.trained or 0, seen.dropped or {})
     if seen.finished is not None:

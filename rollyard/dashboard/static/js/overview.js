@@ -95,7 +95,7 @@ export class Overview {
     this.#tiles();
     const { overview } = this.#run;
     if (!overview) return;
-    fill(this.phases.body, phaseSeconds({ ...overview.phases, ...this.#run.live?.phases }));
+    fill(this.phases.body, phaseSeconds({ ...overview, ...this.#run.live }));
     fill(this.drops.body, dropsByReason({ ...overview, ...this.#run.live?.prompts }));
     fill(this.forecast.body, foretold(overview));
     const trouble = troubles(overview);
@@ -162,12 +162,13 @@ function troubles({ lost, problems, unreadable }) {
   return lines.length ? grid("Trouble", [{ name: "when", text: true }, { name: "what", text: true }, { name: "", text: true }], lines) : null;
 }
 
-function phaseSeconds(phases) {
+function phaseSeconds({ phases, canary_s: canary }) {
   const whole = Object.values(phases).reduce((sum, spent) => sum + spent, 0);
   if (!whole) return h("p", { class: "empty" }, "Nothing yet.");
   const colour = palette();
   const names = ordered(Object.keys(phases)).filter((name) => phases[name] > 0);
-  return listed("Seconds by phase", names.map((name) => [[dot(colour(colourOf(name))), name], seconds(phases[name]), phases[name] / whole]));
+  return [listed("Seconds by phase", names.map((name) => [[dot(colour(colourOf(name))), name], seconds(phases[name]), phases[name] / whole])),
+    canary > 0 && h("p", { class: "dim" }, `Of sync, ${seconds(canary)} were the canary, once at the start: every tensor is moved, and engines have to follow.`)];
 }
 
 function dropsByReason({ dropped, admitted }) {
