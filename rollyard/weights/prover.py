@@ -13,7 +13,19 @@ from dataclasses import replace
 from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols.weights import Evidence
-from rollyard.types import PROOFS, Answer, Canary, Completion, Finding, Judged, Request, RequestId, Sampling, Verdict, WeightVersion
+from rollyard.types import (
+    PROOFS,
+    Answer,
+    Canary,
+    Completion,
+    Finding,
+    Judged,
+    Request,
+    RequestId,
+    Sampling,
+    Verdict,
+    WeightVersion,
+)
 from rollyard.weights.words import named
 
 ROUNDS = 6  # canaries at most: those after the first are for tensors that did not show

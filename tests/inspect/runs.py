@@ -126,7 +126,10 @@ def second_life(path: Path) -> Journal:
 
 
 def metric(step: int, life: int, **more: object) -> str:
-    return json.dumps({"step": step, "incarnation": life, "reward_mean": 0.5, "dropped": 0, "train/loss": 0.125} | SPENT | more) + "\n"
+    return (
+        json.dumps({"step": step, "incarnation": life, "reward_mean": 0.5, "dropped": 0, "train/loss": 0.125} | SPENT | more)
+        + "\n"
+    )
 
 
 def write_files(folder: Path) -> None:

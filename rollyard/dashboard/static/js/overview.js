@@ -186,11 +186,11 @@ function listed(label, rows) {
 
 function foretold({ forecast, forecast_of: source }) {
   if (!forecast.length) return h("p", { class: "empty" }, "The config has no forecast; rollyard plan writes one.");
-  const shown = ({ name }, value) => (name.endsWith("_busy") ? percent(value) : name === "tokens_per_s" ? rate(value) : seconds(value));
+  const shown = ({ name }, value) => (name.endsWith("_busy") ? percent(value) : name === "trained_tokens_per_s" ? rate(value) : seconds(value));
   const off = ({ ratio }) => (ratio > 1.25 || ratio < 0.8 ? "off" : "near");
   const told = forecast.filter((row) => row.forecast || row.measured);
   return [grid("Forecast and measured", [{ name: "", text: true }, { name: "forecast" }, { name: "measured" }, { name: "ratio" }],
-    told.map((row) => [row.name.replace(/_s$/, "").replaceAll("_", " "), shown(row, row.forecast), shown(row, row.measured),
+    told.map((row) => [row.name.replace(/_per_s$/, "/s").replace(/_s$/, "").replaceAll("_", " "), shown(row, row.forecast), shown(row, row.measured),
       row.ratio === null ? NONE : h("span", { class: off(row) }, row.ratio.toFixed(2))])),
   source && h("p", { class: "dim" }, `The forecast is of ${source}.`)];
 }
