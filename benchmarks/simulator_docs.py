@@ -44,7 +44,7 @@ def row(name: str) -> str:
     found = json.loads(said(f"{COMMAND} --gpus 64 {ROWS[name]} --json"))
     busy = [f"{found['busy'][role]:.0%}" for role in ("engine", "trainer")]
     options = f"`{ROWS[name]}`" if ROWS[name] else ""
-    cells = [name, options, f"{found['step_s']['mean']:.1f}", f"{found['tokens_per_s']:,.0f}", *busy, found["bound"]]
+    cells = [name, options, f"{found['step_s']['mean']:.1f}", f"{found['trained_tokens_per_s']:,.0f}", *busy, found["bound"]]
     return f"| {' | '.join(cells)} |"
 
 

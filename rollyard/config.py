@@ -469,7 +469,7 @@ class ForecastConfig(Section):
     train_s: NonNegative = Field(0.0, description="of these: training")
     sync_s: NonNegative = Field(0.0, description="of these: bringing weights to the engines")
     checkpoint_s: NonNegative = Field(0.0, description="of these: writing checkpoints")
-    tokens_per_s: NonNegative = Field(0.0, description="tokens trained on in a second of a step, whatever is done in it")
+    trained_tokens_per_s: NonNegative = Field(0.0, description="tokens trained on in a second of a step, whatever is done in it")
     engine_busy: Fraction = Field(0.0, description="share of these steps' time in which the engines' devices are busy")
     trainer_busy: Fraction = Field(0.0, description="likewise the trainers' devices")
     slots_busy: Fraction = Field(0.0, description="mean share of decode slots at work while engines step")

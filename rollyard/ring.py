@@ -219,7 +219,7 @@ class Ring:
         self._actions |= self._sync.actions | self.fleet.actions
         for name, role, spans in stations.spans:
             self._recorder.accounts.watch(name, role, spans)
-        self._activity = "starting the stations"
+        self._activity = "starting engines and trainer"
         await stations.start()
         if self._injector is not None:
             self._injector.broke = self._inbox.put_nowait

@@ -62,11 +62,11 @@ class Activity(StrEnum):
 
     TRAIN = "train"
     GENERATE = "generate"  # at least one sequence decodes or prefills
-    EVAL = "eval"  # the same for held-out prompts and probes
+    EVAL = "eval"  # the same for held-out prompts
     TOOLS = "tools"  # an environment is at work between two answers
     SCORE = "score"
     CHECKPOINT = "checkpoint"
-    SYNC = "sync"  # weights are copied, brought near, switched to; a cache is given back or taken again
+    SYNC = "sync"  # weights are copied, brought near, switched to, probed; a cache is given back or taken again
     PROMPTS = "prompts"  # of the driver alone, as the next two: prompts are read and handed out
     RESTART = "restart"  # an engine that was lost is started again
     CALLER = "caller"  # a batch is ready, and a trainer of the caller's has not taken it yet
@@ -97,10 +97,13 @@ class WeightVersion(NamedTuple):
     incarnation: int = 0
 
 
+PROOFS = -(2**40)
+
+
 class RequestId(NamedTuple):
     """Names one attempt at one member: late news of an earlier attempt is recognised by `attempt`.
 
-    Evaluation uses negative groups. Example: RequestId(group=17, member=3, attempt=0).
+    Evaluation uses negative groups, canary and probes those from PROOFS down. Example: RequestId(group=17, member=3, attempt=0).
     """
 
     group: int

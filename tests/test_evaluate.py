@@ -87,3 +87,4 @@ def test_every_second_version_is_evaluated_by_itself_and_beside_the_run(
     left = [[group.id for group in each.groups] for _, _, told in without.steps for each in told if isinstance(each, Train)]
     assert [group for batch in left for group in batch] == trained
     assert without.report is not None and without.report.phases.eval_s == 0 and without.report.eval.tokens == 0
+    assert not any("eval" in device.busy_ns for device in without.report.usage.devices), "probes are none"

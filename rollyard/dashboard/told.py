@@ -82,6 +82,7 @@ class Overview:
     planned: int | None = None
     wall_s: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds by name, unaccounted last
+    canary_s: float = 0.0  # seconds of these, in sync, that the canary took; 0: none is known of
     beside: Mapping[str, float] = field(default_factory=dict)  # seconds of what went on besides, see docs/metrics.md
     reward: Curve = Curve()
     rewards: Mapping[str, Curve] = field(default_factory=dict)  # by name

@@ -32,7 +32,7 @@ from rollyard.types import (
     Segment,
     WeightVersion,
 )
-from rollyard.watch.spans import Burst, SpanLog, activity_of
+from rollyard.watch.spans import Burst, SpanLog, work_for
 
 SEGMENT_TOKENS = 16
 SEGMENT_S = 0.2
@@ -348,7 +348,7 @@ class FakeEngine:
             job.due, job.oldest_kv = now + job.script.delay_s * self.pace, self._version
             self._running.append(job)
             self._prefill(job.request)
-        self._burst.tick(activity_of(any(job.request.id.group >= 0 for job in self._running)))
+        self._burst.tick(*work_for(max((job.request.id.group for job in self._running), default=-1)))
         due = [job for job in self._running if job.due <= now]
         segments = []
         for job in due:

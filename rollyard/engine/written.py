@@ -7,8 +7,8 @@ from time import perf_counter
 
 from rollyard.model.tokenizer import StopWatcher
 from rollyard.protocols.devices import Spans
-from rollyard.types import Activity, EngineStats, FinishReason, Request, Segment, WeightVersion
-from rollyard.watch.spans import Burst, activity_of
+from rollyard.types import EngineStats, FinishReason, Request, Segment, WeightVersion
+from rollyard.watch.spans import Burst, work_for
 
 SEGMENT_S = 0.2
 
@@ -82,7 +82,7 @@ class Tally:
 
     def __init__(self, slots: int, spans: Spans, decoder: str = "") -> None:
         self.decoder = decoder
-        self._burst, self._activity = Burst(spans), Activity.GENERATE
+        self._burst, self._work = Burst(spans), work_for(0)
         self.copied_bytes = 0  # of weights
         self._slots = slots
         self._fresh = 0  # tokens of the step that is coming in
@@ -97,7 +97,7 @@ class Tally:
 
     def rest(self) -> None:
         """There is no work any more, or it stands still."""
-        self._burst.tick(self._activity)
+        self._burst.tick(*self._work)
         self._burst.rest()
 
     def prompt(self, request: Request, shared: int) -> None:
@@ -111,7 +111,7 @@ class Tally:
 
     def token(self, request: Request) -> None:
         self._fresh += 1
-        self._activity = activity_of(request.id.group >= 0)
+        self._work = work_for(request.id.group)
 
     def step(self) -> bool:
         """What came together is complete. True when it is time to send what was written."""
@@ -123,7 +123,7 @@ class Tally:
             self._step_s += elapsed
             self._busy_slot_s += min(self._fresh, self._slots) * elapsed
             self._fresh, self._at = 0, now
-            self._burst.tick(self._activity)
+            self._burst.tick(*self._work)
         due = now - self._flushed_at >= SEGMENT_S
         if due:
             self._flushed_at = now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from rollyard.inspect.source import Lives, Metrics, Source, goes_on, read_config
 from rollyard.journal.folder import RunFolder
 
 T = TypeVar("T")
+PHASE = "phase/"
 
 LIVES = """
     SELECT incarnation, rollyard, seed, begun_step, started_at, ended_at, cause, failed FROM incarnations i
@@ -72,6 +73,7 @@ class Overview:
     lives: tuple[Life, ...] | None = None
     batches: tuple[int, int, int | None] | None = None  # taken, trained, the newest step that was trained
     rewards: tuple[float | None, ...] = ()  # mean of each step, by the metrics
+    phases: dict[str, float] = field(default_factory=dict)  # seconds by name, of the steps that are meant, setup not among them
     evaluations: tuple[tuple[int, float | None, int, int], ...] | None = None  # version, mean, samples, unscored
     admitted: int | None = None
     trained: int | None = None
@@ -111,6 +113,7 @@ def overview(folder: RunFolder, lives: Lives, only: Collection[str] = ()) -> Ove
         goes_on=goes_on(folder),
         steps_wanted=run.get("steps") if isinstance(run.get("steps"), int) else None,
         rewards=tuple(_finite(line.get("reward_mean")) for line in metrics.lines),
+        phases=_phases(metrics.lines),
         unreadable=seen.unreadable,
         **found,
     )
@@ -172,6 +175,11 @@ def _state(folder: Path | None) -> str:
     except DurableError as error:
         return str(error)
     return "whole"
+
+
+def _phases(lines: Collection[Mapping[str, Any]]) -> dict[str, float]:
+    names = dict.fromkeys(name for line in lines for name in line if name.startswith(PHASE))
+    return {name[len(PHASE) : -len("_s")]: sum(_finite(line.get(name)) or 0.0 for line in lines) for name in names}
 
 
 def _finite(value: object) -> float | None:

@@ -18,6 +18,7 @@ from rollyard.texts import visible
 from rollyard.watch.draw import number, sparkline
 
 TEXTS = ("prompt", "completion")  # columns
+SHOWN = 0.005  # a smaller share of the time is not worth its place
 ENDS = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})  # a text in one line
 
 
@@ -72,6 +73,7 @@ def _lines(seen: Overview) -> Iterable[tuple[str, str]]:
         waiting = "" if taken == trained else f"; {taken - trained} batches taken and not trained"
         yield "steps", f"{newest or 0:,}{wanted}{waiting}"
     yield from _rewards(seen)
+    yield from _time(seen.phases)
     if None not in (seen.admitted, seen.trained, seen.dropped):
         yield "prompts", _fates(seen.admitted or 0, seen.trained or 0, seen.dropped or {})
     if seen.finished is not None:
@@ -91,6 +93,12 @@ def _lines(seen: Overview) -> Iterable[tuple[str, str]]:
         yield "unsound", f"{name}: {problem}"
     if not seen.unreadable:
         yield "sound", "all that was read here; --check reads every page and every checkpoint"
+
+
+def _time(phases: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+    if whole := sum(phases.values()):
+        most = sorted(((spent, name) for name, spent in phases.items() if spent >= whole * SHOWN), reverse=True)
+        yield "time", f"{whole:.2f} s of steps: {', '.join(f'{name} {spent / whole:.1%}' for spent, name in most)}"
 
 
 def _life(life: Life, seen: Overview) -> str:

@@ -27,7 +27,7 @@ class SimulatedStep:
     step: int
     groups: int
     tokens: int
-    tokens_per_s: float  # of generation
+    tokens_per_s: float | None  # of generation
     longest: int | None  # tokens of the longest completion
     dropped: int
     seconds: float
@@ -72,8 +72,12 @@ def table(rows: Sequence[SimulatedStep]) -> RenderableType:
     for name in ("step", "groups", "tokens", "tokens/s", "longest", "dropped", "seconds", *PHASES):
         shown.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        counts = (f"{count:,}" for count in (row.step, row.groups, row.tokens, round(row.tokens_per_s)))
-        longest = "-" if row.longest is None else f"{row.longest:,}"
+        counts = (f"{count:,}" for count in (row.step, row.groups, row.tokens))
+        speed, longest = _whole(row.tokens_per_s), _whole(row.longest)
         spent = (f"{value:,.2f}" for value in (row.seconds, *row.phases.values()))
-        shown.add_row(*counts, longest, f"{row.dropped:,}", *spent)
+        shown.add_row(*counts, speed, longest, f"{row.dropped:,}", *spent)
     return shown
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{round(value):,}"

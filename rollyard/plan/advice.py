@@ -66,7 +66,7 @@ def _choices(plan: Plan) -> Table:
         busy = [f"{ran.busy[role]:.0%}" if role in ran.busy else "-" for role in ("engine", "trainer")]
         money = (digits(choice.cost), digits(1000 * choice.cost)) if priced else ()
         name = named(choice.point) + (" (simulated only)" if choice.obstacle else "")
-        rate = f"{ran.tokens_per_s:,.0f}"
+        rate = f"{ran.trained_tokens_per_s:,.0f}"
         found.add_row(str(number), name, seconds(ran.step_s), rate, *busy, f"{ran.slots:.0%}", *money, ran.bound)
     return found
 
@@ -99,6 +99,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         f"{plan.points:,} points: {refused:,} refused, {plan.simulated:,} simulated, {plan.excluded:,} ruled out by "
         f"their lower bound, {plan.left:,} left out by their estimate ({plan.runs:,} simulations in all)"
     )
+    yield "tokens/s: those that are trained on, in a second of all of a step"
     if any(choice.point.placement in OVERLAPS for choice in plan.choices):
         yield "bound by, where engines and trainers work at once: the one that the other waits for longer"
     if any(FIXED in choice.ran.bound for choice in plan.choices):

@@ -38,7 +38,7 @@ class Ran:
 
     Attributes:
         step_s: seconds of a step.
-        tokens_per_s: that are trained on.
+        trained_tokens_per_s: that are trained on.
         busy: share of the time in which devices work, by role.
         slots: share of decode slots in use while engines step.
         bound: what a step waits for most.
@@ -46,7 +46,7 @@ class Ran:
     """
 
     step_s: float
-    tokens_per_s: float
+    trained_tokens_per_s: float
     busy: Mapping[str, float]
     slots: float
     bound: str

@@ -264,7 +264,7 @@ class _Fitting:
     def _of_sync(self) -> Iterable[Fitted]:
         run, quiet = self._run, self.quiet
         evidence = run.seconds("evidence") * quiet
-        probe = max(run.seconds("eval"), run.seconds("probe")) * quiet
+        probe = run.seconds("probe") * quiet
         options: dict[str, float | bool | str] = {"costs.evidence_s": evidence, "costs.probe_s": probe}
         yield Fitted("costs.evidence_s", evidence, "what the trainer computes for the probe, in the middle")
         yield Fitted("costs.probe_s", probe, "a probe, in the middle")

@@ -86,7 +86,7 @@ class Summary:
     wall_s: float
     step_s: Spread | None  # None: it did not come so far
     phases_s: Mapping[str, float]
-    tokens_per_s: float  # that are trained on
+    trained_tokens_per_s: float  # that are trained on
     tokens_per_device_s: float
     sync_s: float  # a step: weights on their way, and nothing else done that counts before it
     busy: Mapping[str, float]  # by role
@@ -109,7 +109,7 @@ def summarize(report: Report, metrics: Sequence[Mapping[str, object]], scenario:
     later = [float(str(row["seconds"])) for row in metrics][1:] or [float(str(row["seconds"])) for row in metrics]
     there = report.usage.devices
     meanwhile = sum(device.wall_ns * device.devices for device in there) / (report.wall_s * 1e9) if report.wall_s else 0.0
-    rate = means.get("tokens_per_s", 0.0)
+    rate = means.get("trained_tokens_per_s", 0.0)
     trained = sum(report.staleness.values())
     return Summary(
         name=report.name,
@@ -122,7 +122,7 @@ def summarize(report: Report, metrics: Sequence[Mapping[str, object]], scenario:
         wall_s=report.wall_s,
         step_s=Spread.of(later) if later else None,
         phases_s={name: means[f"{name}_s"] for name in (*PHASES, "rest") if f"{name}_s" in means},
-        tokens_per_s=rate,
+        trained_tokens_per_s=rate,
         tokens_per_device_s=rate / meanwhile if meanwhile else 0.0,
         sync_s=means.get("sync_s", 0.0),
         busy={pool.role: pool.busy_share for pool in report.usage.pools},

@@ -30,7 +30,7 @@ def ran(scenario: Scenario, first: int) -> Ran:
     means = means_of(rows)
     return Ran(
         step_s=means["step_s"],
-        tokens_per_s=means["tokens_per_s"],
+        trained_tokens_per_s=means["trained_tokens_per_s"],
         busy={pool.role: pool.busy_share for pool in report.usage.pools},
         slots=report.slots_busy,
         bound=bound(report, scenario),

@@ -53,7 +53,10 @@ def _rows(summary: Summary) -> list[tuple[str, RenderableType]]:
     if summary.step_s is not None:
         rows += [
             ("step", _spread(summary.step_s)),
-            ("speed", f"{summary.tokens_per_s:,.0f} tokens trained a second, {summary.tokens_per_device_s:,.0f} a device"),
+            (
+                "speed",
+                f"{summary.trained_tokens_per_s:,.0f} tokens trained a second, {summary.tokens_per_device_s:,.0f} a device",
+            ),
             ("bound by", Text(summary.bound, "bold")),
             ("phases", stacked(_coloured(summary.phases_s), BAR)),
             ("", _legend(summary.phases_s, summary.step_s.mean)),

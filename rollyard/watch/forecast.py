@@ -66,14 +66,14 @@ class StepMeans:
         return self._steps or int(self._first is not None)
 
     def means(self) -> Mapping[str, float]:
-        """`step_s`, `generate_s`, ..., `rest_s`, which no phase of a forecast has, and `tokens_per_s`. Empty before a step."""
+        """`step_s`, `generate_s`, ..., `rest_s`, which no phase of a forecast has, and `trained_tokens_per_s`. Empty before a step."""
         if self._first is None:
             return {}
         phases, tokens = (self._phases, self._tokens) if self._steps else self._first
         parts = {f"{name}_s": seconds / self.steps for name, seconds in phases.parts().items() if name in PHASES}
         rate = tokens / phases.wall_s if phases.wall_s else 0.0
         step_s = phases.wall_s / self.steps
-        return {"step_s": step_s, **parts, "rest_s": max(step_s - sum(parts.values()), 0.0), "tokens_per_s": rate}
+        return {"step_s": step_s, **parts, "rest_s": max(step_s - sum(parts.values()), 0.0), "trained_tokens_per_s": rate}
 
 
 def counted(traced: Traced, first: int = 1) -> tuple[tuple[DeviceTime, ...], tuple[PoolTime, ...]]:

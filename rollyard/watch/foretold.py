@@ -13,7 +13,7 @@ from rollyard.watch.forecast import Compared, Forecast
 
 NAMES: Final[Mapping[str, str]] = {
     "step_s": "step",
-    "tokens_per_s": "tokens/s",
+    "trained_tokens_per_s": "trained tok/s",
     "engine_busy": "engines busy",
     "trainer_busy": "trainers busy",
     "slots_busy": "slots busy",
@@ -42,4 +42,4 @@ def _shown(row: Compared, value: float | None) -> str:
         return "-"
     if row.name.endswith("_busy"):
         return f"{value:.1%}"
-    return f"{value:,.0f}" if row.name == "tokens_per_s" else f"{value:.4g} s"
+    return f"{value:,.0f}" if row.name == "trained_tokens_per_s" else f"{value:.4g} s"

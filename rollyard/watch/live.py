@@ -105,6 +105,7 @@ class Live:
     version: int  # step of the weights that were published last
     eta_s: float | None  # None where nothing tells yet; before the first step it is rough
     lost: tuple[str, ...]  # engines
+    canary_s: float = 0.0  # seconds of sync that the canary took; 0 before it is done, and where none is made
 
 
 @dataclass(frozen=True, slots=True)

@@ -375,7 +375,6 @@ def _legend(root: Element, traced: Traced, at: int) -> None:
 
 
 def _named(activity: Activity, share: float) -> str:
-    name = "eval and probes" if activity is Activity.EVAL else str(activity)
     if not share:
-        return name
-    return f"{name} {share:.0%}" if share >= 0.005 else f"{name} <1%"
+        return str(activity)
+    return f"{activity} {share:.0%}" if share >= 0.005 else f"{activity} <1%"

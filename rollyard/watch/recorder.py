@@ -265,7 +265,7 @@ class Recorder:
             step=self._first.step + len(self._rewards),
             phases=phases,
             rewards=self._curve,
-            activity=activity or waiting or str(self._timeline.current or ""),
+            activity=activity or waiting or self._timeline.activity,
             waiting=waiting,
             judged=judged,
             wanted=self._batch,
@@ -313,6 +313,7 @@ class Recorder:
             version=max(builder.version, self._first.step),
             eta_s=shown.eta_s(glance.planned),
             lost=builder.lost,
+            canary_s=builder.canary_s,
         )
         return LOOKED.dump_json(Look(live, self.accounts.tell(asked, NEWS)))
 

@@ -387,6 +387,11 @@ class ReportBuilder:
         return tuple(self._lost)
 
     @property
+    def canary_s(self) -> float:
+        """Seconds that the canary took; 0 without one."""
+        return 0.0 if self._canary is None else self._canary.seconds
+
+    @property
     def version(self) -> int:
         """Step of the weights that were published last, 0 before."""
         return self._versions[-1].step if self._versions else 0

@@ -19,13 +19,14 @@ from pydantic import TypeAdapter
 from rollyard.errors import EngineLost
 from rollyard.protocols.devices import Spans
 from rollyard.protocols.processes import Channel
-from rollyard.types import Activity, Interval
+from rollyard.types import PROOFS, Activity, Interval
 
 MESSAGE: Final = 4096  # intervals told at once, about 200 kB
 KEPT: Final = 65536  # intervals, where nobody asks for them; the oldest go first
 TELL_S: Final = 0.2  # seconds between two tellings
 BOOT: Final = Path("/proc/sys/kernel/random/boot_id")  # of the machine, as long as its monotonic clock runs
 
+WORK: Final = ((Activity.GENERATE, ""), (Activity.EVAL, ""), (Activity.SYNC, "probe"))  # of engines, the first counts first
 FINEST_NS: Final = 1000  # gaps that are closed first where intervals are too many
 
 
@@ -146,12 +147,12 @@ class Burst:
         if self._since is None:
             self._since, self._read = self._spans.now(), [clock() for clock in self._clocks]
 
-    def tick(self, activity: Activity) -> tuple[float, ...]:
+    def tick(self, activity: Activity, what: str = "") -> tuple[float, ...]:
         """All the time since the last tick was spent on `activity`: its seconds, and those of each clock. Empty at rest."""
         if self._since is None:
             return ()
         (since, read), self._since, self._read = (self._since, self._read), self._spans.now(), [clock() for clock in self._clocks]
-        self._spans.add(activity, since, self._since)
+        self._spans.add(activity, since, self._since, what)
         return (self._since - since) / 1e9, *(now - before for now, before in zip(self._read, read, strict=True))
 
     def rest(self) -> None:
@@ -159,9 +160,12 @@ class Burst:
         self._since = None
 
 
-def activity_of(rollouts: bool) -> Activity:
-    """What an engine does that writes for rollouts, or for nothing but evaluation and probes (negative groups)."""
-    return Activity.GENERATE if rollouts else Activity.EVAL
+def work_for(group: int) -> tuple[Activity, str]:
+    """What an engine does that writes for this group, and which part of it.
+
+    Of several the greatest group says it: rollouts count before evaluations, and these before canary and probes.
+    """
+    return WORK[0] if group >= 0 else WORK[1] if group > PROOFS else WORK[2]
 
 
 def tell(spans: Spans, channel: Channel) -> None:

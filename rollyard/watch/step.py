@@ -38,9 +38,9 @@ class Step:
         return self.phases.wall_s
 
     @property
-    def tokens_per_s(self) -> float:
-        """Sampled tokens per second of generation; 0 when there was none."""
-        return self.tokens / self.phases.generating_s if self.phases.generating_s else 0.0
+    def tokens_per_s(self) -> float | None:
+        """Sampled tokens per second of generation; None where nothing was sampled."""
+        return self.tokens / self.phases.generating_s if self.tokens and self.phases.generating_s else None
 
     @property
     def flat_groups(self) -> int:

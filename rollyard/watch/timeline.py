@@ -94,6 +94,7 @@ class Timeline:
         self._start = self._since = clock()
         self._depth = dict.fromkeys(Phase, 0)
         self._opened = dict.fromkeys(Phase, 0)
+        self._parts = dict.fromkeys(Phase, "")
         self._spent = dict.fromkeys(Phase, 0)
         self._beside = dict.fromkeys(BESIDE, 0)
         self._intervals: list[Interval] = []
@@ -124,17 +125,30 @@ class Timeline:
                 self.close(phase)
 
     @contextmanager
-    def phase(self, phase: Phase) -> Iterator[None]:
+    def phase(self, phase: Phase, part: str = "") -> Iterator[None]:
+        """`part` is the name of what goes on in it, for people."""
         self.open(phase)
+        if part:
+            self._parts[phase] = part
         try:
             yield
         finally:
+            if part:
+                self._parts[phase] = ""
             self.close(phase)
 
     @property
     def current(self) -> Phase | None:
         """The phase that the present moment goes to."""
         return next((phase for phase in Phase if self._depth[phase]), None)
+
+    @property
+    def activity(self) -> str:
+        """The same in words, such as `sync (canary)`; empty where there is none."""
+        phase = self.current
+        if phase is None:
+            return ""
+        return f"{phase} ({part})" if (part := self._parts[phase]) else str(phase)
 
     @property
     def bounds_ns(self) -> tuple[int, int]:

@@ -13,13 +13,24 @@ from dataclasses import replace
 from rollyard.errors import EngineError, EngineLost, TimeLimitExceeded, WeightSyncError
 from rollyard.events import EngineId
 from rollyard.protocols.weights import Evidence
-from rollyard.types import Answer, Canary, Completion, Finding, Judged, Request, RequestId, Sampling, Verdict, WeightVersion
+from rollyard.types import (
+    PROOFS,
+    Answer,
+    Canary,
+    Completion,
+    Finding,
+    Judged,
+    Request,
+    RequestId,
+    Sampling,
+    Verdict,
+    WeightVersion,
+)
 from rollyard.weights.words import named
 
 ROUNDS = 6  # canaries at most: those after the first are for tensors that did not show
 MOST_NOISE = 0.3  # nats; bfloat16 comes to a tenth of it
 LIMIT_S = 300.0  # seconds that an engine may take for an answer
-FIRST_GROUP = -(2**40)  # ids far from those of rollouts and evaluations
 
 MIXED = WeightVersion(-1)  # nobody's
 
@@ -130,7 +141,7 @@ def requests(prompts: Sequence[tuple[int, ...]], attempt: int) -> tuple[Request,
     """One token after each of these prompts, drawn from the model's own distribution."""
     sampling = Sampling(1, ignore_eos=True)
     return tuple(
-        Request(RequestId(FIRST_GROUP - number, 0, attempt), ids, sampling, seed=number) for number, ids in enumerate(prompts)
+        Request(RequestId(PROOFS - number, 0, attempt), ids, sampling, seed=number) for number, ids in enumerate(prompts)
     )
 
 

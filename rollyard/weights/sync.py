@@ -188,7 +188,7 @@ class Sync:
     async def _prove(self, instruction: ev.Prove) -> None:
         spans = self._timeline.spans
         began_ns = spans.now()
-        with self._timeline.phase(Phase.SYNC), spans.doing(Activity.SYNC, "canary"):
+        with self._timeline.phase(Phase.SYNC, "canary"), spans.doing(Activity.SYNC, "canary"):
             await asyncio.gather(*(self._finish(engine) for engine in sorted(self._living)))
             found = await self._prover.prove(sorted(self._living), instruction.version, self._roll)
         self._unseen.clear()  # every version since was one of the canary's, and looked at

@@ -33,6 +33,8 @@ async def test_the_overview_has_the_numbers_of_the_report(folder: RunFolder) -> 
     assert told["run"] == report["name"] and told["transport"] == report["weights"]["transport"]
     assert {f"{name}_s": seconds for name, seconds in told["phases"].items()} == report["phases"]
     assert sum(told["phases"].values()) == pytest.approx(told["wall_s"])
+    canary = report["weights"]["canary"]
+    assert told["canary_s"] == (0.0 if canary is None else canary["seconds"])
     assert all(report[name] == seconds for name, seconds in told["beside"].items()) and len(told["beside"]) == 5
     for name, mine in (("", told["reward"]), *told["rewards"].items()):
         theirs = report["rewards"][name] if name else report["reward"]

@@ -48,6 +48,7 @@ def test_the_overview_says_how_the_run_stands(told, run):
         "reward   0.500 ▁▁▁ 0.500 by step",
         "verdicts mean 0.557, from 0.000 to 1.000; 1 of 8 members have no verdict",
         "held out 0.250 (version 0), 4 samples",
+        "time     12.00 s of steps: generate 74.6%, train 25.0%",
         "prompts  5 admitted, 3 trained, dropped: 1 stale, 1 under way",
         "members  8 finished, dropped: 2 stale, 1 no_verdict",
         "tokens   28 sampled, the longest completion 8",

@@ -106,7 +106,7 @@ def test_the_first_step_is_in_no_number_of_a_step() -> None:
     found = summarize(REPORT, ROWS, scenario())
     assert (found.devices, found.engines, found.hardware) == (12, 4, "H100")  # 4 engines of 2 devices, and 4 that train
     assert found.step_s == Spread(mean=20.0, median=20.0, p10=18.0, p90=22.0, least=18.0, most=22.0)
-    assert (found.tokens_per_s, found.tokens_per_device_s) == (50.0, 50.0 / 12)
+    assert (found.trained_tokens_per_s, found.tokens_per_device_s) == (50.0, 50.0 / 12)
     phases = {"generate": 10.0, "score": 0.0, "train": 8.0, "sync": pytest.approx(5 / 3), "checkpoint": 0.0}
     assert found.phases_s == phases | {"rest": pytest.approx(1 / 3)}
     assert found.sync_s == pytest.approx(5 / 3) and found.staleness == {0: 0.75, 1: 0.25}
@@ -125,7 +125,7 @@ def test_devices_cost_as_long_as_they_are_there() -> None:
 
 def test_a_run_without_a_step_has_few_numbers() -> None:
     found = summarize(replace(REPORT, steps=0), (), scenario())
-    assert (found.step_s, found.phases_s, found.cost, found.tokens_per_s) == (None, {}, None, 0.0)
+    assert (found.step_s, found.phases_s, found.cost, found.trained_tokens_per_s) == (None, {}, None, 0.0)
     assert found.bound == "nothing"
     assert forecast_of(REPORT, (), scenario()) == ForecastConfig()
 
@@ -139,7 +139,7 @@ def test_the_forecast_has_the_same_numbers() -> None:
         "train_s": 8.0,
         "sync_s": 1.66667,
         "checkpoint_s": 0.0,
-        "tokens_per_s": 50.0,
+        "trained_tokens_per_s": 50.0,
         "engine_busy": 0.6,
         "trainer_busy": 0.4,
         "slots_busy": 0.5,
@@ -170,7 +170,7 @@ def test_steps_that_do_not_count_are_in_no_number_of_a_choice() -> None:
     assert (trainer.role, trainer.busy_share) == ("trainer", 20 / 42)  # from 80 s to 100 s
     assert dict(engine.wait_share) == {"train": 20 / 42, "unexplained": 12 / 42}
     forecast = forecast_of(found, ROWS[1:], scenario())
-    assert (forecast.step_s, forecast.tokens_per_s, forecast.engine_busy) == (21.0, 50.0, 0.238095)
+    assert (forecast.step_s, forecast.trained_tokens_per_s, forecast.engine_busy) == (21.0, 50.0, 0.238095)
 
 
 @pytest.mark.parametrize(

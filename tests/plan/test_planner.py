@@ -150,7 +150,7 @@ def test_tokens_are_those_that_steps_which_count_train_on() -> None:
     """All completions have the same length, so that each step trains on as many: 4 groups of 4, of 64 tokens."""
     made = space(2, rollout__max_tokens=64, rollout__ignore_eos=True)
     found = ran(with_options(made.scenario(Point("async", 1, 1, 1, 16, 2, rollover="keep")), {"run.steps": 6}), 3)
-    assert found.tokens_per_s * found.step_s == pytest.approx(16 * 64)
+    assert found.trained_tokens_per_s * found.step_s == pytest.approx(16 * 64)
 
 
 def test_a_run_that_fails_says_so() -> None:

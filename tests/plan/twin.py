@@ -10,7 +10,7 @@ from itertools import count
 
 from rollyard.engine.fake import SEGMENT_S, SEGMENT_TOKENS, logprob_of
 from rollyard.types import EngineStats, FinishReason, Request, RequestId, Segment, WeightVersion
-from rollyard.watch.spans import SpanLog, activity_of
+from rollyard.watch.spans import SpanLog, work_for
 
 Length = Callable[[int, int], int]
 
@@ -111,7 +111,8 @@ class TwinEngine:
             self._prefilled += len(request.prompt_ids) + len(request.written_ids) - again
         if self._since is not None:
             at = self._spans.now()
-            self._spans.add(activity_of(any(job.request.id.group >= 0 for job in self._running)), self._since, at)
+            activity, what = work_for(max((job.request.id.group for job in self._running), default=-1))
+            self._spans.add(activity, self._since, at, what)
             self._since = at
         segments, running = [], list(self._running)
         for job in running:

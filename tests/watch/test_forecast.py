@@ -18,7 +18,7 @@ EXPECTED = ForecastConfig(
     step_s=10.0,
     generate_s=6.0,
     train_s=3.0,
-    tokens_per_s=100.0,
+    trained_tokens_per_s=100.0,
     engine_busy=0.75,
     trainer_busy=0.25,
     slots_busy=0.5,
@@ -34,7 +34,7 @@ def test_the_first_step_is_in_no_mean_where_there_are_others() -> None:
     means = StepMeans()
     assert (means.steps, means.means()) == (0, {})
     means.add(seconds(40.0, 30.0, 5.0), 100)
-    assert means.steps == 1 and means.means()["step_s"] == 40.0 and means.means()["tokens_per_s"] == 2.5
+    assert means.steps == 1 and means.means()["step_s"] == 40.0 and means.means()["trained_tokens_per_s"] == 2.5
     means.add(seconds(8.0, 5.0, 2.0, 0.5), 640)
     means.add(seconds(12.0, 5.0, 4.0, 1.5), 1360)
     assert means.steps == 2
@@ -46,12 +46,12 @@ def test_the_first_step_is_in_no_mean_where_there_are_others() -> None:
         "sync_s": 1.0,
         "checkpoint_s": 0.0,
         "rest_s": 1.0,
-        "tokens_per_s": 100.0,
+        "trained_tokens_per_s": 100.0,
     }
 
 
 def test_what_was_expected_stands_beside_what_happened() -> None:
-    measured = {"step_s": 12.5, "generate_s": 9.0, "train_s": 3.0, "sync_s": 0.5, "rest_s": 0.0, "tokens_per_s": 80.0}
+    measured = {"step_s": 12.5, "generate_s": 9.0, "train_s": 3.0, "sync_s": 0.5, "rest_s": 0.0, "trained_tokens_per_s": 80.0}
     found = compare(EXPECTED, 3, measured | busy((PoolTime("engine", 2, 0.6, {}, 0),), 0.25))
     assert found is not None and (found.source, found.steps) == ("rollyard 1, a scenario", 3)
     assert found.rows == (
@@ -62,7 +62,7 @@ def test_what_was_expected_stands_beside_what_happened() -> None:
         Compared("sync_s", 0.0, 0.5, None),  # it was to take no time
         Compared("checkpoint_s", 0.0, None, None),
         Compared("rest_s", 1.0, 0.0, 0.0),
-        Compared("tokens_per_s", 100.0, 80.0, 0.8),
+        Compared("trained_tokens_per_s", 100.0, 80.0, 0.8),
         Compared("engine_busy", 0.75, 0.6, 0.6 / 0.75),
         Compared("trainer_busy", 0.25, None, None),
         Compared("slots_busy", 0.5, 0.25, 0.5),
@@ -72,7 +72,7 @@ def test_what_was_expected_stands_beside_what_happened() -> None:
     lines = [line.split() for line in console.file.getvalue().splitlines()]
     assert ["step", "10", "s", "12.5", "s", "1.25"] in lines and ["sync", "0", "s", "0.5", "s", "-"] in lines
     assert not any(line[:1] in (["score"], ["checkpoint"]) for line in lines)  # of which there is nothing to say
-    assert ["trainers", "busy", "25.0%", "-", "-"] in lines and ["tokens/s", "100", "80", "0.80"] in lines
+    assert ["trainers", "busy", "25.0%", "-", "-"] in lines and ["trained", "tok/s", "100", "80", "0.80"] in lines
 
 
 def test_what_rounding_leaves_is_no_forecast() -> None:

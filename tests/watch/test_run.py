@@ -82,7 +82,14 @@ def test_one_device_in_turns(make: Callable[..., Config]) -> None:
 
 
 def test_a_forecast_stands_beside_what_happened_in_each_life(make: Callable[..., Config]) -> None:
-    told = {"step_s": 2.0, "generate_s": 1.0, "train_s": 0.5, "tokens_per_s": 64.0, "engine_busy": 0.9, "trainer_busy": 0.9}
+    told = {
+        "step_s": 2.0,
+        "generate_s": 1.0,
+        "train_s": 0.5,
+        "trained_tokens_per_s": 64.0,
+        "engine_busy": 0.9,
+        "trainer_busy": 0.9,
+    }
     run = rollyard.Run(make(**{f"forecast__{name}": value for name, value in told.items()}), reward=moody)
     steps = list(run)
     report = run.report

@@ -21,7 +21,9 @@ def test_a_group_is_flat_when_nothing_can_be_learned_from_it() -> None:
 def test_speed_is_per_second_of_generation() -> None:
     assert STEP.tokens_per_s == 50 / 2.5
     assert STEP.seconds == 5.0
-    assert replace(STEP, phases=PhaseSeconds(wall_s=1.0)).tokens_per_s == 0.0
+    assert replace(STEP, phases=PhaseSeconds(wall_s=1.0)).tokens_per_s is None
+    nothing = replace(STEP, tokens=0)  # it trained on what was written before
+    assert nothing.tokens_per_s is None and nothing.to_metrics()["tokens_per_s"] is None
 
 
 def test_metrics_are_flat() -> None:

@@ -44,6 +44,19 @@ def test_generation_that_training_hides_is_told_beside_the_phases() -> None:
     assert sum(seconds.parts().values()) == seconds.wall_s
 
 
+def test_what_goes_on_has_the_name_of_its_part() -> None:
+    timeline = Timeline(Clock())
+    assert timeline.activity == ""
+    with timeline.phase(Phase.SYNC, "canary"):
+        assert timeline.activity == "sync (canary)"
+        with timeline.phase(Phase.SYNC):
+            assert timeline.activity == "sync (canary)"
+        with timeline.phase(Phase.TRAIN):
+            assert timeline.activity == "train"
+        timeline.open(Phase.SYNC)
+    assert timeline.activity == "sync", "the rest goes on without it"
+
+
 def test_scoring_counts_only_where_generation_does_not_hide_it() -> None:
     clock = Clock()
     timeline = Timeline(clock)

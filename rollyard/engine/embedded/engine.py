@@ -36,7 +36,7 @@ from rollyard.types import (
     WeightVersion,
 )
 from rollyard.watch.paces import Paces
-from rollyard.watch.spans import Burst, activity_of
+from rollyard.watch.spans import WORK, Burst, work_for
 
 SEGMENT_TOKENS = 16
 SEGMENT_S = 0.2
@@ -103,7 +103,7 @@ class EmbeddedEngine:
         self._lost: BaseException | None = None
         self._flushed_at = perf_counter()
         self._burst, self._paces = Burst(device.spans, (thread_time, process_time) if own else (thread_time,)), Paces()
-        self._rollouts = 0  # of the open requests, those that are not for evaluation or a probe
+        self._open_for = dict.fromkeys(WORK, 0)  # how many requests are open
         self._steps = self._prefill_steps = self._generated = self._near_ties = self._copied_bytes = 0
         self._step_s = self._prefill_s = self._plan_s = self._busy_slot_s = 0.0
         self._note_work()
@@ -156,7 +156,8 @@ class EmbeddedEngine:
             vocab_size = self._model.architecture.vocab_size
             admission.check_possible(request, self._window, vocab_size, self._scheduler.lacks(request))
         self._open.update(request.id for request in requests)
-        self._rollouts += sum(request.id.group >= 0 for request in requests)
+        for request in requests:
+            self._open_for[work_for(request.id.group)] += 1
         self._arrived.extend(requests)
         self._note_work()
 
@@ -336,8 +337,9 @@ class EmbeddedEngine:
         if plan.chunk_tokens:
             self._prefill_steps += 1
             self._prefill_s += elapsed * plan.chunk_tokens / (plan.chunk_tokens + len(plan.decodes))
-        spent = self._burst.tick(activity_of(self._rollouts > 0))
-        if self._rollouts > 0 and spent:
+        work = next((work for work, requests in self._open_for.items() if requests), WORK[0])
+        spent = self._burst.tick(*work)
+        if self._open_for[WORK[0]] and spent:
             context = sum(sequence.length for sequence in plan.decodes)
             self._paces.add(len(plan.decodes), plan.chunk_tokens, context, *spent)
 
@@ -382,7 +384,8 @@ class EmbeddedEngine:
     def _deliver(self, segments: list[Segment]) -> None:
         ended = [segment.request for segment in segments if segment.finish is not None]
         self._open.difference_update(ended)
-        self._rollouts -= sum(request.group >= 0 for request in ended)
+        for request in ended:
+            self._open_for[work_for(request.group)] -= 1
         if segments:
             self._ready.put_nowait(tuple(segments))
         self._note_work()

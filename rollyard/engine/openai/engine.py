@@ -20,7 +20,7 @@ from rollyard.engine.written import seed
 from rollyard.errors import EngineError, RequestRejected, WeightSyncError
 from rollyard.events import Rollover, WakePart
 from rollyard.types import Capabilities, EngineStats, FinishReason, Manifest, Request, RequestId, Segment, WeightVersion
-from rollyard.watch.spans import Burst, SpanLog, activity_of
+from rollyard.watch.spans import Burst, SpanLog, work_for
 
 if TYPE_CHECKING:
     from rollyard.model.tokenizer import StopWatcher, Tokenizer
@@ -303,7 +303,7 @@ class OpenAIEngine:
 
     def _deliver(self, segment: Segment) -> None:
         self._generated += len(segment.token_ids)
-        self._burst.tick(activity_of(segment.request.group >= 0))
+        self._burst.tick(*work_for(segment.request.group))
         self._ready.put_nowait((segment,))
 
     def _note_work(self) -> None:

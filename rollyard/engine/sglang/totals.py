@@ -6,8 +6,8 @@ from time import monotonic
 
 from rollyard.engine.sglang.event import News
 from rollyard.protocols.devices import Spans
-from rollyard.types import Activity, EngineStats, Request
-from rollyard.watch.spans import Burst, activity_of
+from rollyard.types import EngineStats, Request
+from rollyard.watch.spans import Burst, work_for
 
 
 class Totals:
@@ -15,7 +15,7 @@ class Totals:
 
     def __init__(self, slots: int, spans: Spans) -> None:
         self.slots = slots
-        self._burst, self._activity = Burst(spans), Activity.GENERATE
+        self._burst, self._work = Burst(spans), work_for(0)
         self.server = ""
         self.heard_at = monotonic()
         self._steps = self._generated = self._prefilled = self._shared = self._recomputed = 0
@@ -28,13 +28,13 @@ class Totals:
 
     def rest(self) -> None:
         """No request runs any more, or they stand still."""
-        self._burst.tick(self._activity)
+        self._burst.tick(*self._work)
         self._burst.rest()
 
     def heard(self, request: Request, news: News, running: int) -> None:
         """One of `running` requests said something."""
-        self._activity = activity_of(request.id.group >= 0)
-        self._burst.tick(self._activity)
+        self._work = work_for(request.id.group)
+        self._burst.tick(*self._work)
         now = monotonic()
         self._busy_s += now - self.heard_at
         self._busy_slot_s += (now - self.heard_at) * min(running, self.slots)

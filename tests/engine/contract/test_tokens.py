@@ -11,7 +11,8 @@ import pytest
 
 from rollyard.batch.sample import rows
 from rollyard.events import Rollover
-from rollyard.types import Activity, Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Rollout
+from rollyard.types import PROOFS, Activity, Completion, FinishReason, Group, Prompt, Request, RequestId, Reward, Rollout
+from rollyard.watch.spans import WORK
 from tests.engine.contract.model import ENDS_WITHIN, PROMPTS, WINDOW, Model, text
 from tests.engine.contract.talk import Heard, Talk, ask
 
@@ -172,17 +173,22 @@ async def test_an_engine_says_when_it_writes_and_for_what(talk: Talk) -> None:
     await talk.answers(*(ask(prompt, 10, ignore_eos=True) for prompt in PROMPTS[:2]))
     between = monotonic_ns()
     await talk.answers(ask(PROMPTS[2], 10, ignore_eos=True, name=RequestId(-7, next(EVALUATIONS))))
+    evaluated = monotonic_ns()
+    await talk.answers(ask(PROMPTS[2], 10, ignore_eos=True, name=RequestId(PROOFS - 7, next(EVALUATIONS))))
     await talk.engine.pause(Rollover.DRAIN)
     ended = monotonic_ns()
     await talk.engine.resume()
     spans = talk.engine.spans.drain()
-    assert {span.activity for span in spans} >= {Activity.GENERATE, Activity.EVAL}
     assert all(began <= span.start_ns <= span.end_ns for span in spans)
-    for span in spans:
+    writing = [span for span in spans if span.what in ("", "probe")]
+    assert {(span.activity, span.what) for span in writing} == set(WORK)
+    for span in writing:
         if span.activity is Activity.GENERATE:
             assert span.start_ns < between
         elif span.activity is Activity.EVAL:
-            assert between <= span.end_ns <= ended
+            assert between <= span.end_ns and span.start_ns < evaluated
+        else:
+            assert evaluated <= span.end_ns <= ended
 
 
 async def test_what_is_computed_again_is_told_apart(talk: Talk) -> None:

@@ -7,11 +7,6 @@ export function colourOf(activity) {
   return ACTIVITIES.includes(activity) ? `a-${activity}` : "a-rest";
 }
 
-/** What is written of it. */
-export function named(activity) {
-  return activity === "eval" ? "eval and probes" : activity;
-}
-
 const ORDER = ["generate", "train", "sync", "score", "tools", "eval", "checkpoint", "setup", "unaccounted"];
 
 /** Phases in the order in which they are shown: generation first, which is most of a run. */

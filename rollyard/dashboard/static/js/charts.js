@@ -50,12 +50,12 @@ export function tokenRate(run, colour) {
   const { steps } = run;
   if (!steps.length) return null;
   const at = steps.column("step");
-  const speed = steps.column("tokens_per_s").map((value, index) => (number(steps.rows[index].tokens) ? value : null)); // nothing generated: no speed
+  const speed = steps.column("tokens_per_s");
   return {
     label: `Tokens a second of generation by step: ${rate(speed.at(-1) ?? null)} in the last of ${count(steps.length)} steps`,
     table: {
       columns: [{ name: "step" }, { name: "tok/s" }, { name: "tokens" }, { name: "generating" }, { name: "step took" }],
-      rows: steps.rows.map((row) => [count(row.step), count(number(row.tokens) ? number(row.tokens_per_s) : null), count(row.tokens), seconds(row.generating_s), seconds(row.seconds)]),
+      rows: steps.rows.map((row) => [count(row.step), count(number(row.tokens_per_s)), count(row.tokens), seconds(row.generating_s), seconds(row.seconds)]),
     },
     option: {
       tooltip: tip(colour, ([{ dataIndex: index }]) => [`step ${count(at[index])}`, [

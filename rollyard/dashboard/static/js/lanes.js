@@ -1,6 +1,6 @@
 // The timeline with room for many devices, and what those of each role did with their time.
 
-import { named, ordered } from "./activities.js";
+import { ordered } from "./activities.js";
 import { panel } from "./chart.js";
 import { fill, grid, h } from "./dom.js";
 import { many, NONE, percent } from "./format.js";
@@ -45,7 +45,7 @@ function byRole({ pools, work }) {
   const did = ordered(new Set(Object.values(work).flatMap((spent) => Object.keys(spent)))).filter((name) => pools.some(({ role }) => work[role]?.[name] >= LEAST));
   return grid("By role", [{ name: "", text: true }, ...pools.map((pool) => ({ name: `${pool.role} (${many(pool.devices, "device")})` }))], [
     ["busy", ...pools.map((pool) => h("b", {}, percent(pool.busy_share)))],
-    ...did.map((name) => [`busy with ${named(name)}`, ...pools.map(({ role }) => share(work[role]?.[name]))]),
+    ...did.map((name) => [`busy with ${name}`, ...pools.map(({ role }) => share(work[role]?.[name]))]),
     ...waits.sort((one, other) => most(other) - most(one)).map((cause) => [cause === "unexplained" ? "waits, unexplained" : `waits for ${cause}`, ...pools.map((pool) => share(pool.wait_share[cause]))]),
   ]);
 }

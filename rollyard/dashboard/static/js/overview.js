@@ -95,7 +95,7 @@ export class Overview {
     this.#tiles();
     const { overview } = this.#run;
     if (!overview) return;
-    fill(this.phases.body, phaseSeconds({ ...overview.phases, ...this.#run.live?.phases }));
+    fill(this.phases.body, phaseSeconds({ ...overview, ...this.#run.live }));
     fill(this.drops.body, dropsByReason({ ...overview, ...this.#run.live?.prompts }));
     fill(this.forecast.body, foretold(overview));
     const trouble = troubles(overview);
@@ -162,12 +162,13 @@ function troubles({ lost, problems, unreadable }) {
   return lines.length ? grid("Trouble", [{ name: "when", text: true }, { name: "what", text: true }, { name: "", text: true }], lines) : null;
 }
 
-function phaseSeconds(phases) {
+function phaseSeconds({ phases, canary_s: canary }) {
   const whole = Object.values(phases).reduce((sum, spent) => sum + spent, 0);
   if (!whole) return h("p", { class: "empty" }, "Nothing yet.");
   const colour = palette();
   const names = ordered(Object.keys(phases)).filter((name) => phases[name] > 0);
-  return listed("Seconds by phase", names.map((name) => [[dot(colour(colourOf(name))), name], seconds(phases[name]), phases[name] / whole]));
+  return [listed("Seconds by phase", names.map((name) => [[dot(colour(colourOf(name))), name], seconds(phases[name]), phases[name] / whole])),
+    canary > 0 && h("p", { class: "dim" }, `Of sync, ${seconds(canary)} were the canary, once at the start: every tensor is moved, and engines have to follow.`)];
 }
 
 function dropsByReason({ dropped, admitted }) {
@@ -185,11 +186,11 @@ function listed(label, rows) {
 
 function foretold({ forecast, forecast_of: source }) {
   if (!forecast.length) return h("p", { class: "empty" }, "The config has no forecast; rollyard plan writes one.");
-  const shown = ({ name }, value) => (name.endsWith("_busy") ? percent(value) : name === "tokens_per_s" ? rate(value) : seconds(value));
+  const shown = ({ name }, value) => (name.endsWith("_busy") ? percent(value) : name === "trained_tokens_per_s" ? rate(value) : seconds(value));
   const off = ({ ratio }) => (ratio > 1.25 || ratio < 0.8 ? "off" : "near");
   const told = forecast.filter((row) => row.forecast || row.measured);
   return [grid("Forecast and measured", [{ name: "", text: true }, { name: "forecast" }, { name: "measured" }, { name: "ratio" }],
-    told.map((row) => [row.name.replace(/_s$/, "").replaceAll("_", " "), shown(row, row.forecast), shown(row, row.measured),
+    told.map((row) => [row.name.replace(/_per_s$/, "/s").replace(/_s$/, "").replaceAll("_", " "), shown(row, row.forecast), shown(row, row.measured),
       row.ratio === null ? NONE : h("span", { class: off(row) }, row.ratio.toFixed(2))])),
   source && h("p", { class: "dim" }, `The forecast is of ${source}.`)];
 }

@@ -1,6 +1,6 @@
 // What every device did: a lane a device, coloured by activity, zoomed with wheel, drag, keys, buttons and the bar below.
 
-import { ACTIVITIES, colourOf, named } from "./activities.js";
+import { ACTIVITIES, colourOf } from "./activities.js";
 import { newest, seldom } from "./api.js";
 import * as echarts from "../vendor/echarts/echarts.esm.min.js";
 import { axis, Chart, dot, tip } from "./chart.js";
@@ -137,7 +137,7 @@ export class Timeline {
     const lanes = this.#found?.lanes ?? [];
     if (!lanes.length) return null;
     const used = ACTIVITIES.filter((activity) => lanes.some((lane) => lane.spans.some((span) => span[2] === activity)));
-    fill(this.key, used.map((activity) => h("span", {}, dot(colour(colourOf(activity))), named(activity))), h("span", {}, dot(colour("track")), "waits"));
+    fill(this.key, used.map((activity) => h("span", {}, dot(colour(colourOf(activity))), activity)), h("span", {}, dot(colour("track")), "waits"));
     this.#say();
     const [from, until] = this.#shown();
     const share = (lane, activity) => percent(spent(lane, activity, from * 1e9, until * 1e9) / ((until - from) * 1e9));
@@ -162,7 +162,7 @@ export class Timeline {
     return {
       grid: { left: narrow ? 92 : 150, right: many ? 34 : 12, top: TOP, bottom: AROUND - TOP },
       tooltip: tip(colour, ({ data }) => [names[data.value[0]], [
-        [data.itemStyle.color, data.what ? `${data.activity}: ${data.what}` : named(data.activity), seconds(data.value[2] - data.value[1])],
+        [data.itemStyle.color, data.what ? `${data.activity}: ${data.what}` : data.activity, seconds(data.value[2] - data.value[1])],
         [null, "from", moment(data.value[1], (until - from) / 1000)], [null, "until", moment(data.value[2], (until - from) / 1000)],
       ]], { trigger: "item" }),
       dataZoom: [
