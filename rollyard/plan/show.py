@@ -71,7 +71,9 @@ def _rows(summary: Summary) -> list[tuple[str, RenderableType]]:
         *([("lost", Text(f"{summary.lost} times an engine", "bold red"))] * bool(summary.lost)),
     ]
     if (cost := summary.cost) is not None:
-        rows.append(("cost", f"{digits(cost.step)} a step, {digits(cost.run)} the run, {digits(cost.million_tokens)} a million tokens"))
+        rows.append(
+            ("cost", f"{digits(cost.step)} a step, {digits(cost.run)} the run, {digits(cost.million_tokens)} a million tokens")
+        )
     return [*rows, ("ended", Text(summary.ended, "bold red" if summary.failed else ""))]
 
 
