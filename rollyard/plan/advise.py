@@ -12,7 +12,7 @@ from rollyard.errors import ConfigError
 from rollyard.layers import value
 from rollyard.plan.bounds import Estimate, Yard, groups_needed
 from rollyard.plan.check import check_scenario, refusal
-from rollyard.plan.costs import Costs, fewer_pages, priced, shape_for
+from rollyard.plan.costs import Costs, fewer_pages, formats_of, priced, shape_for
 from rollyard.plan.measured import device_of
 from rollyard.plan.sample import Sample, sample_of
 from rollyard.plan.scenario import Scenario
@@ -177,7 +177,7 @@ class Planner:
     def fitting(self) -> Mapping[Point, Costs]:
         """What can be, and what everything takes then. Raises ConfigError when nothing is left to choose from."""
         self.shape = shape_for(self.space.base)
-        self.hardware = device_of(self.space.base.cluster, self.space.base.model.dtype)
+        self.hardware = device_of(self.space.base.cluster, formats_of(self.space.base))
         points = list(self.space.points())
         if not points:
             problem = f"no placement has room for what is fixed on {self.space.gpus} devices"

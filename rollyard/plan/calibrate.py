@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any, Final
 
 from rollyard.errors import ConfigError
-from rollyard.plan.costs import Costs, priced, shape_for
+from rollyard.plan.costs import Costs, formats_of, priced, shape_for
 from rollyard.plan.finished import WHERE, FinishedRun, read_finished
 from rollyard.plan.fit import Fit, least_squares, middle
 from rollyard.plan.hardware import CPU, HARDWARE
@@ -150,7 +150,7 @@ class _Fitting:
 
     def _priced(self, options: dict[str, float | bool | str]) -> Costs:
         scenario = with_values(self._scenario, options)
-        return priced(scenario, self._shape, device_of(scenario.cluster, scenario.model.dtype))
+        return priced(scenario, self._shape, device_of(scenario.cluster, formats_of(scenario)))
 
     def _quietness(self) -> float:
         """Share of its time in which who wanted a processor had one, where processor time was measured: 1 on an idle machine."""

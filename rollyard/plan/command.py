@@ -241,20 +241,24 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     Raises:
         ConfigError: the trace cannot be read, or the model does not fit on the devices.
     """
+    from rollyard.plan.cautions import cautions
     from rollyard.plan.costs import costs_of, fewer_pages
 
     scenario, notes = resolved.config, list[str]()
+    costs = costs_of(scenario)
     if why := obstacle(scenario):
         notes.append(f"this version of Rollyard could not run it as it is: {why}")
     notes += _notes_of_devices(resolved)
     if resolved.origins[PROMPTS] == ROOM:
         told = f"prompts of {scenario.workload.prompt_tokens:,} tokens, which is what the window leaves"
         notes.append(f"{told}: give --workload.prompt_tokens for others")
-    if resolved.origins["model.dtype"] == "default" and scenario.cluster.hardware != CPU:
-        notes.append(f"parameters are {scenario.model.dtype}, as nothing else is said: give --model.dtype bfloat16 for 16 bits")
+    if slow := _slow(resolved):
+        notes.append(f"arithmetic is in float32, as nothing else is said: give {' and '.join(slow)} for 16 bits")
+    said = [name for name, origin in resolved.origins.items() if origin != "default"]
+    notes += cautions(scenario, costs.shape, costs.devices, said)
     if resolved.origins[TRANSPORT] == NODES:
         notes.append("on several nodes what travels goes by broadcast: give --weights.transport for another")
-    if pages := fewer_pages(costs_of(scenario), scenario):
+    if pages := fewer_pages(costs, scenario):
         told = f"an engine has {pages:,} pages, as many as memory has room for, which is not every slot at its longest"
         notes.append(f"{told}: a run needs --engine.pages {pages}")
     if scenario.workload.trace:
@@ -264,6 +268,15 @@ def notes_of(resolved: Resolved[Scenario]) -> list[str]:
     if line := note_of(unheeded(scenario, resolved.origins)):
         notes.append(line)
     return notes
+
+
+def _slow(resolved: Resolved[Scenario]) -> list[str]:
+    """Options that would have devices other than a CPU multiply in 16 bits, where nothing is said of any format."""
+    scenario = resolved.config
+    if scenario.cluster.hardware == CPU or resolved.origins["model.dtype"] != "default":
+        return []
+    ways = ("train.precision", "engine.dtype")
+    return [f"--{name} bfloat16" for name in ways if value(scenario, name) == "model"]
 
 
 def _notes_of_devices(resolved: Resolved[Scenario]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from rollyard.plan.measured import device_of
 from rollyard.plan.memory import Memory, Sizes, generating, room, training, wanted_of
 from rollyard.plan.models import shape_of
 from rollyard.plan.moving import Moving, Weights, handoff_s, moving, stored_s
+from rollyard.plan.passes import passes_of
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.shape import WHERE, Shape
 from rollyard.plan.trace import prompts_of
@@ -96,7 +97,7 @@ def costs_of(scenario: Scenario) -> Costs:
         ConfigError: the model or the kind of device is not known, or does not fit; with the numbers.
     """
     shape = shape_for(scenario)
-    return priced(scenario, shape, device_of(scenario.cluster, scenario.model.dtype))
+    return priced(scenario, shape, device_of(scenario.cluster, formats_of(scenario)))
 
 
 def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
@@ -114,10 +115,18 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
     own = sizes.number if sizes.trained == shape.parameters else 0  # an adapter is among its state
     each = own + sizes.state - sizes.number  # all but the gradient
     kept = sizes.trained * each
-    passes = costs.logprob_passes + (scenario.train.kl > 0)  # that of the policy that the run began with
-    learnt = costs.model_copy(update={"logprob_passes": passes})
     learning = TrainingCosts(
-        shape, devices, learnt, sizes.train, sizes.trained, sizes.number, each, scenario.train.minibatches, budget
+        shape=shape,
+        devices=devices,
+        costs=costs,
+        item=sizes.train,
+        product=sizes.product,
+        trained=sizes.trained,
+        number=sizes.number,
+        kept=each,
+        minibatches=scenario.train.minibatches,
+        budget=budget,
+        passes=passes_of(scenario),
     )
     swapped = offloaded_s(scenario, shape, devices, sizes)
     return Costs(
@@ -139,14 +148,42 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
     )
 
 
+def formats_of(scenario: Scenario) -> tuple[str, ...]:
+    """Number formats that training, and engines, multiply in."""
+    return product_of(scenario), _engine_format(scenario)
+
+
+def product_of(scenario: Scenario) -> str:
+    """Number format of training's matrix products, whatever parameters are stored in."""
+    return "bfloat16" if scenario.train.precision == "bfloat16" else scenario.model.dtype
+
+
+def _engine_format(scenario: Scenario) -> str:
+    return scenario.model.dtype if scenario.engine.dtype == "model" else scenario.engine.dtype
+
+
 def sizes_of(scenario: Scenario, shape: Shape) -> Sizes:
     """Bytes of a parameter here and there."""
-    train = NUMBER_BYTES[scenario.model.dtype]
-    cache = train if scenario.engine.dtype == "model" else NUMBER_BYTES[scenario.engine.dtype]
-    engine = scenario.costs.weight_bytes or cache
-    if scenario.weights.what == "lora":
-        return Sizes(train, (2 + MOMENTS) * ADAPTER, engine, cache, adapter_of(scenario, shape), ADAPTER)  # and itself
-    return Sizes(train, scenario.costs.state_bytes or (1 + MOMENTS) * train, engine, cache, shape.parameters, train)
+    train, product, cache = (
+        NUMBER_BYTES[each] for each in (scenario.model.dtype, product_of(scenario), _engine_format(scenario))
+    )
+    engine, lora = scenario.costs.weight_bytes or cache, scenario.weights.what == "lora"
+    # Our own engine keeps what it merges adapters with, or rounds, where no trainer beside it has that.
+    keeps = scenario.engine.kind == "embedded" and scenario.place.apart and scenario.cluster.hardware != CPU
+    base = train if keeps and (lora or cache != train) else 0
+    if lora:  # its reference is the same without it
+        trained, number, reference = adapter_of(scenario, shape), ADAPTER, 0
+        state: float = (2 + MOMENTS) * ADAPTER  # and itself
+    else:
+        trained, number, reference = shape.parameters, train, train if scenario.train.kl else 0
+        state = scenario.costs.state_bytes or (1 + MOMENTS) * train
+    sent = trained * number if _copies(scenario) else 0
+    return Sizes(train, state, engine, cache, trained, number, product, reference, base, sent)
+
+
+def _copies(scenario: Scenario) -> bool:
+    """Has a device that trains a copy of all that travels? Our own broadcast makes it (`weights.broadcast`)."""
+    return scenario.costs.sent_copy and transport_of(scenario) == "broadcast"
 
 
 def adapter_of(scenario: Scenario, shape: Shape) -> int:
@@ -163,7 +200,8 @@ def adapter_of(scenario: Scenario, shape: Shape) -> int:
 def travelling(scenario: Scenario, shape: Shape, sizes: Sizes) -> Weights:
     """What a sync brings to an engine: parameters as they are trained, what changed of them, or an adapter."""
     if scenario.weights.what == "lora":
-        return Weights(sizes.trained, ADAPTER, sizes.engine)
+        merged = scenario.engine.kind == "embedded"  # with all of the weights, each time
+        return Weights(sizes.trained, ADAPTER, sizes.engine, rewritten=2 * shape.parameters * sizes.train if merged else 0)
     return Weights(shape.parameters, sizes.train, sizes.engine, scenario.costs.changed if scenario.weights.delta else None)
 
 
@@ -171,7 +209,7 @@ def offloaded_s(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes
     """Seconds until what training keeps is out of a device, or in it again; every device has a way of its own."""
     if devices.apart or not scenario.costs.offload:
         return 0.0
-    kept = (shape.parameters * sizes.train + sizes.trained * sizes.state) / devices.copies
+    kept = (shape.parameters * (sizes.train + sizes.reference) + sizes.trained * sizes.state) / devices.copies
     return kept / (devices.hardware.host * scenario.costs.link)
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from rollyard.batch.pack import first_fit
 from rollyard.plan.devices import Devices
+from rollyard.plan.passes import Passes
 from rollyard.plan.scenario import CostsConfig
 from rollyard.plan.shape import Shape
 
@@ -24,23 +25,27 @@ class TrainingCosts:
     """Of all devices that train together.
 
     Args:
-        item: bytes of a parameter.
+        item: bytes of a parameter as it is stored.
+        product: bytes of a number as it is multiplied.
         trained: parameters that are trained: all, or those of an adapter.
         number: bytes of one of these, and of its gradient.
         kept: bytes of one of these that stay from step to step: itself, moments, a finer copy.
         minibatches: optimizer steps on a batch.
         budget: tokens of a micro-batch.
+        passes: forward passes besides, over a batch.
     """
 
     shape: Shape
     devices: Devices
     costs: CostsConfig
     item: int
+    product: int
     trained: int
     number: int
     kept: float
     minibatches: int
     budget: int
+    passes: Passes
 
     def work(self, groups: Iterable[tuple[int, Sequence[int]]]) -> tuple[int, int]:
         """Tokens and pairs of a batch.
@@ -72,7 +77,8 @@ class TrainingCosts:
         backward = forward if self.trained < self.shape.parameters else 2 * forward
         adapter = 6.0 * self.trained * tokens if self.trained < self.shape.parameters else 0.0
         again = forward if self.costs.recompute else 0.0
-        return forward + backward + again + adapter + self.costs.logprob_passes * forward
+        besides = self.passes.bodies * forward + self.passes.heads * 2.0 * self.shape.head * tokens
+        return forward + backward + again + adapter + besides
 
     def batch_s(self, groups: Iterable[tuple[int, Sequence[int]]]) -> float:
         """Seconds of a batch, its sequences packed as `costs.packed` says. Groups as in `work`."""
@@ -98,7 +104,7 @@ class TrainingCosts:
     @property
     def _speed(self) -> float:
         """FLOP/s of all together."""
-        return self.devices.train * self.devices.hardware.flops_in(self.item) * self.costs.train_flops
+        return self.devices.train * self.devices.hardware.flops_in(self.product) * self.costs.train_flops
 
     def train_s(self, tokens: int, pairs: int) -> float:
         """Seconds of a batch: arithmetic or exchange, which overlap, what each micro-batch takes besides, and the optimizer.
@@ -140,16 +146,16 @@ class TrainingCosts:
         """What goes between devices in an optimizer step on so many tokens.
 
         Devices that share one copy (ZeRO stage 3, Rajbhandari et al. 2019, arXiv 1910.02054) gather parameters for each
-        micro-batch, forward and backward, or once with `costs.gather` step; and they give each gradient to whom it belongs:
-        `(n - 1) / n` of the bytes past each, every time. Those that have the same part of several copies sum their gradients:
-        `2 (n - 1) / n` of its bytes.
+        micro-batch, forward, backward and in each pass besides, or once with `costs.gather` step; and they give each gradient to
+        whom it belongs: `(n - 1) / n` of the bytes past each, every time. Those that have the same part of several copies sum
+        their gradients: `2 (n - 1) / n` of its bytes.
         """
         return self._exchange_s(self.microbatches(tokens))
 
     def _exchange_s(self, microbatches: float) -> float:
         devices, gradients = self.devices, self.trained * self.number
         sharing, copies = devices.copies, devices.train / devices.copies
-        passes = 2 * microbatches if self.costs.gather == "microbatch" else 1
+        passes = (2 + self.passes.bodies) * microbatches if self.costs.gather == "microbatch" else 1
         gathered = (sharing - 1) / sharing * (passes * self.shape.parameters * self.item + gradients)
         summed = 2 * (copies - 1) / copies * gradients / sharing
         return (gathered / devices.rate(sharing) + summed / devices.rate(devices.train)) / self.costs.collective

@@ -2,7 +2,8 @@
 
 Activations of training are 34 bytes a token, layer and number of the hidden size in 16-bit formats, attention left out, which is
 never stored; with recomputation a layer's input is kept and one layer at a time is whole (Korthikanti et al. 2022, arXiv
-2205.05198, equation 2 and section 5). Logits are computed in chunks and not counted.
+2205.05198, equation 2 and section 5). Where products have another format than parameters (autocast), what a layer's two norms
+are taken of has that of the parameters. Logits are computed in chunks and not counted.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import Final
 from rollyard.errors import ConfigError
 from rollyard.plan.decoding import cached_bytes
 from rollyard.plan.devices import Devices, devices_of, engine_sizes
+from rollyard.plan.hardware import CPU
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.shape import Shape
 
 LAYER: Final = 17  # numbers a token and hidden number that a layer keeps for its backward pass: 34 bytes of 2
+STREAM: Final = 2  # of these, what its norms are taken of
+PIECE: Final = 1200  # tokens that our own trainer computes at a time on a CPU: train.rows.CACHED_TOKENS
 ALIVE: Final = (
     12  # the same while a layer is only computed: its input, queries, keys, values, both sides of the feed-forward part
 )
@@ -35,6 +39,10 @@ class Sizes:
         cache: of a number of keys and values.
         trained: parameters that have such a state.
         number: of one of these, and of its gradient.
+        product: of a number as it is multiplied in training.
+        reference: of a policy that stays as it was at first, beside that which is trained; 0: there is none.
+        base: as an engine keeps it beside its own: what adapters are merged with, or what is rounded; 0: it keeps none.
+        sent: of all that travels, which the trainer copies to its own device before they travel; 0: it makes no such copy.
     """
 
     train: int
@@ -43,6 +51,10 @@ class Sizes:
     cache: int
     trained: int
     number: int
+    product: int
+    reference: int = 0
+    base: int = 0
+    sent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +67,20 @@ class Memory:
     state: float  # gradients and optimizer
     activations: float
     kv: float = 0.0
+    sent: float = 0.0  # the copy that travels
 
     @property
     def free(self) -> float:
         """Below 0: so much does not fit."""
-        return self.capacity - self.weights - self.state - self.activations - self.kv
+        return self.capacity - self.weights - self.state - self.activations - self.kv - self.sent
 
     def __str__(self) -> str:
-        parts = (("weights", self.weights), ("gradients and optimizer", self.state), ("activations", self.activations))
+        parts = (
+            ("weights", self.weights),
+            ("gradients and optimizer", self.state),
+            ("activations", self.activations),
+            ("a copy that travels", self.sent),
+        )
         told = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts if size)
         return f"{told}, of {self.capacity / 1e9:.1f} GB"
 
@@ -94,10 +112,12 @@ def _empty(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes) -> 
     """A device of an engine that holds no keys and values."""
     engine, size = scenario.engine, devices.tensor_parallel
     capacity = devices.hardware.memory * engine.gpu_memory_utilization
-    weights, state = shape.parameters * sizes.engine / size, 0.0
+    weights, state = shape.parameters * (sizes.engine + sizes.base) / size, 0.0
     if not devices.apart and not scenario.costs.offload:
         state = sizes.state * sizes.trained / devices.copies
-        if sizes.engine != sizes.train or devices.copies != size:  # else it decodes with the trainer's own
+        weights += shape.parameters * sizes.reference / devices.copies
+        # Else it decodes with the trainer's own. Adapters are merged into weights of its own.
+        if sizes.engine != sizes.train or devices.copies != size or scenario.weights.what == "lora":
             weights += shape.parameters * sizes.train / devices.copies
     activations = engine.step_tokens * ALIVE * shape.hidden * sizes.cache / size + engine.slots * shape.vocabulary * LOGIT / size
     return Memory("generation", capacity, weights, state, activations)
@@ -133,14 +153,16 @@ def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, l
     copies = devices.copies
     # Each stage has its part of the layers, and as many micro-batches under way as there are stages (Narayanan et al. 2021).
     shared = devices.ranks * scenario.costs.stages / devices.train
-    tokens = max(scenario.batch.token_budget, longest) * shared
-    kept = 1 + LAYER / shape.layers if scenario.costs.recompute else LAYER
+    tokens = _together(scenario, devices, longest) * shared
+    layer = STREAM * sizes.train + (LAYER - STREAM) * sizes.product
+    kept = shape.layers * sizes.train + layer if scenario.costs.recompute else shape.layers * layer
     found = Memory(
         "training",
         devices.hardware.memory,
-        shape.parameters * sizes.train / copies,
+        shape.parameters * (sizes.train + sizes.reference) / copies,
         sizes.state * sizes.trained / copies,
-        tokens * shape.hidden * shape.layers * kept * sizes.cache,
+        tokens * shape.hidden * kept,
+        sent=sizes.sent,
     )
     if found.free < 0:
         problem = (
@@ -150,9 +172,19 @@ def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, l
         if copies < devices.train:
             remedy += ", with one copy for all (--train.shard true where engines are apart, --costs.state_devices elsewhere)"
         elif found.activations > found.capacity / 2:
-            remedy += ", or use a smaller --batch.token_budget or --costs.recompute true"
+            remedy += ", or use a smaller --batch.token_budget"
+            remedy += "" if scenario.costs.recompute else ", or --costs.recompute true, which our own trainer does not do"
+        if found.sent >= -found.free:
+            remedy += ", or --weights.transport checkpoint, which makes no copy there"
         raise ConfigError(problem, where="place.train", remedy=remedy)
     return found
+
+
+def _together(scenario: Scenario, devices: Devices, longest: int) -> int:
+    """Tokens of which activations are held at a time: of a micro-batch, or of a piece of one."""
+    budget = max(scenario.batch.token_budget, longest)
+    pieces = devices.hardware.name == CPU and not scenario.train.shard
+    return min(budget, max(PIECE, longest)) if pieces else budget
 
 
 def _remedy(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, asked: int) -> str:

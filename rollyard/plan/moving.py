@@ -56,12 +56,14 @@ class Weights:
         item: bytes of one as it travels.
         weight: bytes of one in an engine.
         changed: share that is looked for and sent, each with where it lies; None: all travel as they are.
+        rewritten: bytes that an engine reads and writes besides: an adapter is merged with all weights.
     """
 
     numbers: int
     item: float
     weight: float
     changed: float | None = None
+    rewritten: float = 0.0
 
     @property
     def whole(self) -> float:
@@ -84,7 +86,8 @@ def moving(transport: str, weights: Weights, devices: Devices, costs: CostsConfi
     """
     hardware, tensor_parallel = devices.hardware, devices.tensor_parallel
     # An engine packs, or rounds, its part of what came; a delta is put into what it has.
-    packed = rewritten_s(weights.sent / tensor_parallel, weights.numbers * weights.weight / tensor_parallel, devices)
+    written = weights.numbers * weights.weight + weights.rewritten
+    packed = rewritten_s(weights.sent / tensor_parallel, written / tensor_parallel, devices)
     if transport == "in_place":
         return _in_place(weights, packed, devices, costs)
     sources = devices.copies
@@ -120,7 +123,7 @@ def _in_place(weights: Weights, packed: float, devices: Devices, costs: CostsCon
         part = weights.whole / devices.tensor_parallel
         gathered = part / (devices.rate(devices.copies) * costs.link)
         return Moving(load_s=gathered + packed + costs.barrier_s, bytes=weights.whole)
-    return Moving(load_s=packed if weights.item != weights.weight else 0.0)
+    return Moving(load_s=packed if weights.item != weights.weight or weights.rewritten else 0.0)
 
 
 def handoff_s(state: float, devices: Devices, costs: CostsConfig) -> float:

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +17,9 @@ from rollyard.errors import ConfigError
 from rollyard.layers import presets
 from rollyard.plan.advice import as_json, named, seconds, table
 from rollyard.plan.advise import Choice, Plan, Planner
+from rollyard.plan.cautions import cautions
 from rollyard.plan.command import AddOptions
-from rollyard.plan.costs import costs_of, fewer_pages, shape_for
+from rollyard.plan.costs import costs_of, fewer_pages, formats_of, shape_for
 from rollyard.plan.hardware import CPU
 from rollyard.plan.kinds import FOLDERS, resolve_scenario
 from rollyard.plan.measured import device_of
@@ -32,6 +33,7 @@ from rollyard.plan.split import gpus_of
 from rollyard.watch.screen import Screen
 
 PLAN: Final = "say which placement, split, engines and staleness are best for so many devices, before anything is started"
+DOES: Final = ("generates", "trains")
 WIDE: Final = 200  # columns of a table that goes to a file
 SHORT: Final[Mapping[str, str]] = {  # short names of common options
     "--model": "model.path",
@@ -93,8 +95,9 @@ def plan(given: argparse.Namespace) -> int:
     else:
         shown = Screen()
         Screen(width=None if shown.is_terminal else WIDE).print(table(found, given.gpus))
-    if given.out:
-        console.print(write(found, space, given.out), soft_wrap=True, markup=False, highlight=False)
+    told = cautions_of(space.scenario(found.choices[0].point)) + ([write(found, space, given.out)] if given.out else [])
+    for line in told:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
@@ -120,10 +123,10 @@ def space_of(given: argparse.Namespace) -> Space:
     resolved = resolve_scenario(lambda _: None, preset=given.preset, file=given.costs, overrides=overrides)
     said = {name for name, origin in resolved.origins.items() if origin != "default"}
     pinned = {name for name in said if name not in CHOSEN or not resolved.origins[name].startswith("preset ")}
-    usual = _fitting(resolved.config, said)
+    usual = {name: found for name, found in _fitting(resolved.config, said).items() if name not in said}
     shape = shape_for(resolved.config)
     base = with_options(resolved.config, {**usual, **windowed(resolved.config, shape.window, said)})
-    hardware = device_of(base.cluster, base.model.dtype)
+    hardware = device_of(base.cluster, formats_of(base))
     held = 1
     while held < gpus and shape.parameters * 2 / held > hardware.memory:
         held *= 2
@@ -131,11 +134,18 @@ def space_of(given: argparse.Namespace) -> Space:
     return Space(base, gpus, hardware.node, limit, max(hardware.node, 4 * held), frozenset(pinned))
 
 
-def _fitting(base: Scenario, pinned: set[str]) -> Mapping[str, Any]:
-    """What is usual on such devices."""
-    cpu = base.cluster.hardware == CPU
-    usual = {"model.dtype": "float32" if cpu else "bfloat16", "place.device": "cpu" if cpu else "cuda"}
-    return {name: value for name, value in usual.items() if name not in pinned}
+def _fitting(base: Scenario, said: Collection[str]) -> Mapping[str, Any]:
+    """What is usual on such devices, and what our own trainer does, which is to run it: it keeps activations, and a copy.
+
+    Parameters of 16 bits would lose what small learning rates change: matrices are multiplied in 16 bits, parameters kept in 32.
+    Those under an adapter do not change.
+    """
+    if base.cluster.hardware == CPU:
+        return {"model.dtype": "float32", "place.device": "cpu", "costs.recompute": False}
+    frozen = base.weights.what == "lora"
+    dtype = base.model.dtype if "model.dtype" in said else "bfloat16" if frozen else "float32"
+    usual: dict[str, Any] = {"model.dtype": dtype, "place.device": "cuda", "costs.recompute": False, "costs.sent_copy": True}
+    return usual if dtype == "bfloat16" else usual | {"train.precision": "bfloat16", "engine.dtype": "bfloat16"}
 
 
 def write(found: Plan, space: Space, path: Path) -> str:
@@ -145,7 +155,8 @@ def write(found: Plan, space: Space, path: Path) -> str:
         return f"{path} is not written: none of these can be run by this version of Rollyard"
     number, choice = ready[0]
     scenario = space.scenario(choice.point)
-    if pages := fewer_pages(costs_of(scenario), scenario):
+    costs = costs_of(scenario)
+    if pages := fewer_pages(costs, scenario):
         scenario = with_options(scenario, {"engine.pages": pages})
     config = config_of(scenario).model_copy(update={"forecast": choice.ran.forecast})
     run = f"rollyard run {path}"
@@ -155,6 +166,8 @@ def write(found: Plan, space: Space, path: Path) -> str:
     if not (config.prompts.path or config.prompts.dataset or config.prompts.task):
         run += " --prompts FILE.jsonl --reward FILE.py:function"
     lines = _comment(choice, space)
+    lines += [f"a device that {does} holds {each}" for does, each in zip(DOES, costs.memory, strict=True)]
+    lines += cautions_of(scenario)
     if config.engine.window:
         lines.append(f"engine.window: {config.engine.window:,} tokens of a prompt with its answer at most")
     if not folder:
@@ -162,6 +175,12 @@ def write(found: Plan, space: Space, path: Path) -> str:
     write_file(path, toml_of(config, [*lines, run]).encode())
     told = "" if folder else f"; it cannot be run before model.path is the folder of {config.model.path}"
     return f"{path} is written, with choice {number}{told}; to start it: {run}"
+
+
+def cautions_of(scenario: Scenario) -> list[str]:
+    """What whoever runs it should know of its training, a line each."""
+    costs = costs_of(scenario)
+    return [f"caution: {line}" for line in cautions(scenario, costs.shape, costs.devices)]
 
 
 def _comment(choice: Choice, space: Space) -> list[str]:

@@ -44,7 +44,7 @@ class ClusterConfig(Section):
     node: Natural = Field(0, description="devices of a node (0: as the table says)")
     memory: Rate = Field(0.0, description="bytes that a device holds (0: as the table says; also of what follows)")
     bandwidth: Rate = Field(0.0, description="bytes/s of its memory")
-    flops: Rate = Field(0.0, description="dense operations/s, in model.dtype")
+    flops: Rate = Field(0.0, description="dense operations/s, in whatever format is computed in")
     link: Rate = Field(0.0, description="bytes/s to the others of its node, in one direction")
     nic: Rate = Field(0.0, description="bytes/s to other nodes, in one direction")
     host: Rate = Field(0.0, description="bytes/s to the memory of its machine, in one direction")
@@ -88,7 +88,10 @@ class CostsConfig(Section):
         1e-4, description="seconds that each of a layer's two sums waits where devices of an engine lie on several nodes"
     )
     train_flops: Share = Field(0.35, description="share of peak FLOPs that training reaches")
-    recompute: bool = Field(True, description="activations are computed again backwards: 8 FLOPs a parameter and token, not 6")
+    recompute: bool = Field(
+        True,
+        description="activations are computed again backwards: 8 FLOPs a parameter and token, not 6 (our own trainer keeps them)",
+    )
     weight_bytes: Size = Field(0.0, description="bytes of a parameter in an engine (0: as engine.dtype has it; 1: 8 bits)")
     state_bytes: Size = Field(
         0.0,
@@ -117,7 +120,11 @@ class CostsConfig(Section):
     shared_prompts: bool = Field(
         True, description="training computes a prompt once for its completions, as our own trainer does, not once for each"
     )
-    logprob_passes: Natural = Field(0, description="forward passes over a batch besides, of 2 FLOPs a parameter and token")
+    logprob_passes: Natural = Field(
+        0,
+        description="forward passes over a batch besides, of 2 FLOPs a parameter and token (0: our own trainer's for "
+        "train.correction, of all but the first of train.minibatches)",
+    )
     minibatch_s: Seconds = Field(0.0, description="seconds of an optimizer step besides")
     microbatch_s: Seconds = Field(
         0.0,
@@ -132,6 +139,9 @@ class CostsConfig(Section):
     )
     cards: Count = Field(
         1, description="network cards of a machine that broadcast uses where all is sent to it (1, as ours; a ring of NCCL: all)"
+    )
+    sent_copy: bool = Field(
+        False, description="with broadcast a device that trains holds a copy of all that travels (our own: its first one does)"
     )
     trainer_sends: bool = Field(
         False, description="with broadcast the trainer trains on once weights are there (false: a copy travels, beside its work)"

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+from rollyard.layers import value as value_of
+from rollyard.plan.passes import passes_of
 from rollyard.plan.scenario import Scenario
+from rollyard.plan.space import with_options
 from rollyard.worker import trains_here, transport_of
 
+USUAL: Final = Scenario()
 SILENT: Final = ("default", "preset")  # origins of what nobody set: a preset of runs has a lot that is for runs
 
 
@@ -53,8 +58,10 @@ def _swaps(scenario: Scenario) -> bool:
     return scenario.place.placement == "swap" and scenario.weights.transport != "broadcast"
 
 
-def _probing(scenario: Scenario) -> bool:
-    return scenario.costs.probe_s + scenario.costs.evidence_s > 0
+def _passes_alike(option: str, scenario: Scenario) -> bool:
+    """Does training pass over a batch as often as without it?"""
+    usual = with_options(scenario, {option: value_of(USUAL, option)})
+    return passes_of(scenario) == passes_of(usual)
 
 
 RULES: Final = (
@@ -68,15 +75,21 @@ RULES: Final = (
     Rule("lengths are drawn, and no token", _of("rollout", "temperature top_p top_k stop")),
     Rule("rewards are not modelled", ("reward", *_of("rollout", "filter refills min_scored give_up_after"))),
     Rule("no environment plays", ("environment",)),
-    Rule("advantages are not computed", _of("advantage", "kind std eps gamma lam")),
+    Rule("advantages are not computed", ("advantage.kind",), partial(_passes_alike, "advantage.kind")),
+    Rule("advantages are not computed", _of("advantage", "std eps gamma lam")),
     Rule(
         "training is priced by costs, not computed",
         _of(
             "train",
-            "lr betas eps weight_decay warmup_steps loss clip_low clip_high correction correction_level correction_cap "
-            "correction_floor kl_kind value_lr value_clip value_body max_grad_norm adapter extra precision aggregation",
+            "lr betas eps weight_decay warmup_steps clip_low clip_high correction_cap correction_floor kl_kind value_lr "
+            "value_clip value_body max_grad_norm adapter extra aggregation",
         ),
     ),
+    *(
+        Rule("training makes no other passes for it", (name,), partial(_passes_alike, name))
+        for name in ("train.loss", "train.correction", "train.correction_level")
+    ),
+    Rule("parameters are in that format", ("train.precision",), lambda scenario: scenario.model.dtype == "bfloat16"),
     Rule("nothing is late", ("train.limit_s", "weights.limit_s", "engine.start_s", "exchange.limit_s")),
     Rule("two jobs are simulated as one", ("exchange.folder",), lambda scenario: not scenario.place.apart),
     Rule("only how weights go hangs on it", ("place.nodes",), lambda scenario: not _chosen(scenario)),
@@ -102,7 +115,7 @@ RULES: Final = (
     Rule("all numbers travel", ("costs.changed",), lambda scenario: not scenario.weights.delta),
     Rule(
         "weights are not broadcast",
-        _of("costs", "parts cards trainer_sends"),
+        _of("costs", "parts cards trainer_sends sent_copy"),
         lambda scenario: transport_of(scenario) != "broadcast",
     ),
     Rule("each device is sent its part by its own card", ("costs.cards",), lambda scenario: scenario.costs.parts),
@@ -128,7 +141,7 @@ def unheeded(scenario: Scenario, origins: Mapping[str, str]) -> Mapping[str, str
         origins: of every option, by dotted name.
     """
     found: dict[str, str] = {}
-    usual = _leaves(Scenario().model_dump())
+    usual = _leaves(USUAL.model_dump())
     for name, value in _leaves(scenario.model_dump()).items():
         if value == usual[name] or origins[name].split()[0] in SILENT:
             continue

@@ -79,8 +79,31 @@ def test_on_several_nodes_weights_go_by_broadcast_and_that_is_told(capsys: pytes
 
 def test_a_number_format_that_nobody_named_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("simulate", "--model", "qwen2.5-1.5b", "--steps", 1, "--gpus", "4xH100")
-    assert any("parameters are float32" in each for each in summary(capsys, *asked)["notes"])
+    told = "arithmetic is in float32, as nothing else is said: give --train.precision bfloat16 and --engine.dtype bfloat16 for 16"
+    assert any(each.startswith(told) for each in summary(capsys, *asked)["notes"])
+    (half,) = (each for each in summary(capsys, *asked, "--train.precision", "bfloat16")["notes"] if "float" in each)
+    assert "give --engine.dtype bfloat16 for" in half
     assert not any("float" in each for each in summary(capsys, *asked, "--model.dtype", "float32")["notes"])
+
+
+def test_what_small_steps_do_to_parameters_of_16_bits_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not of an adapter, whose own numbers are float32, nor where training is said to keep a finer copy."""
+    asked = ("simulate", "--model", "qwen2.5-1.5b", "--steps", 1, "--gpus", "4xH100", "--model.dtype", "bfloat16")
+    assert any("with no finer copy" in each for each in summary(capsys, *asked)["notes"])
+    for other in (("--weights.what", "lora"), ("--costs.state_bytes", 16)):
+        assert not any("finer copy" in each for each in summary(capsys, *asked, *other)["notes"])
+
+
+def test_a_run_whose_activations_do_not_fit_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Our own trainer keeps them: 38 bytes a token, layer and hidden number beside parameters of 32 bits; 64 layers of 5,120."""
+    (tmp_path / "run.toml").write_text('[train]\nshard = true\nprecision = "bfloat16"\n[weights]\ntransport = "checkpoint"')
+    asked = ("simulate", tmp_path / "run.toml", "--model", "qwen2.5-32b", "--gpus", "24xH100", "--placement", "separate")
+    more = ("--engine.tensor_parallel_size", 4, "--engine.kind", "vllm", "--engine.dtype", "bfloat16", "--steps", 1)
+    kept = 8192 * 5120 * 64 * 38 / 1e9
+    (told,) = (each for each in summary(capsys, *asked, *more)["notes"] if "activations" in each)
+    assert told.startswith("our own trainer keeps activations") and f"activations {kept:.1f} GB, of 80.0 GB" in told
+    for other in (("--costs.recompute", "true"), ("--batch.token_budget", 1024)):  # another trainer is said to train
+        assert not any("activations" in each for each in summary(capsys, *asked, *more, *other)["notes"])
 
 
 def test_what_is_printed_is_the_same_again_to_the_byte_for_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +153,8 @@ def test_what_a_trace_does_not_say_is_told(capsys: pytest.CaptureFixture[str], t
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     bare = ("simulate", tmp_path / "bare.toml", "--trace", tmp_path / "a.jsonl", "--gpus", 2, "--placement", "separate")
     (tmp_path / "bare.toml").write_text('[model]\npath = "qwen2.5-7b"\ndtype = "bfloat16"\n[run]\nsteps = 2')
-    pages, *notes = summary(capsys, *bare)["notes"]
+    finer, kept, pages, *notes = summary(capsys, *bare)["notes"]
+    assert "no finer copy" in finer and "keeps activations" in kept
     assert pages.startswith("an engine has ") and "a run needs --engine.pages" in pages
     assert notes == [
         "the trace has 5 prompts for at least 64: they come again, in another order",

@@ -14,6 +14,7 @@ from rollyard.errors import ConfigError
 from rollyard.layers import resolve
 from rollyard.model.architecture import Architecture
 from rollyard.plan import plan_command
+from rollyard.plan.scenario import Scenario
 from tests.tiny import tiny_folder
 
 MODEL = "plan --model llama-1b --gpus 2xH100 --max-staleness 1 --top 1"
@@ -35,6 +36,11 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
         section, _, leaf = name.partition(".")
         assert getattr(getattr(config, section), leaf) == value
     assert "simulation" not in err  # how far it is is for a terminal
+    assert (config.model.dtype, config.train.precision, config.engine.dtype) == ("float32", "bfloat16", "bfloat16")
+    assert "caution" not in err
+    held = 1_235_814_400 * 4 / 1e9
+    told = f"# a device that trains holds weights {held:.1f} GB, gradients and optimizer {3 * held:.1f} GB, activations "
+    assert told in path.read_text()
     assert config.forecast.step_s == pytest.approx(best["ran"]["step_s"], rel=1e-3)
 
 
@@ -74,6 +80,55 @@ def test_what_a_preset_sets_is_searched_and_what_the_user_gives_is_not(monkeypat
     assert "place.generate" not in space.pinned and "rollout.max_staleness" not in space.pinned
     assert "train.shard" in space.pinned and "rollout.group_size" in space.pinned
     assert any(point.devices == 128 for point in space.points())
+
+
+def test_parameters_of_16_bits_are_for_who_asks_for_them_and_their_price_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    assert main([*SMALL, *FIXED, "--place.placement", "separate", "--model.dtype", "bfloat16", "--out", str(path)]) == 0
+    told = "caution: parameters and AdamW's moments are bfloat16, with no finer copy"
+    assert told in capsys.readouterr().err and f"# {told}" in path.read_text()
+    config = resolve(file=path, environment={}, overrides={"prompts.task": "sort"}).config
+    assert (config.model.dtype, config.train.precision, config.engine.dtype) == ("bfloat16", "model", "model")
+
+
+def base_of(monkeypatch: pytest.MonkeyPatch, *asked: str) -> Scenario:
+    """What choices have in common."""
+    planner = Mock(side_effect=ConfigError("enough", where="here", remedy="none"))
+    monkeypatch.setattr(plan_command, "Planner", planner)
+    assert main([*SMALL, *asked]) == 2
+    found: Scenario = planner.call_args.args[0].base
+    return found
+
+
+def test_number_formats_are_those_that_training_takes_no_harm_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    def formats(*asked: str) -> tuple[str, str, str]:
+        found = base_of(monkeypatch, *asked)
+        return found.model.dtype, found.train.precision, found.engine.dtype
+
+    assert formats() == formats("--model.dtype", "float32") == ("float32", "bfloat16", "bfloat16")
+    assert formats("--train.precision", "model", "--engine.dtype", "float32") == ("float32", "model", "float32")
+    assert formats("--model.dtype", "bfloat16") == ("bfloat16", "model", "model")
+    assert formats("--weights.what", "lora") == ("bfloat16", "model", "model")  # what is trained is float32 anyway
+    assert formats("--gpus", "2xcpu", "--cluster.flops", "1e11", "--cluster.bandwidth", "1e10") == ("float32", "model", "model")
+
+
+def test_memory_is_that_of_the_trainer_that_runs_what_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """4 bytes of a parameter and 12 of its state; activations are kept, and so is a copy of what is broadcast."""
+    found = base_of(monkeypatch)
+    assert not found.costs.recompute and found.costs.sent_copy
+    monkeypatch.undo()
+    large = ["--model", "llama-8b", "--place.placement", "separate", "--place.train", "1", "--place.generate", "1"]
+    assert main([*SMALL, *FIXED, *large]) == 2
+    kept = 8192 * 4096 * 32 * (2 * 4 + 15 * 2) / 1e9
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"weights 32.1 GB, gradients and optimizer 96.4 GB, activations {kept:.1f} GB, of 80.0 GB" in told
+    few = ["--gpus", "16xH100", *large[:4], "--place.train", "8", "--place.generate", "8", "--batch.token_budget", "10000"]
+    assert main([*SMALL, *FIXED, *few]) == 2
+    assert "a copy that travels 32.1 GB" in " ".join(capsys.readouterr().err.split())
 
 
 def written(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:

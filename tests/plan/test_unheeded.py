@@ -45,6 +45,10 @@ ROOM: Mapping[str, Mapping[str, object]] = {
     "rollout.on_stale": UNEVEN,
     "rollout.retries": LOST | {"place.restarts": 50},
     "place.restarts": LOST | {"rollout.retries": 50},
+    "advantage.kind": ALONE,
+    "train.loss": ALONE | {"train.minibatches": 2},
+    "train.correction": ALONE | {"train.minibatches": 2},
+    "train.correction_level": ALONE,
     "advantage.overlong": ALONE | {"workload.mean_tokens": 40.0},
     "train.kl": ALONE,
     "train.minibatches": {"rollout.groups_per_step": 4},
@@ -60,6 +64,7 @@ ROOM: Mapping[str, Mapping[str, object]] = {
     "cluster.nic": {"weights.transport": "broadcast", "cluster.node": 2},
     "costs.cards": {"weights.transport": "broadcast", "cluster.node": 2},
     "cluster.host": {"weights.transport": "shared_memory"},
+    "costs.sent_copy": {"weights.transport": "broadcast"},
     "costs.trainer_sends": {"weights.transport": "broadcast", "cluster.node": 2, "cluster.nic": 1e8},
     "costs.state_bytes": SHARED,
     "costs.gather": SHARED | {"cluster.link": 1e9},
@@ -82,6 +87,8 @@ VALUES: Mapping[str, object] = {
     "cluster.nic": 1e8,
     "cluster.host": 1e8,
     "train.minibatches": 2,
+    "train.loss": "gspo",
+    "advantage.kind": "gae",
     "engine.dtype": "bfloat16",
     "costs.decode_flops": 0.001,
     "costs.state_devices": 2,
@@ -157,6 +164,23 @@ def test_an_option_changes_something_or_is_refused_or_told(name: str, kind: Any,
         assert name in note_of(told)
     else:
         assert outcome != comes_to(base), f"{name} = {value!r} changes nothing, and nobody is told"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "beside"),
+    [
+        ("train.loss", "cispo", {"train.minibatches": 2}),
+        ("train.loss", "gspo", {}),  # of one step: each token is compared with itself
+        ("train.correction", "none", {}),
+        ("train.correction", "none", {"train.minibatches": 2, "costs.logprob_passes": 1}),  # another trainer's are said
+        ("advantage.kind", "rloo", {}),
+        ("train.precision", "bfloat16", {"model.dtype": "bfloat16"}),
+    ],
+)
+def test_what_passes_as_often_and_multiplies_as_before_is_told(name: str, value: str, beside: dict[str, object]) -> None:
+    found = resolved(BASE | ALONE | beside | {name: value})
+    assert name in unheeded(found.config, found.origins)
+    assert comes_to(BASE | ALONE | beside | {name: value}) == comes_to(BASE | ALONE | beside)
 
 
 def test_one_line_says_what_a_user_set_in_vain(capsys: pytest.CaptureFixture[str]) -> None:
