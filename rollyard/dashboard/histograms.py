@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from rollyard.dashboard.told import Bars, Histograms, Lags
+from rollyard.errors import JournalError
 from rollyard.inspect.source import Source
 
 BARS: Final = 40  # at most
@@ -24,6 +27,19 @@ def histograms(source: Source, stale: Mapping[int, int]) -> Histograms:
         (value, count) for value, count in source.rows(REWARDS.format(groups=source.of_groups("v"))) if math.isfinite(value)
     ]
     return Histograms(whole_bars(lengths), lags(stale), bars(rewards))
+
+
+def told_lengths(path: Path) -> Bars:
+    """Of a simulated run, which leaves them; nothing where it is not there. Raises JournalError where it is damaged."""
+    if not path.exists():
+        return Bars()
+    try:
+        found = json.loads(path.read_bytes())
+        return whole_bars(
+            [(int(tokens), int(often)) for tokens, often in zip(found["tokens"], found["completions"], strict=True)]
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise JournalError(f"{path} is damaged: {error}") from None
 
 
 def lags(stale: Mapping[int, int]) -> Lags:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 from rollyard.dashboard import lists
 from rollyard.dashboard.feed import Feed
 from rollyard.dashboard.figures import figures
-from rollyard.dashboard.histograms import histograms, lags
+from rollyard.dashboard.histograms import histograms, lags, told_lengths
 from rollyard.dashboard.options import shown
 from rollyard.dashboard.overview import overview
 from rollyard.dashboard.state import State, going, state_of
@@ -170,7 +170,7 @@ class Shown:
     def _histograms(self) -> Histograms:
         stale = self._overview().staleness
         if not self.folder.journal.exists():
-            return Histograms(staleness=lags(stale))
+            return Histograms(lengths=told_lengths(self.folder.lengths), staleness=lags(stale))
         with Source(self.folder) as source:
             return histograms(source, stale)
 
@@ -202,7 +202,7 @@ class Shown:
         """Another one once what the run has written is another."""
         folder = self.folder
         log = folder.journal.with_name(folder.journal.name + LOG)
-        files = (folder.journal, log, folder.metrics, folder.report, folder.config, folder.scenario)
+        files = (folder.journal, log, folder.metrics, folder.report, folder.config, folder.scenario, folder.lengths)
         return (goes_on(folder), *map(_stamp, files))
 
     def _same(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:

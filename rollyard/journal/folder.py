@@ -20,7 +20,7 @@ from rollyard.errors import ConfigError
 CONFIG, METRICS, JOURNAL, CHECKPOINTS = "config.toml", "metrics.jsonl", "journal.sqlite", "checkpoints"
 REPORT, TRACE, BEGAN = "report.json", "trace.json", "began.json"
 TIMELINE = "timeline.json"
-SCENARIO, PICTURE = "scenario.toml", "timeline.svg"  # of a run that was simulated
+SCENARIO, PICTURE, LENGTHS = "scenario.toml", "timeline.svg", "lengths.json"  # of a run that was simulated
 SCRATCH = ("weights", "canary")  # what travels to engines by the disk; it is of no use to the next life
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 NAMED = re.compile(r"step-(\d+)(?:-life-(\d+))?")
@@ -68,6 +68,11 @@ class RunFolder:
     def scenario(self) -> Path:
         """Only a run that was simulated has it."""
         return self.path / SCENARIO
+
+    @property
+    def lengths(self) -> Path:
+        """How often a completion had so many tokens. Only a run that was simulated has it: of others the journal says it."""
+        return self.path / LENGTHS
 
     def checkpoint(self, step: int, life: int = 0) -> Path:
         """Of a version that this life of the run made. Another life may make that step again: the two are never confused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import tomli_w
 from rollyard.durable import is_full, make_folder, remove_folder
 from rollyard.durable import write_folder as write_whole
 from rollyard.errors import ConfigError
-from rollyard.journal.folder import METRICS, PICTURE, REPORT, SCENARIO, TRACE
+from rollyard.journal.folder import LENGTHS, METRICS, PICTURE, REPORT, SCENARIO, TRACE
 from rollyard.plan.outcome import Outcome
 from rollyard.plan.scenario import Scenario
 from rollyard.watch.picture import picture
@@ -79,6 +80,8 @@ def write_folder(outcome: Outcome, scenario: Scenario, folder: Path) -> None:
         (draft / SCENARIO).write_text(tomli_w.dumps(scenario.model_dump(mode="json")), encoding="utf-8")
         outcome.report.write(draft / REPORT)
         (draft / METRICS).write_text("".join(line(row) for row in outcome.metrics), encoding="utf-8")
+        lengths = {"tokens": sorted(outcome.lengths), "completions": [outcome.lengths[each] for each in sorted(outcome.lengths)]}
+        (draft / LENGTHS).write_text(json.dumps(lengths), encoding="utf-8")
         write_trace(draft / TRACE, outcome.traced)
         (draft / PICTURE).write_text(picture(outcome.report.name, outcome.traced), encoding="utf-8")
         if folder.is_dir():

@@ -43,6 +43,11 @@ class Outcome(Protocol):
         """What every device did."""
         ...
 
+    @property
+    def lengths(self) -> Mapping[int, int]:
+        """Completions that finished, by their tokens."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:

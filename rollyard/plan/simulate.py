@@ -42,6 +42,7 @@ class Simulated:
     metrics: tuple[Mapping[str, object], ...]
     traced: Traced
     events: int  # that the conductor was told
+    lengths: Mapping[int, int]  # completions that finished, by their tokens
     failures: str = ""  # of nodes, how many there were and were to be expected
 
 
@@ -105,17 +106,18 @@ class Play:
         self.clock = clock = Clock()
         self._timeline = Timeline(lambda: clock.nanoseconds)
         placement = config.place.placement
-        builder = ReportBuilder(
+        self._builder = ReportBuilder(
             name=config.run.name,
             model=config.model.path or f"base policy of {config.prompts.task}",
             placement=placement,
             engine=config.engine.kind,
             transport=worker.transport_of(config),
             simulated=True,
+            judged=stations.judged,
         )
         self._rows = Rows()
         batch = config.rollout.groups_per_step * config.rollout.group_size
-        self._recorder = Recorder(Unkept(), builder, (self._rows,), QuietView(), self._timeline, batch)
+        self._recorder = Recorder(Unkept(), self._builder, (self._rows,), QuietView(), self._timeline, batch)
         if not followed:
             self._recorder.accounts.requests = Requests(0)
         policy = policy_of(config, stations.window)
@@ -142,9 +144,8 @@ class Play:
             self._timeline.end()
         report = self._report()
         traced = self._recorder.accounts.traced()
-        return Simulated(
-            report, tuple(self._steps_s), tuple(self._rows.rows), traced, self.world.events, self.world.coming.failures
-        )
+        steps_s, rows, world = tuple(self._steps_s), tuple(self._rows.rows), self.world
+        return Simulated(report, steps_s, rows, traced, world.events, self._builder.lengths, world.coming.failures)
 
     def _report(self) -> Report:
         conductor = self.world.conductor

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapreplace
+from math import nan
 from typing import Any, Protocol
 
 from rollyard import events as ev
@@ -37,6 +38,11 @@ from rollyard.watch.timeline import Phase, Timeline
 
 Heard = Callable[[float, Sequence[ev.Event], Sequence[ev.Instruction]], None]
 TRAINERS = "trainer"  # all of them, which are busy at the same time
+
+
+def unlearnt(step: int, tokens: int) -> TrainStats:
+    """Of a step in which nothing is learnt: what it would come to is not known, and its metrics say so."""
+    return TrainStats(step, nan, nan, nan, tokens, nan, nan, nan, nan, nan, nan, nan, nan, nan)
 
 
 class Takes(Links, Protocol):
@@ -74,6 +80,7 @@ class Stations:
         failures: of nodes that have engines.
         machine: what the driver works on.
         held_out: prompts that are evaluated with.
+        judged: verdicts say something.
     """
 
     engines: int
@@ -88,6 +95,7 @@ class Stations:
     failures: Failures = NONE
     machine: Machine = IDLE
     held_out: tuple[Prompt, ...] = ()
+    judged: bool = False
 
 
 class World:
@@ -377,7 +385,7 @@ class World:
                 spans.add(Activity.TRAIN, begin, self._clock.nanoseconds, "step")
             tokens = sum(len(done.completion.token_ids) for group in batch for done in group.rollouts)
             version = WeightVersion(told.step + 1)
-            self._trained = told.groups, TrainStats(version.step, 0.0, 0.0, 0.0, tokens, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+            self._trained = told.groups, unlearnt(version.step, tokens)
             self._learned = told.half
             self._stations.learnt(version.step)
             self.post(ev.BatchTrained(version))

@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, hypot, isfinite, sqrt
+from typing import Final
 
 from rollyard.types import FinishReason, Group, Rollout
+
+UNSCORED: Final = "unscored"  # members without a verdict
 
 
 def has_verdict(rollout: Rollout) -> bool:
@@ -136,7 +139,7 @@ def of_rewards(groups: Sequence[Group]) -> Iterator[tuple[str, object]]:
     yield "reward_std", whole.std
     yield "flat_groups", whole.flat
     yield "flat_share", whole.flat_share
-    yield "unscored", sum(not has_verdict(rollout) for group in groups for rollout in group.rollouts)
+    yield UNSCORED, sum(not has_verdict(rollout) for group in groups for rollout in group.rollouts)
     for name in part_names(groups):
         found = RewardStats.part(groups, name)
         yield f"reward/{name}/mean", found.mean

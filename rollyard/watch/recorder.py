@@ -178,7 +178,7 @@ class Recorder:
         tokens = self._builder.generation_tokens
         fresh = dict(Counter(dropped) - Counter(self._dropped_before))
         seconds, written = now.since(self._before), tokens - self._tokens_before
-        step = Step(version.step, version, groups, train, seconds, written, fresh, self._unchanged)
+        step = Step(version.step, version, groups, train, seconds, written, fresh, self._unchanged, self._builder.judged)
         self._before, self._tokens_before, self._dropped_before = now, tokens, dict(dropped)
         self._rewards.append(step.reward_mean)
         self._curve.append(step.reward_mean)
@@ -233,6 +233,8 @@ class Recorder:
         tokens: int,
     ) -> None:
         """Held-out prompts were judged. `parts`: the means of the rewards by name. `tokens`: sampled for it."""
+        if not self._builder.judged:
+            mean_reward, parts = None, {}
         self._evaluations.append(mean_reward)
         self._eta.evaluated(self._timeline.seconds().eval_s)
         self._evaluated = version

@@ -234,12 +234,22 @@ class ReportBuilder:
     Args:
         name, model, placement, engine, transport, objective: what the report calls them.
         simulated: nothing of it happens.
+        judged: its rewards say something; those of most simulated runs do not.
     """
 
     def __init__(
-        self, *, name: str, model: str, placement: str, engine: str, transport: str, objective: str = "", simulated: bool = False
+        self,
+        *,
+        name: str,
+        model: str,
+        placement: str,
+        engine: str,
+        transport: str,
+        objective: str = "",
+        simulated: bool = False,
+        judged: bool = True,
     ) -> None:
-        self._simulated = simulated
+        self._simulated, self.judged = simulated, judged
         self._names = {"name": name, "model": model, "placement": placement, "engine": engine, "objective": objective}
         self._transport = transport
         self._bytes_copied = 0
@@ -369,6 +379,11 @@ class ReportBuilder:
 
     def add_probe(self, verdict: str) -> None:
         self._probes[str(verdict)] = self._probes.get(verdict, 0) + 1
+
+    @property
+    def lengths(self) -> Mapping[int, int]:
+        """Completions that finished, by their tokens."""
+        return self._lengths.tokens
 
     @property
     def reward_ends(self) -> tuple[float | None, float | None]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import isnan
 
 from rollyard.types import Group, TrainStats, WeightVersion
-from rollyard.watch.metrics import RewardStats, of_lengths, of_rewards
+from rollyard.watch.metrics import UNSCORED, RewardStats, of_lengths, of_rewards
 from rollyard.watch.timeline import PhaseSeconds
 
 
@@ -26,11 +26,12 @@ class Step:
     tokens: int  # sampled for rollouts during this step, whatever became of them
     dropped: Mapping[str, int]  # prompts dropped during this step, by reason
     unchanged: float | None = None  # share of the weights' numbers that the version sent last did not change (weights.delta)
+    judged: bool = True  # False: rewards say nothing, since they are not modelled
 
     @property
     def reward_mean(self) -> float | None:
-        """Over the members that have a verdict; None when no member has one."""
-        return RewardStats.whole(self.groups).mean
+        """Over the members that have a verdict; None when no member has one, or rewards are not modelled."""
+        return RewardStats.whole(self.groups).mean if self.judged else None
 
     @property
     def seconds(self) -> float:
@@ -51,10 +52,11 @@ class Step:
         """A flat record for sinks. Times in seconds; docs/metrics.md defines each."""
         told = {name: value for name, value in asdict(self.train).items() if name != "step"}
         train = {f"train/{name}": None if value is not None and isnan(value) else value for name, value in told.items()}
+        rewards = {name: value if self.judged or name == UNSCORED else None for name, value in of_rewards(self.groups)}
         return {
             "step": self.step,
             "incarnation": self.version.incarnation,
-            **dict(of_rewards(self.groups)),
+            **rewards,
             "groups": len(self.groups),
             **dict(of_lengths(self.groups)),
             "tokens": self.tokens,

@@ -238,7 +238,7 @@ def simulated(case: Case, scratch: Path) -> Side:
         side.steps.append((now, list(events), list(instructions)))
 
     source = Source(case.prompts)
-    models = Modelled(case.several, make, times, source, verdict, case.workers, WINDOW, held_out=held_out(case))
+    models = Modelled(case.several, make, times, source, verdict, case.workers, WINDOW, held_out=held_out(case), judged=True)
     play = Play(case.config(scratch), models, heard=heard)
     for at, number in case.moments:
         play.clock.at(at, lambda number=number: play.world.lose(f"engine-{number}", LOST))

@@ -20,7 +20,7 @@ from rollyard.plan.simulate import Simulated
 from rollyard.watch.read import read_report
 from tests.plan.sides import Case, simulated
 
-FILES = ["metrics.jsonl", "report.json", "scenario.toml", "timeline.svg", "trace.json"]
+FILES = ["lengths.json", "metrics.jsonl", "report.json", "scenario.toml", "timeline.svg", "trace.json"]
 
 
 def play(scratch: Path) -> tuple[Simulated, Scenario]:
