@@ -118,8 +118,7 @@ class Play:
         self._rows = Rows()
         batch = config.rollout.groups_per_step * config.rollout.group_size
         self._recorder = Recorder(Unkept(), self._builder, (self._rows,), QuietView(), self._timeline, batch)
-        if not followed:
-            self._recorder.accounts.requests = Requests(0)
+        self._recorder.accounts.requests = Requests(judged=stations.judged) if followed else Requests(0)
         policy = policy_of(config, stations.window)
         restarts = config.place.restarts if config.place.apart else 0
         schedule = schedule_of(config, stations.engines, evaluate=bool(stations.held_out), restarts=restarts)

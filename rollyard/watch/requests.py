@@ -144,9 +144,11 @@ class Requests:
 
     Args:
         most: prompts, requests and verdicts that are kept; 0: nobody asks for them.
+        judged: verdicts say something; else only when they came is noted.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MOST, *, judged: bool = True) -> None:
+        self._judged = judged
         self._most, self._every, self._loads_every = most, 1, 1
         self._lives: list[Life] = []
         self._stays: list[Stay] = []
@@ -229,7 +231,7 @@ class Requests:
         batch, self._taken = self._taken, None
         for group in batch.kept:
             if (admitted := self._live.pop(group.id, None)) is not None:
-                found = [reward for reward in group.rewards if reward is not None]
+                found = [reward for reward in group.rewards if reward is not None and self._judged]
                 mean = sum(found) / len(found) if found else None
                 self._lives.append(self._life(group.id, admitted, batch.start_ns, "trained", batch.step, mean))
                 self._left.pop(group.id, None)
@@ -272,7 +274,8 @@ class Requests:
     def _scored(self, event: Scored, now: int) -> None:
         since = self._asked.pop((event.group, event.member), None)
         if since is not None:
-            self._verdicts.append(Judged(event.group, event.member, since, now, event.reward.value))
+            value = event.reward.value if self._judged else None
+            self._verdicts.append(Judged(event.group, event.member, since, now, value))
             self._bound()
 
     # ---------------------------------------------------------------------------------------------- weights

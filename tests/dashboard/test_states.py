@@ -134,6 +134,43 @@ async def test_a_simulated_run_has_numbers_and_a_timeline_and_nothing_to_read(si
     assert "scenario.toml" in {option["from"] for option in told["config"]}
 
 
+async def test_what_a_simulated_run_has_no_model_of_is_absent_and_lengths_are_there(simulated: RunFolder) -> None:
+    async with asking(simulated) as client:
+        told: dict[str, Any] = {path: await answers(client, path) for path in ("overview", "steps", "histograms")}
+        exposed = (await client.get("/metrics")).text
+    seen, steps, lengths = told["overview"], told["steps"], told["histograms"]["lengths"]
+    assert seen["reward"] == {"first": None, "last": None, "mean": None} and seen["eval"]["first"] is None
+    assert told["histograms"]["rewards"]["counts"] == []
+    for name in (
+        "reward_mean",
+        "reward_std",
+        "flat_groups",
+        "flat_share",
+        "train/loss",
+        "train/learning_rate",
+        "train/ratio_p99",
+    ):
+        assert [row[steps["columns"].index(name)] for row in steps["rows"]] == [None] * 3, name
+    assert "rollyard_train_tokens" in exposed
+    for name in ("reward", "flat", "train_loss", "train_entropy", "train_importance", "eval"):
+        assert f"rollyard_{name}" not in exposed
+    report, whole = json.loads(simulated.report.read_text()), json.loads(simulated.lengths.read_text())
+    assert sum(lengths["counts"]) == sum(whole["completions"]) >= 3 * 4 * 4
+    assert (lengths["edges"][0], max(whole["tokens"])) == (min(whole["tokens"]), report["lengths"]["max"])
+
+
+async def test_lengths_that_are_damaged_are_told_and_none_are_none(simulated: RunFolder, tmp_path: Path) -> None:
+    place = tmp_path / "there"
+    shutil.copytree(simulated.path, place)
+    RunFolder(place).lengths.unlink()  # as an earlier version left it
+    async with asking(RunFolder(place)) as client:
+        assert (await answers(client, "histograms"))["lengths"] == {"edges": [], "counts": []}
+        for damaged in ('{"tokens": [1]}', "[]", '{"tokens": [1], "completions": []}', "no JSON"):
+            RunFolder(place).lengths.write_text(damaged)
+            answer = await client.get("/api/histograms")
+            assert answer.status_code == 503 and "lengths.json is damaged" in answer.json()["problem"]
+
+
 async def test_a_folder_with_hardly_anything_in_it(tmp_path: Path) -> None:
     """The run was killed before it had made its journal."""
     (tmp_path / "config.toml").write_text('[run]\nname = "young"\nsteps = 7\n')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from rollyard.layers import resolve_tree
 from rollyard.plan.check import check_scenario
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.simulate import simulate
+from rollyard.watch.metrics import LengthCounts
+from rollyard.watch.report import RewardCurve
 from rollyard.watch.trace import write_trace
 from tests.plan import sides
 from tests.plan.compared import compare
@@ -183,6 +186,24 @@ def test_it_is_the_same_each_time_to_the_byte(placement: str) -> None:
     sent = report.weights.bytes_sent
     assert (sent > 0) == (placement in ("separate", "async")) and sent % max(len(report.versions), 1) == 0
     assert simulate(scenario(placement, run__seed=1)).report.wall_s != report.wall_s
+
+
+def test_what_is_not_modelled_is_absent_and_never_zero() -> None:
+    """Rewards, and what would be learnt. That every completion gets a verdict is modelled."""
+    found = simulate(scenario("async", prompts__held_out=3), followed=True)
+    report = found.report
+    assert report.reward == RewardCurve(None, None, (None,) * 6) and not report.rewards
+    assert (report.eval.first, report.eval.last) == (None, None) and report.eval.samples == 6
+    for row in found.metrics:
+        names = [name for name in row if name.startswith(("reward", "train/")) and row[name] is not None]
+        assert names == ["train/tokens"]
+        assert (row["flat_groups"], row["flat_share"], row["unscored"]) == (None, None, 0)
+    assert sum(report.staleness.values()) == sum(int(str(row["train/tokens"])) for row in found.metrics)
+    followed = found.traced.followed
+    assert followed.verdicts and {verdict.value for verdict in followed.verdicts} == {None}
+    assert {life.reward for life in followed.lives} == {None}
+    lengths = LengthCounts(Counter(found.lengths))
+    assert (lengths.mean, lengths.percentile(95)) == (report.lengths.mean, report.lengths.p95)
 
 
 def test_nodes_fail_and_engines_come_back() -> None:

@@ -14,6 +14,7 @@ export function rewardCurve(run, colour) {
   const mean = steps.column("reward_mean");
   const std = steps.column("reward_std");
   const known = mean.filter((value) => value !== null);
+  if (!known.length) return null; // no step has a verdict, or rewards are not modelled
   const lower = mean.map((value, step) => (value === null || std[step] === null ? null : value - std[step]));
   const width = mean.map((value, step) => (value === null || std[step] === null ? null : 2 * std[step]));
   const parts = steps.names.filter((name) => /^reward\/.+\/mean$/.test(name)).map((name) => name.slice(7, -5));
