@@ -19,15 +19,18 @@ from rollyard.plan.advice import as_json, named, seconds, table
 from rollyard.plan.advise import Choice, Plan, Planner
 from rollyard.plan.cautions import cautions
 from rollyard.plan.command import AddOptions
-from rollyard.plan.costs import costs_of, fewer_pages, formats_of, shape_for
-from rollyard.plan.hardware import CPU
+from rollyard.plan.costs import costs_of, fewer_pages, formats_of, longest_of, shape_for, sizes_of
+from rollyard.plan.devices import devices_of
+from rollyard.plan.hardware import CPU, Hardware
 from rollyard.plan.kinds import FOLDERS, resolve_scenario
 from rollyard.plan.measured import device_of
+from rollyard.plan.memory import training
 from rollyard.plan.models import is_folder
 from rollyard.plan.outcome import OVERLAPS
 from rollyard.plan.ran import ran
 from rollyard.plan.ready import config_of, toml_of, windowed
 from rollyard.plan.scenario import Scenario
+from rollyard.plan.shape import Shape
 from rollyard.plan.space import CHOSEN, Space, with_options
 from rollyard.plan.split import gpus_of
 from rollyard.watch.screen import Screen
@@ -95,7 +98,7 @@ def plan(given: argparse.Namespace) -> int:
     else:
         shown = Screen()
         Screen(width=None if shown.is_terminal else WIDE).print(table(found, given.gpus))
-    told = cautions_of(space.scenario(found.choices[0].point)) + ([write(found, space, given.out)] if given.out else [])
+    told = cautions_of(space.scenario(found.choices[0].point), space) + ([write(found, space, given.out)] if given.out else [])
     for line in told:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     return 0
@@ -131,7 +134,24 @@ def space_of(given: argparse.Namespace) -> Space:
     while held < gpus and shape.parameters * 2 / held > hardware.memory:
         held *= 2
     limit = base.rollout.max_staleness if "rollout.max_staleness" in pinned else given.max_staleness
-    return Space(base, gpus, hardware.node, limit, max(hardware.node, 4 * held), frozenset(pinned))
+    widest, far = max(hardware.node, 4 * held), _far(base, shape, hardware, gpus)
+    return Space(base, gpus, hardware.node, limit, widest, frozenset(pinned), far)
+
+
+def _far(base: Scenario, shape: Shape, hardware: Hardware, gpus: int) -> str:
+    """How weights go from node to node: by the common disk where a copy to broadcast would have no room, though as many devices as
+    there are shared all the rest.
+    """
+    for transport in ("broadcast", "checkpoint"):
+        options = {"place.placement": "separate", "place.generate": 1, "place.train": max(gpus - 1, 1), "train.shard": True}
+        scenario = with_options(base, options | {"weights.transport": transport, "engine.tensor_parallel_size": 1})
+        devices, sizes = devices_of(scenario, hardware), sizes_of(scenario, shape)
+        try:
+            training(scenario, shape, devices, sizes, longest_of(scenario, shape))
+        except ConfigError:
+            continue
+        return transport
+    return "broadcast"  # nothing fits, and that is told
 
 
 def _fitting(base: Scenario, said: Collection[str]) -> Mapping[str, Any]:
@@ -167,7 +187,7 @@ def write(found: Plan, space: Space, path: Path) -> str:
         run += " --prompts FILE.jsonl --reward FILE.py:function"
     lines = _comment(choice, space)
     lines += [f"a device that {does} holds {each}" for does, each in zip(DOES, costs.memory, strict=True)]
-    lines += cautions_of(scenario)
+    lines += cautions_of(scenario, space)
     if config.engine.window:
         lines.append(f"engine.window: {config.engine.window:,} tokens of a prompt with its answer at most")
     if not folder:
@@ -177,10 +197,13 @@ def write(found: Plan, space: Space, path: Path) -> str:
     return f"{path} is written, with choice {number}{told}; to start it: {run}"
 
 
-def cautions_of(scenario: Scenario) -> list[str]:
+def cautions_of(scenario: Scenario, space: Space) -> list[str]:
     """What whoever runs it should know of its training, a line each."""
     costs = costs_of(scenario)
-    return [f"caution: {line}" for line in cautions(scenario, costs.shape, costs.devices)]
+    found = cautions(scenario, costs.shape, costs.devices)
+    if scenario.weights.transport == space.far == "checkpoint" and "weights.transport" not in space.pinned:
+        found.append("weights go by a disk that all nodes share, since a copy to broadcast has no room beside training")
+    return [f"caution: {line}" for line in found]
 
 
 def _comment(choice: Choice, space: Space) -> list[str]:

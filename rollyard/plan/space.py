@@ -95,6 +95,7 @@ class Space:
         staleness: the largest limit that is allowed.
         widest: devices of an engine at most.
         pinned: names of options that the user gave, and that keep the value that `base` has.
+        far: how weights go from node to node.
     """
 
     base: Scenario
@@ -103,6 +104,7 @@ class Space:
     staleness: int
     widest: int
     pinned: Collection[str] = ()
+    far: str = "broadcast"
 
     def points(self) -> Iterator[Point]:
         """All of them, those that memory has no room for included."""
@@ -128,7 +130,7 @@ class Space:
         """What goes with a choice, unless the user says otherwise: engines, how weights travel, where it runs."""
         found: dict[str, Any] = {"engine.kind": "vllm" if point.apart and self.base.cluster.hardware != CPU else "embedded"}
         if point.placement != "colocated" and point.devices > self.node:
-            found["weights.transport"] = "broadcast"
+            found["weights.transport"] = self.far if point.apart else "broadcast"
         if point.slots > self.base.engine.step_tokens:
             found["engine.step_tokens"] = point.slots
         if point.shard and not point.apart:
