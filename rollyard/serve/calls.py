@@ -5,7 +5,6 @@ So the two clients of `client.py`, one that blocks and one that does not, are th
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
@@ -18,7 +17,7 @@ from pydantic import TypeAdapter
 
 from rollyard.caller import Batch, Dropped
 from rollyard.errors import RollyardError
-from rollyard.prompts.given import GivenPrompt, given_of
+from rollyard.prompts.given import GivenPrompt, check_given, given_all
 from rollyard.rollouts import Submitted
 from rollyard.types import Group, WeightVersion
 
@@ -88,8 +87,11 @@ def asked(ask: Ask, until: float = -math.inf) -> Calls[httpx.Response]:
 
 
 def submit(prompts: Sequence[Submitted], key: str, wait_s: float) -> Calls[tuple[int, ...]]:
-    """Submitted once, however often it had to be said."""
-    body = {"prompts": [_prompt(given_of(each)) for each in prompts], "key": key or secrets.token_hex(16)}
+    """Submitted once, however often it had to be said. Raises ConfigError for what is no prompt."""
+    given = given_all(prompts)
+    for number, each in enumerate(given):
+        check_given(number, each)
+    body = {"prompts": [_prompt(each) for each in given], "key": key or secrets.token_hex(16)}
     found = yield from asked(Ask("POST", "/v1/prompts", body), time.monotonic() + wait_s)
     return tuple(found.json()["ids"])
 
@@ -187,10 +189,11 @@ def fail(session: str, problem: str) -> Calls[None]:
 
 
 def _prompt(given: GivenPrompt) -> dict[str, object]:
-    found = {"text": given.text, "messages": given.messages, "token_ids": given.token_ids, "columns": dict(given.columns)}
-    return {
-        name: list(value) if name in ("messages", "token_ids") else value for name, value in found.items() if value is not None
-    }
+    found: dict[str, object] = {"columns": dict(given.columns)}
+    if given.token_ids is not None:
+        return found | {"token_ids": list(given.token_ids)}
+    said = {"text": given.text} if given.messages is None else {"messages": [dict(message) for message in given.messages]}
+    return found | said
 
 
 def _outcome(told: Mapping[str, Any]) -> Group | Dropped:
@@ -206,7 +209,7 @@ def _refused(found: httpx.Response) -> ServiceError:
     try:
         error = found.json()["error"]
         return ServiceError(str(error["message"]), found.status_code, str(error["code"]))
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return ServiceError(f"{found.status_code} {found.reason_phrase}: {found.text[:200]!r}", found.status_code)
 
 

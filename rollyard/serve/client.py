@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import httpx
 
-from rollyard.caller import Batch, Dropped
+from rollyard.caller import Batch, Dropped, numbers_of
 from rollyard.errors import ConfigError
 from rollyard.rollouts import Submitted
 from rollyard.serve import calls
@@ -195,17 +195,18 @@ class Trainer:
 
         Raises ServiceError, also for weights that do not suit; nothing has changed then.
         """
-        tensors, step = tensors_of(weights), self._next
+        tensors, told, step = tensors_of(weights), numbers_of(stats or {}), self._next
         if way == "group":
-            return self._do(
-                lambda lease: calls.publish_group(lease, step, tensors, stats or {}, lambda told: _send(told, tensors))
-            )
-        with _file(tensors, stats or {}) as path:
+            return self._do(lambda lease: calls.publish_group(lease, step, tensors, told, lambda where: _send(where, tensors)))
+        if way != "upload":
+            raise ConfigError(f"weights do not go by {way!r}", where="way", remedy="use upload or group")
+        with _file(tensors, told) as path:
             return self._do(lambda lease: calls.upload(lease, step, path))
 
     def publish_path(self, path: str, stats: Mapping[str, float] | None = None) -> WeightVersion:
         """Publish from a disk that both sides have: a file below the service's serve.weights_folder."""
-        return self._do(lambda lease: calls.publish_file(lease, self._next, path, stats or {}))
+        told = numbers_of(stats or {})
+        return self._do(lambda lease: calls.publish_file(lease, self._next, path, told))
 
     @property
     def _next(self) -> int:
@@ -315,11 +316,12 @@ class AsyncTrainer:
     async def publish(self, weights: Weights, stats: Mapping[str, float] | None = None) -> WeightVersion:
         """Uploaded as a file."""
         tensors = tensors_of(weights)
-        with _file(tensors, stats or {}) as path:
+        with _file(tensors, numbers_of(stats or {})) as path:
             return await self._do(lambda lease: calls.upload(lease, _step(self._batch), path))
 
     async def publish_path(self, path: str, stats: Mapping[str, float] | None = None) -> WeightVersion:
-        return await self._do(lambda lease: calls.publish_file(lease, _step(self._batch), path, stats or {}))
+        told = numbers_of(stats or {})
+        return await self._do(lambda lease: calls.publish_file(lease, _step(self._batch), path, told))
 
 
 # ------------------------------------------------------------------------------------------------------- in common
@@ -365,7 +367,7 @@ def _file(tensors: Mapping[str, Any], stats: Mapping[str, float]) -> Iterator[st
 
     with tempfile.TemporaryDirectory(prefix="rollyard-") as folder:
         path = Path(folder) / "weights.safetensors"
-        save_file(dict(tensors), path, metadata={STATS: json.dumps(dict(stats))})
+        save_file(dict(tensors), path, metadata={STATS: json.dumps(stats)})
         yield str(path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -10,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation, TypeAdapter, ValidationError
 
 from rollyard.caller import Dropped
-from rollyard.prompts.rows import SURROGATE
+from rollyard.texts import not_json
 from rollyard.types import Group
 
 Key = Annotated[str, Field(min_length=1, max_length=200)]
@@ -75,9 +74,8 @@ def given(prompts: Sequence[object]) -> list[GivenPromptRecord]:
             found.append(PROMPT.validate_python(prompt))
         except ValidationError as error:
             raise RequestValidationError([each | {"loc": place + each["loc"]} for each in error.errors()]) from None
-        if SURROGATE.search(json.dumps(found[-1].columns, ensure_ascii=False)):
-            problem = {"type": "value_error", "loc": (*place, "columns"), "msg": "half a character (a lone surrogate) in it"}
-            raise RequestValidationError([problem])
+        if why := not_json(found[-1].columns):
+            raise RequestValidationError([{"type": "value_error", "loc": (*place, "columns"), "msg": f"{why} in it"}])
     return found
 
 

@@ -16,7 +16,7 @@ from rollyard.caller import Batch, Dropped
 from rollyard.episode.stage import Stage
 from rollyard.errors import ConfigError
 from rollyard.layers import resolve_tree
-from rollyard.prompts.given import GivenSource, given_of
+from rollyard.prompts.given import GivenSource, given_all
 from rollyard.rollouts import Status
 from rollyard.serve.app import application
 from rollyard.serve.service import Service
@@ -113,7 +113,7 @@ class Double:
             self.rooms -= 1
 
     async def make(self, prompts: Sequence[Any]) -> tuple[Prompt, ...]:
-        return await asyncio.to_thread(self.source.make, [given_of(each) for each in prompts])
+        return await asyncio.to_thread(self.source.make, given_all(prompts))
 
     def put(self, made: Sequence[Prompt]) -> tuple[int, ...]:
         return self.source.put(made)

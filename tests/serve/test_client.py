@@ -11,6 +11,7 @@ import httpx
 import pytest
 import torch
 
+from rollyard.errors import ConfigError
 from rollyard.prompts.given import GivenPrompt
 from rollyard.serve import calls
 from rollyard.serve.client import AsyncClient, Client, ServiceError, tensors_of
@@ -45,7 +46,9 @@ async def test_a_trainer_elsewhere(tmp_path: Path) -> None:
                 await trainer.renew()
                 with pytest.raises(ServiceError, match="other tensors"):
                     await trainer.publish({"a": WEIGHTS["a"]})
-                version = await trainer.publish(WEIGHTS, {"loss": 0.5})
+                with pytest.raises(ConfigError, match="loss is "):
+                    await trainer.publish(WEIGHTS, {"loss": None})  # type: ignore[dict-item]
+                version = await trainer.publish(WEIGHTS, {"loss": torch.tensor(0.5)})  # type: ignore[dict-item]
                 assert version.step == found.step + 1
                 served.run.batch.put_nowait(batch(1, 7) if found.step == 0 else None)
         assert (await own.status())["trainer"] is None
@@ -56,6 +59,10 @@ async def test_a_trainer_elsewhere(tmp_path: Path) -> None:
                 break
         assert seen == [(1, group(5)), (2, group(6)), (3, group(7))]
         assert [torch.equal(each["weights"]["b"], WEIGHTS["b"]) for each in served.run.published] == [True, True]
+        with pytest.raises(ConfigError, match="prompt 1: its columns are no JSON: nan"):
+            await own.submit(["?", GivenPrompt("?", columns={"x": float("nan")})])
+        with pytest.raises(ConfigError, match="no list of prompts"):
+            await own.submit("?")
         await own.end_of_prompts()
         with pytest.raises(ServiceError, match="ended before"):
             await own.submit(["?"])
