@@ -408,7 +408,7 @@ def numbers_of(told: Mapping[str, float]) -> dict[str, float]:
         number = _number(value)
         if not math.isfinite(number):
             what = value if isinstance(value, float) else f"a {type(value).__name__}"
-            raise ConfigError(f"{name} is {what}, no number", where="publish", remedy="leave out what is no number")
+            raise ConfigError(f"{name} is {what}, no finite number", where="publish", remedy="leave out what is no number")
         found[name] = number
     return found
 
