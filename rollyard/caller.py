@@ -97,6 +97,10 @@ class Caller:
         """The policy was loaded, as `version`; versions that are made from here on are of this life of the run."""
         self._weights, self._device, self._version, self._life = weights, device, version, life
 
+    def has_ended(self, version: WeightVersion, model: Path | None) -> None:
+        """Nothing is left to do: an earlier life published this version last. `model`: its folder, where one was saved."""
+        self._version, self.model = version, model
+
     def join(
         self,
         source: PromptSource,

@@ -89,6 +89,8 @@ class Policy:
 class Double:
     """What a service asks of `Rollouts`."""
 
+    finished = ""
+
     def __init__(self, folder: Path, sessions: Sessions | None = None, room: int = 8) -> None:
         self.folder, self.version, self.model = folder, V0, folder / "model"
         self.source = GivenSource(lambda number, row: (AnyText().encode(str(row.prompt)), str(row.prompt)), room, str)
