@@ -75,10 +75,12 @@ class Client:
         url: such as http://127.0.0.1:8000.
         token: what the service has in ROLLYARD_TOKEN.
         transport: of httpx; another one for tests.
+
+    Raises ConfigError for what is no address or no token.
     """
 
     def __init__(self, url: str, token: str = "", transport: httpx.BaseTransport | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = _address(url)
         self._http = httpx.Client(base_url=self.url, headers=_headers(token), timeout=_timeout(), transport=transport)
 
     def __enter__(self) -> Self:
@@ -217,7 +219,7 @@ class AsyncClient:
     """The same, for an event loop."""
 
     def __init__(self, url: str, token: str = "", transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = _address(url)
         self._http = httpx.AsyncClient(base_url=self.url, headers=_headers(token), timeout=_timeout(), transport=transport)
 
     async def __aenter__(self) -> Self:
@@ -327,7 +329,22 @@ class AsyncTrainer:
 # ------------------------------------------------------------------------------------------------------- in common
 
 
+def _address(url: str) -> str:
+    """Raises ConfigError."""
+    try:
+        found = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        found = httpx.URL("")
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ConfigError(f"{url!r:.200} is no address of a service", where="url", remedy="give such as http://127.0.0.1:8000")
+    return url.rstrip("/")
+
+
 def _headers(token: str) -> dict[str, str]:
+    """Raises ConfigError."""
+    if not (isinstance(token, str) and token.isascii() and token.isprintable() and token == token.strip()):
+        problem = "it has characters that no header of HTTP has"
+        raise ConfigError(problem, where="token", remedy="give what the service has in ROLLYARD_TOKEN")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 

@@ -6,11 +6,21 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SkipValidation,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from rollyard.caller import Dropped
 from rollyard.texts import not_json
-from rollyard.types import Group
+from rollyard.types import LARGEST, Group
 
 Key = Annotated[str, Field(min_length=1, max_length=200)]
 Wait = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
@@ -182,13 +192,20 @@ class SessionClaim(Said):
     wait_s: Wait = Field(0.0, description="seconds to wait for a member, at most serve.wait_s; then 429")
 
 
+class Message(BaseModel):
+    """Of a prompt, as it was given."""
+
+    role: str
+    content: str
+
+
 class SessionRecord(BaseModel):
     """A member of a group, to be played."""
 
     session: str
     group: int
     text: str
-    messages: list[ChatMessage]
+    messages: list[Message]
     token_ids: list[int]
     columns: dict[str, JsonValue]
     turns: int = Field(description="answers so far")
@@ -196,11 +213,20 @@ class SessionRecord(BaseModel):
     rendered: int = Field(description="answers in it that were tokenized from their text")
 
 
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+
+
 class Verdict(Said):
     """`value` null: the configured rewards judge what was written."""
 
-    value: float | None
-    parts: dict[str, float] = {}
+    value: Number | None
+    parts: dict[str, Number] = {}
+
+    @model_validator(mode="after")
+    def _has_a_value(self) -> Verdict:
+        if self.value is None and self.parts:
+            raise ValueError("parts are of a verdict, and its value is null")
+        return self
 
 
 class Failure(Said):
