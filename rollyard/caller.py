@@ -97,6 +97,10 @@ class Caller:
         """The policy was loaded, as `version`; versions that are made from here on are of this life of the run."""
         self._weights, self._device, self._version, self._life = weights, device, version, life
 
+    def has_ended(self, version: WeightVersion, model: Path | None) -> None:
+        """Nothing is left to do: an earlier life published this version last. `model`: its folder, where one was saved."""
+        self._version, self.model = version, model
+
     def join(
         self,
         source: PromptSource,
@@ -386,13 +390,36 @@ def who() -> object:
 
 
 def _stats(batch: Batch, told: Mapping[str, float]) -> TrainStats:
-    """What is known of the step. Raises ConfigError for what is no number, or has a name that nobody knows."""
+    """What is known of the step. Raises ConfigError as `numbers_of`."""
+    known = numbers_of(told)
+    tokens = sum(sum(sample.mask) for sample in batch.train.samples)
+    return replace(UNTOLD, step=batch.step + 1, tokens=tokens, **known)
+
+
+def numbers_of(told: Mapping[str, float]) -> dict[str, float]:
+    """What is told of a step, a tensor of one number as that number.
+
+    Raises ConfigError for what is no number, or has a name that nobody knows.
+    """
+    if not isinstance(told, Mapping):
+        problem = f"a {type(told).__name__} says no numbers by name"
+        raise ConfigError(problem, where="publish", remedy='give such as {"loss": 0.1}')
+    found = {}
     for name, value in told.items():
         if name not in TOLD:
             remedy = f"give some of {', '.join(sorted(TOLD))}"
             raise ConfigError(f"nothing is told of {name!r}", where="publish", remedy=remedy)
-        if not math.isfinite(value):
-            raise ConfigError(f"{name} is {value}", where="publish", remedy="leave out what is no number")
-    tokens = sum(sum(sample.mask) for sample in batch.train.samples)
-    known = {name: float(value) for name, value in told.items()}
-    return replace(UNTOLD, step=batch.step + 1, tokens=tokens, **known)
+        number = _number(value)
+        if not math.isfinite(number):
+            what = value if isinstance(value, float) else f"a {type(value).__name__}"
+            raise ConfigError(f"{name} is {what}, no finite number", where="publish", remedy="leave out what is no number")
+        found[name] = number
+    return found
+
+
+def _number(value: object) -> float:
+    """Not a number where it is none."""
+    try:
+        return NAN if isinstance(value, str | bytes) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of a tensor with several numbers the last one
+        return NAN

@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rollyard.errors import ConfigError
+
 
 def cache_folder() -> Path:
     """Where base policies are kept: ROLLYARD_CACHE, or rollyard/ under XDG_CACHE_HOME or ~/.cache."""
@@ -32,8 +34,12 @@ def judge_key() -> str:
 
 
 def serve_token() -> str:
-    """What clients of a service must give; empty where nobody has to."""
-    return os.environ.get("ROLLYARD_TOKEN", "")
+    """What clients of a service must give; empty where nobody has to. Raises ConfigError for one that none could give."""
+    token = os.environ.get("ROLLYARD_TOKEN", "")
+    if not (token.isascii() and token.isprintable() and token == token.strip()):
+        problem = "it begins or ends with a space, or has characters that no header of HTTP has"
+        raise ConfigError(problem, where="ROLLYARD_TOKEN", remedy="use letters, digits and signs")
+    return token
 
 
 def reward_key() -> str:

@@ -252,6 +252,8 @@ class Run:
         for error in changed_options(folder, self.config) if past.lives else ():
             raise error  # somebody has edited the file
         self.finished = finished(folder, past, self.config.run.steps)
+        if self.finished and self._caller is not None:
+            self._caller.has_ended(past.version, folder.path / past.checkpoint if past.checkpoint else None)
         if not self.finished and self._given is None:
             check_given(folder, given_directly(self._reward, self._environment, self._caller), past)
             path = self.config.model.path

@@ -26,7 +26,7 @@ from rollyard.checks import check_judged
 from rollyard.config import Config
 from rollyard.errors import ConfigError
 from rollyard.loop import Run
-from rollyard.prompts.given import GivenPrompt, GivenSource, given_of
+from rollyard.prompts.given import GivenPrompt, GivenSource, given_all
 from rollyard.protocols.rollouts import Environment
 from rollyard.reward.open import Given
 from rollyard.types import Group, Prompt, TensorInfo, WeightVersion
@@ -245,7 +245,7 @@ class Rollouts:
 
     async def make(self, prompts: Sequence[Submitted]) -> tuple[Prompt, ...]:
         """Prompts for `put`, on a thread: of many, making token ids takes seconds. Raises ConfigError as `submit`."""
-        given = [given_of(each) for each in prompts]
+        given = given_all(prompts)
         for columns in {frozenset(each.columns) for each in given}:
             self._suits(columns)
         return await asyncio.to_thread(self._source.make, given)

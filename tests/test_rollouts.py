@@ -174,10 +174,13 @@ async def test_weights_that_do_not_suit_are_told_and_others_may_follow(model_fol
                 await rollouts.publish({"model.norm.weight": torch.zeros(64)})
             with pytest.raises(ConfigError, match="nothing is told of 'speed'"):
                 await rollouts.publish(model, {"speed": 1.0})
-            with pytest.raises(ConfigError, match="loss is nan"):
-                await rollouts.publish(model, {"loss": float("nan")})
+            for odd in (float("nan"), "0.5", None, 10**5000, torch.ones(2), 1j):
+                with pytest.raises(ConfigError, match="loss is "):
+                    await rollouts.publish(model, {"loss": odd})  # type: ignore[dict-item]
+            with pytest.raises(ConfigError, match="a list says no numbers by name"):
+                await rollouts.publish(model, [("loss", 1.0)])  # type: ignore[arg-type]
             assert rollouts.version.step == 0
-            await rollouts.publish(model)
+            await rollouts.publish(model, {"loss": torch.tensor(0.5)})  # type: ignore[dict-item]
             with pytest.raises(ConfigError, match="no batch is out"):
                 await rollouts.publish(model)
     assert rollouts.report is not None and not rollouts.report.finished.failed
@@ -197,6 +200,17 @@ BAD: list[tuple[Any, str]] = [
     (GivenPrompt(token_ids=[True]), "its token ids are none"),
     (GivenPrompt("ab", columns={"answer": "b", "prompt": "c"}), "the column 'prompt' has the name"),
     (GivenPrompt("ab", columns={"answer": object()}), "its columns are no JSON"),
+    (GivenPrompt("ab", columns={"answer": "b", "x": "\ud800"}), "its columns are no JSON: half a character"),
+    (GivenPrompt("ab", columns={"answer": "b", "x": float("nan")}), "its columns are no JSON: nan"),
+    (GivenPrompt("ab", columns={"answer": "b", "x": {1: 2}}), "its columns are no JSON: the name 1"),
+    (GivenPrompt("ab", columns={"answer": "b", "x": json.loads("[" * 300 + "]" * 300)}), "its columns are no JSON: more than"),
+    (GivenPrompt("ab", columns={1: "b"}), "columns of a prompt are a dict, or have names"),  # type: ignore[dict-item]
+    (GivenPrompt("ab", columns=["answer"]), "columns of a prompt are a list"),  # type: ignore[arg-type]
+    (GivenPrompt(token_ids=3), "its token ids are none"),  # type: ignore[arg-type]
+    (GivenPrompt(7, token_ids=[3]), "no text"),  # type: ignore[arg-type]
+    (GivenPrompt("\ud800", token_ids=[3]), "no text"),
+    (GivenPrompt(messages=3), "its messages are none"),  # type: ignore[arg-type]
+    (GivenPrompt(messages=[{"role": "user", "content": "ab", "name": "\ud800"}]), "its messages are no JSON: half a character"),
     (GivenPrompt("ab", columns={"solution": "b"}), "the reward needs a column 'answer'"),
 ]
 
@@ -211,6 +225,9 @@ async def test_what_is_no_prompt_is_told_and_nothing_of_its_call_is_taken(model_
                 bad = replace(bad, columns=good.columns)
             with pytest.raises(ConfigError, match=message):
                 await rollouts.submit([good, bad])
+        for alone in ("2+3=", good, {"role": "user", "content": "ab"}, None):
+            with pytest.raises(ConfigError, match="no list of prompts"):
+                await rollouts.submit(alone)  # type: ignore[arg-type]
         assert rollouts.status().waiting + rollouts.status().admitted == 0 == rollouts.next_prompt
         rollouts.end_of_prompts()
         with pytest.raises(ConfigError, match="ended before"):

@@ -19,6 +19,7 @@ from rollyard.journal.folder import CHECKPOINTS, JOURNAL, RunFolder
 from rollyard.journal.journal import check_format, guarded, is_stopped
 from rollyard.journal.quiet import connect, is_settled
 from rollyard.journal.schema import LOST, OWN
+from rollyard.texts import counted
 
 REMEDY = "give the folder of a run, such as runs/NAME"
 
@@ -206,7 +207,7 @@ def read_metrics(folder: RunFolder, lives: Lives) -> Metrics:
 def metrics_line(line: bytes) -> dict[str, Any] | None:
     """None for one that was not written to its end, or by somebody else."""
     try:
-        found = json.loads(line)
+        found = json.loads(line, parse_int=counted)
     except (ValueError, RecursionError):
         return None
     whole = isinstance(found, dict) and type(found.get("step")) is int and type(found.get("incarnation")) is int

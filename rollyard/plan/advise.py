@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Final
 
 from rollyard.config import ForecastConfig
@@ -22,6 +23,7 @@ from rollyard.plan.stations import room_of
 from rollyard.plan.trace import lengths_of
 
 SHARE: Final = 0.1  # of all points that are simulated, at most
+POINTS: Final = 50_000  # that are looked at, at most
 FEWEST: Final = 8  # that may be simulated, however few points there are
 COMPLETIONS: Final = 50_000  # of the rounds together, about
 WINDOWS: Final = (4, 8, 16)  # steps that count, in the rounds, and later
@@ -178,6 +180,7 @@ class Planner:
         """What can be, and what everything takes then. Raises ConfigError when nothing is left to choose from."""
         self.shape = shape_for(self.space.base)
         self.hardware = device_of(self.space.base.cluster, formats_of(self.space.base))
+        self._check_many()
         points = list(self.space.points())
         if not points:
             problem = f"no placement has room for what is fixed on {self.space.gpus} devices"
@@ -187,6 +190,14 @@ class Planner:
             raise ConfigError(problem, where="failures.joins", remedy="leave it out, and plan for each number of devices")
         self._looked = {point: self._cost(point) for point in points}
         return {point: found for point, found in self._looked.items() if not isinstance(found, ConfigError)}
+
+    def _check_many(self) -> None:
+        """Raises ConfigError for more than are gone through in minutes; what is fixed is counted too, as it is told of."""
+        many = replace(self.space, pinned=()).points()
+        if sum(1 for _ in islice(many, POINTS + 1)) > POINTS:
+            where = "rollout.max_staleness" if "rollout.max_staleness" in self.space.pinned else "--max-staleness"
+            problem = f"with {self.space.staleness:,} there are more than {POINTS:,} choices to go through"
+            raise ConfigError(problem, where=where, remedy="use less: 2 is usual")
 
     @property
     def first(self) -> int:

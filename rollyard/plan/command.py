@@ -65,7 +65,7 @@ def add_simulate(commands: Any, add_options: AddOptions) -> None:
     command.add_argument("file", nargs="?", type=Path, metavar="FILE.toml", help="a run's options, and those of the scenario")
     names = ", ".join(name for folder in FOLDERS for name in presets(folder))
     command.add_argument("--preset", default="", metavar="NAME", help=f"start from a preset: {names}")
-    command.add_argument("--gpus", default="", metavar="NxKIND", help="all devices, such as 64xH100: who gets which follows")
+    command.add_argument("--gpus", metavar="NxKIND", help="all devices, such as 64xH100: who gets which follows")
     command.add_argument(
         "--calibrate",
         type=Path,
@@ -91,11 +91,8 @@ def scenario_of(given: argparse.Namespace) -> Resolved[Scenario]:
     """
     overrides: dict[str, Any] = {name: value for name, value in vars(given).items() if "." in name}
     fitted = _fitted(given, overrides)
-    overrides = fitted | overrides
-    if overrides.get("workload.trace"):  # in the place of what a preset or file says of lengths
-        usual = {f"workload.{name}": WorkloadConfig.model_fields[name].default for name in DRAWN}
-        overrides = usual | overrides
-    sized = _devices(given, overrides) if given.gpus else {}
+    overrides = traced(fitted | overrides)
+    sized = {} if given.gpus is None else _devices(given, overrides)
     shared = [name for name in SIZES if name in sized and name not in overrides]
     overrides |= sized
     resolved = _resolved(given, overrides, check_scenario)
@@ -107,6 +104,12 @@ def scenario_of(given: argparse.Namespace) -> Resolved[Scenario]:
     return replace(resolved, origins={**resolved.origins, **of_run, **of_devices})
 
 
+def traced(overrides: dict[str, Any]) -> dict[str, Any]:
+    """The same, where a trace is among them in the place of what a preset or file says of lengths."""
+    usual = {f"workload.{name}": WorkloadConfig.model_fields[name].default for name in DRAWN}
+    return usual | overrides if overrides.get("workload.trace") else overrides
+
+
 def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Options that a run says, by dotted name; none without `--calibrate`."""
     if given.calibrate is None:
@@ -116,7 +119,7 @@ def _fitted(given: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str
     from rollyard.plan.again import same_run
     from rollyard.plan.calibrate import calibrate
 
-    kind = gpus_of(given.gpus)[1] if given.gpus else ""
+    kind = "" if given.gpus is None else gpus_of(given.gpus)[1]
     found = calibrate(given.calibrate, overrides.get(KIND, kind))
     if given.constants is not None:
         try:

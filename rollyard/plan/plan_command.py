@@ -18,7 +18,7 @@ from rollyard.layers import presets
 from rollyard.plan.advice import as_json, named, seconds, table
 from rollyard.plan.advise import Choice, Plan, Planner
 from rollyard.plan.cautions import cautions
-from rollyard.plan.command import AddOptions
+from rollyard.plan.command import AddOptions, traced
 from rollyard.plan.costs import costs_of, fewer_pages, formats_of, longest_of, shape_for, sizes_of
 from rollyard.plan.devices import devices_of
 from rollyard.plan.hardware import CPU, Hardware
@@ -76,7 +76,7 @@ def add_plan(commands: Any, add_options: AddOptions) -> None:
 
 
 def plan(given: argparse.Namespace) -> int:
-    """Raises ConfigError; OSError when --out cannot be written."""
+    """Raises ConfigError."""
     if given.top < 1 or given.max_staleness < 0:
         where, least = ("--top", 1) if given.top < 1 else ("--max-staleness", 0)
         raise ConfigError("too few", where=where, remedy=f"use at least {least}")
@@ -120,7 +120,7 @@ def check_place(path: Path) -> None:
 def space_of(given: argparse.Namespace) -> Space:
     """What is searched. Raises ConfigError."""
     gpus, kind = gpus_of(given.gpus)
-    overrides = {name: value for name, value in vars(given).items() if "." in name}
+    overrides = traced({name: value for name, value in vars(given).items() if "." in name})
     if kind:
         overrides["cluster.hardware"] = kind
     resolved = resolve_scenario(lambda _: None, preset=given.preset, file=given.costs, overrides=overrides)
@@ -169,7 +169,7 @@ def _fitting(base: Scenario, said: Collection[str]) -> Mapping[str, Any]:
 
 
 def write(found: Plan, space: Space, path: Path) -> str:
-    """Write the config of the best choice that can be run; what is to be said of that. Raises OSError."""
+    """Write the config of the best choice that can be run; what is to be said of that. Raises ConfigError where it cannot be."""
     ready = [(number, choice) for number, choice in enumerate(found.choices, 1) if not choice.obstacle]
     if not ready:
         return f"{path} is not written: none of these can be run by this version of Rollyard"
@@ -192,7 +192,10 @@ def write(found: Plan, space: Space, path: Path) -> str:
         lines.append(f"engine.window: {config.engine.window:,} tokens of a prompt with its answer at most")
     if not folder:
         lines.append(f"It cannot be run yet: model.path has to be the folder of {config.model.path}")
-    write_file(path, toml_of(config, [*lines, run]).encode())
+    try:
+        write_file(path, toml_of(config, [*lines, run]).encode())
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error}", where="--out", remedy="give another file") from None
     told = "" if folder else f"; it cannot be run before model.path is the folder of {config.model.path}"
     return f"{path} is written, with choice {number}{told}; to start it: {run}"
 

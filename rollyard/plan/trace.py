@@ -14,6 +14,7 @@ from rollyard.journal.folder import JOURNAL
 from rollyard.journal.reader import JournalReader
 from rollyard.plan.scenario import Scenario
 from rollyard.plan.workload import Lengths, Recorded, Traced, drawn_of
+from rollyard.texts import once
 
 WHERE: Final = "workload.trace"
 EXAMPLE: Final = 'a line is such as {"group": 0, "prompt_tokens": 120, "tokens": 900}'
@@ -97,9 +98,14 @@ def _read(path: Path, changed_ns: int, size: int) -> Recorded:
             continue
         if was_cut := row.finish != "stop":
             cut, cut_at = cut + 1, max(cut_at, row.tokens)
-        prompts[row.group] = row.prompt
+        if prompts.setdefault(row.group, row.prompt) != row.prompt:
+            problem = f"group {row.group} has a prompt of {prompts[row.group]} tokens, and of {row.prompt}"
+            raise ConfigError(problem, where=row.where, remedy="number each prompt as a group of its own")
         members = groups.setdefault(row.group, {})
         member = (True, len(members)) if row.member < 0 else (False, row.member)
+        if member in members and members[member][0] == row.life:
+            problem = f"member {row.member} of group {row.group} comes twice"
+            raise ConfigError(problem, where=row.where, remedy="number members of a group, or leave `member` out")
         if members.get(member, (-1, 0))[0] <= row.life:  # what an earlier life wrote again is not another completion
             members[member] = (row.life, row.tokens + was_cut)
     if not groups:
@@ -135,7 +141,7 @@ def _parsed(line: bytes, where: str) -> _Row:
     shown = line.decode("utf-8", "backslashreplace").strip()
     shown = shown if len(shown) <= SHOWN else shown[:SHOWN] + "..."
     try:
-        record = json.loads(line.decode("utf-8"))
+        record = json.loads(line.decode("utf-8"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:  # not UTF-8 is one too
         raise ConfigError(f"not JSON ({error}): {shown}", where=where, remedy=EXAMPLE) from None
     if not isinstance(record, dict):
@@ -206,6 +212,8 @@ def _of_parquet(path: Path) -> Iterator[_Row]:
 def _columns(schema: Any, path: Path) -> dict[str, str]:
     """Those that are read, by what they say."""
     there = set(schema.names)
+    if twice := next((name for name in schema.names if schema.names.count(name) > 1), ""):
+        raise ConfigError(f"{path} has two columns {twice!r}", where=WHERE, remedy="rename one of them")
     found = {name: name for name in ("life", "group", "member", "finish", "turns") if name in there}
     for name, ids, tokens in (("prompt", "prompt_ids", "prompt_tokens"), ("tokens", "token_ids", "tokens")):
         if column := next((column for column in (ids, tokens) if column in there), ""):

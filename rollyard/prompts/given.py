@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import cast
 
 from rollyard.errors import ConfigError
-from rollyard.prompts.rows import SURROGATE
 from rollyard.prompts.source import Render, Row, prompt_of
+from rollyard.texts import not_json
 from rollyard.types import Prompt
 
 WHERE = "submit"
+HIGHEST = 2**31 - 1  # of token ids, where nobody knows the vocabulary
 ONE = "exactly one of text, messages and token_ids; only beside token_ids there may be a text too"
 
 
@@ -117,23 +117,31 @@ class GivenSource:
             raise ConfigError("the prompts were ended before", where=WHERE, remedy="submit before end_of_prompts")
 
     def _prompt(self, id_: int, given: GivenPrompt) -> Prompt:
-        _check_columns(given.columns, id_)
-        said = given.text if given.token_ids is None else given.token_ids
-        if (given.messages is None) == (said is None):
-            raise _refused(id_, "it is not one of a text, messages and token ids", f"give {ONE}")
+        check_given(id_, given)
         if given.token_ids is not None:
             ids = tuple(given.token_ids)
-            most = self.vocabulary or max(ids, default=0) + 1
-            if not ids or not all(type(token) is int and 0 <= token < most for token in ids):
-                raise _refused(id_, "its token ids are none", f"give whole numbers from 0 to {most - 1}, at least one")
+            if self.vocabulary and max(ids) >= self.vocabulary:
+                raise _no_ids(id_, self.vocabulary - 1)
             return Prompt(id_, id_, ids, self._decode(ids) if given.text is None else given.text, given.columns)
-        return prompt_of(id_, id_, Row(_checked(id_, given), given.columns), self._render)
+        said = given.text if given.messages is None else tuple(map(dict, given.messages))
+        assert said is not None
+        return prompt_of(id_, id_, Row(said, given.columns), self._render)
 
 
-def given_of(each: object) -> GivenPrompt:
-    """What was submitted, as one kind. Raises ConfigError for what is none."""
+def given_all(prompts: object) -> list[GivenPrompt]:
+    """What was submitted at once, each as one kind. Raises ConfigError for what is no prompt, and for one by itself."""
+    if isinstance(prompts, str | bytes | GivenPrompt | Mapping) or not isinstance(prompts, Iterable):
+        problem = f"a {type(prompts).__name__} is no list of prompts"
+        raise ConfigError(problem, where=WHERE, remedy="give a list, also of one prompt alone")
+    return [_given_of(each) for each in prompts]
+
+
+def _given_of(each: object) -> GivenPrompt:
     match each:
         case GivenPrompt():
+            if not isinstance(each.columns, Mapping) or not all(isinstance(name, str) for name in each.columns):
+                problem = f"columns of a prompt are a {type(each.columns).__name__}, or have names that are no texts"
+                raise ConfigError(problem, where=WHERE, remedy='give values by name, such as {"answer": "5"}')
             return each
         case str():
             return GivenPrompt(text=each)
@@ -144,29 +152,52 @@ def given_of(each: object) -> GivenPrompt:
             raise ConfigError(f"a {type(each).__name__} is no prompt", where=WHERE, remedy=remedy)
 
 
-def _checked(id_: int, given: GivenPrompt) -> str | tuple[Mapping[str, str], ...]:
-    """The text or the messages. Raises ConfigError for those that no tokenizer takes."""
+def check_given(number: int, given: GivenPrompt) -> None:
+    """All that shows without a tokenizer. Raises ConfigError for what is no prompt; it is named by its `number`."""
+    _check_columns(given.columns, number)
+    said = given.text if given.token_ids is None else given.token_ids
+    if (given.messages is None) == (said is None):
+        raise _refused(number, "it is not one of a text, messages and token ids", f"give {ONE}")
+    if given.token_ids is not None:
+        _check_ids(number, given.token_ids)
     if given.text is not None:
-        said: Sequence[object] = [given.text]
-    else:
-        assert given.messages is not None
-        said = [message.get(key) for message in given.messages if isinstance(message, Mapping) for key in ("role", "content")]
-        if not said or len(said) != 2 * len(given.messages):
-            raise _refused(id_, "its messages are none", 'give such as [{"role": "user", "content": "2+3="}]')
-    if not all(isinstance(part, str) and not SURROGATE.search(part) for part in said) or not said[-1]:
-        raise _refused(id_, "it is empty, or has what is no text", "give texts that are not empty")
-    return given.text if given.text is not None else tuple(given.messages or ())
+        _check_texts(number, [given.text], empty=given.token_ids is not None)
+    if given.messages is not None:
+        _check_messages(number, given.messages)
 
 
-def _check_columns(columns: Mapping[str, object], id_: int) -> None:
+def _check_ids(number: int, ids: object) -> None:
+    if not isinstance(ids, Sequence) or not ids or not all(type(token) is int and 0 <= token <= HIGHEST for token in ids):
+        raise _no_ids(number, HIGHEST)
+
+
+def _check_messages(number: int, messages: object) -> None:
+    there = isinstance(messages, Sequence) and all(isinstance(message, Mapping) for message in messages)
+    said = [message.get(key) for message in messages for key in ("role", "content")] if there else []  # type: ignore[attr-defined]
+    if not said:
+        raise _refused(number, "its messages are none", 'give such as [{"role": "user", "content": "2+3="}]')
+    _check_texts(number, said)
+    if why := not_json([dict(message) for message in messages]):  # type: ignore[attr-defined]
+        raise _refused(number, f"its messages are no JSON: {why}", "give a role and a content each")
+
+
+def _check_texts(number: int, said: Sequence[object], *, empty: bool = False) -> None:
+    """Those that no tokenizer takes."""
+    if not all(isinstance(part, str) and not not_json(part) for part in said) or not (said[-1] or empty):
+        raise _refused(number, "it is empty, or has what is no text", "give texts that are not empty")
+
+
+def _check_columns(columns: Mapping[str, object], number: int) -> None:
     """They are kept in the journal, and given to the reward by name."""
     if clash := {"prompt", "completion"} & set(columns):
-        raise _refused(id_, f"the column {clash.pop()!r} has the name of what a reward is given anyway", "rename the column")
-    try:
-        json.dumps(dict(columns), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise _refused(id_, f"its columns are no JSON: {error}", "give texts, numbers, lists and objects of these") from None
+        raise _refused(number, f"the column {clash.pop()!r} has the name of what a reward is given anyway", "rename the column")
+    if why := not_json(dict(columns)):
+        raise _refused(number, f"its columns are no JSON: {why}", "give texts, numbers, lists and objects of these")
 
 
-def _refused(id_: int, problem: str, remedy: str) -> ConfigError:
-    return ConfigError(f"prompt {id_}: {problem}", where=WHERE, remedy=remedy)
+def _no_ids(number: int, highest: int) -> ConfigError:
+    return _refused(number, "its token ids are none", f"give whole numbers from 0 to {highest}, at least one")
+
+
+def _refused(number: int, problem: str, remedy: str) -> ConfigError:
+    return ConfigError(f"prompt {number}: {problem}", where=WHERE, remedy=remedy)

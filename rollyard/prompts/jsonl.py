@@ -10,6 +10,7 @@ from pathlib import Path
 from rollyard.errors import ConfigError
 from rollyard.prompts.rows import row_of, shorten
 from rollyard.prompts.source import Row
+from rollyard.texts import once
 
 
 def read_rows(path: Path, field: str, columns: Sequence[str] = ()) -> list[Row]:
@@ -34,7 +35,7 @@ def _row(line: bytes, where: str, field: str, columns: Sequence[str]) -> Row:
     example = f'a line is such as {{"{field}": "2+3=", "answer": "5"}}'
     shown = shorten(line.decode("utf-8", "backslashreplace").strip())
     try:
-        record = json.loads(line.decode("utf-8"))
+        record = json.loads(line.decode("utf-8"), object_pairs_hook=once)
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 ({error.reason} at byte {error.start}): {shown}", where=where, remedy=example) from None
     except (ValueError, RecursionError) as error:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollyard.errors import ConfigError
 from rollyard.prompts.source import Message, Row
+from rollyard.texts import not_json
 
-SURROGATE = re.compile("[\ud800-\udfff]")
 SHOWN = 120  # characters of a record that an error shows
 TAKEN = {"prompt", "completion"}  # names of what a reward is given anyway
 EXAMPLE = 'such as [{"role": "user", "content": "2+3="}]'
@@ -43,8 +41,9 @@ def row_of(record: Mapping[str, Any], field: str, columns: Sequence[str], where:
         remedy = "rename the column, such as with --prompts.columns solution=completion,answer"
         raise ConfigError(problem, where=where, remedy=remedy)
     prompt = _prompt(record[field], where, shown, example)
-    if SURROGATE.search(prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)):
-        raise ConfigError(f"half a character (a lone surrogate) in the prompt: {shown}", where=where, remedy=example)
+    if why := not_json(prompt):
+        raise ConfigError(f"{why} in the prompt: {shown}", where=where, remedy=example)
+    _check_columns(given, where, shown)
     return Row(prompt, given)
 
 
@@ -52,15 +51,13 @@ def shorten(text: str) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
-def check_values(row: Row, where: str) -> None:
-    """What columns hold goes to other processes and to the journal, as JSON. Raises ConfigError for what cannot."""
-    for name, value in row.columns.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
-            problem = f"the column {name!r} holds what JSON has no words for ({error})"
+def _check_columns(columns: Mapping[str, object], where: str, shown: str) -> None:
+    """What they hold goes to other processes and to the journal, as JSON. Raises ConfigError for what cannot."""
+    for name, value in columns.items():
+        if why := not_json({name: value}):
+            problem = f"the column {name!r} holds what JSON has no words for ({why}): {shown}"
             remedy = "leave it out: name those that the reward needs with --prompts.columns"
-            raise ConfigError(problem, where=where, remedy=remedy) from None
+            raise ConfigError(problem, where=where, remedy=remedy)
 
 
 def _prompt(value: Any, where: str, shown: str, example: str) -> str | tuple[Message, ...]:

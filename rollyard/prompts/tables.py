@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rollyard.config import PromptsConfig
 from rollyard.errors import ConfigError
 from rollyard.prompts.jsonl import read_rows
-from rollyard.prompts.rows import check_values, row_of, shorten
+from rollyard.prompts.rows import row_of, shorten
 from rollyard.prompts.source import Row
 from rollyard.texts import in_a_line
 
@@ -42,7 +42,6 @@ def _rows(records: Iterable[Mapping[str, Any]], prompts: PromptsConfig, name: st
     for number, record in enumerate(records):
         place = f"{name}, row {number}"
         found.append(row_of(record, prompts.field, prompts.columns, place, shorten(repr(record)), example))
-        check_values(found[-1], place)
     if not found:
         raise ConfigError(f"{name} has no rows in it", where=where, remedy="give another one")
     return found

@@ -28,6 +28,7 @@ TOLD = {
     422: "what was sent does not suit the run; nothing has changed",
     429: "come back after the seconds in Retry-After",
     503: "the service is being stopped, or the run has failed",
+    507: "the disk has no room for what was sent",
 }
 ALWAYS = (400, 401, 403, 408, 413, 421, 422, 503)  # whatever is asked
 

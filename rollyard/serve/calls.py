@@ -5,7 +5,6 @@ So the two clients of `client.py`, one that blocks and one that does not, are th
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
@@ -17,10 +16,12 @@ import httpx
 from pydantic import TypeAdapter
 
 from rollyard.caller import Batch, Dropped
-from rollyard.errors import RollyardError
-from rollyard.prompts.given import GivenPrompt, given_of
+from rollyard.errors import ConfigError, RollyardError
+from rollyard.prompts.given import GivenPrompt, check_given, given_all
 from rollyard.rollouts import Submitted
-from rollyard.types import Group, WeightVersion
+from rollyard.texts import clean, not_json
+from rollyard.types import Group, Reward, WeightVersion
+from rollyard.verdict import reward_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +35,9 @@ ASK_S: Final = 20.0  # seconds that one request waits for something to happen; t
 TRIES: Final = 5  # at a request that did not get through
 AGAIN_S: Final = 0.5  # before the second try; twice as long before each further one
 AGAIN: Final = (429, 503)
+SHOWN: Final = 200  # characters of an answer that nobody knows
+INVITED: Final = ("host", "port", "name", "limit_s")  # of an invitation
+PLAYED: Final = ("session", "group", "text", "messages", "columns")  # of a member to play
 
 
 class ServiceError(RollyardError):
@@ -67,8 +71,10 @@ def asked(ask: Ask, until: float = -math.inf) -> Calls[httpx.Response]:
     Args:
         until: seconds of the monotonic clock; so long one is made again that is refused as too early.
 
-    Raises ServiceError.
+    Raises ServiceError, and ConfigError for what cannot be sent.
     """
+    if why := not_json(ask.body):
+        raise ConfigError(f"what is to be sent is no JSON: {why}", where=ask.path, remedy="give texts and finite numbers")
     tries, pause = 0, AGAIN_S
     while True:
         found = yield ask
@@ -88,10 +94,13 @@ def asked(ask: Ask, until: float = -math.inf) -> Calls[httpx.Response]:
 
 
 def submit(prompts: Sequence[Submitted], key: str, wait_s: float) -> Calls[tuple[int, ...]]:
-    """Submitted once, however often it had to be said."""
-    body = {"prompts": [_prompt(given_of(each)) for each in prompts], "key": key or secrets.token_hex(16)}
+    """Submitted once, however often it had to be said. Raises ConfigError for what is no prompt."""
+    given = given_all(prompts)
+    for number, each in enumerate(given):
+        check_given(number, each)
+    body = {"prompts": [_prompt(each) for each in given], "key": key or secrets.token_hex(16)}
     found = yield from asked(Ask("POST", "/v1/prompts", body), time.monotonic() + wait_s)
-    return tuple(found.json()["ids"])
+    return _read(found, lambda found: tuple(found.json()["ids"]))
 
 
 def end_of_prompts() -> Calls[None]:
@@ -100,15 +109,14 @@ def end_of_prompts() -> Calls[None]:
 
 def status() -> Calls[dict[str, Any]]:
     found = yield from asked(Ask("GET", "/v1/status"))
-    result: dict[str, Any] = found.json()
-    return result
+    return _read(found, lambda found: dict(found.json()))
 
 
 def outcomes(after: int) -> Calls[tuple[list[tuple[int, Group | Dropped]], int]]:
     """The next ones after a cursor, each with its own, and where to go on; none when none came for a while."""
     found = yield from asked(Ask("GET", "/v1/groups", params={"after": after, "wait_s": ASK_S}))
-    told = found.json()
-    return [(each["cursor"], _outcome(each)) for each in told["groups"]], told["cursor"]
+    told = _read(found, lambda found: dict(found.json()))
+    return _read(found, lambda _: ([(each["cursor"], _outcome(each)) for each in told["groups"]], told["cursor"]))
 
 
 def claim(trainer: str, over: bool, wait_s: float) -> Calls[str]:
@@ -118,7 +126,7 @@ def claim(trainer: str, over: bool, wait_s: float) -> Calls[str]:
     while True:
         try:
             found = yield from asked(Ask("POST", "/v1/trainer", body, pause_s=pause))
-            return str(found.json()["lease"])
+            return _read(found, lambda found: str(found.json()["lease"]))
         except ServiceError as error:
             if error.code != "leased" or time.monotonic() >= until:
                 raise
@@ -135,7 +143,7 @@ def batch(lease: str) -> Calls[Batch | None]:
                 return None
             raise
         if found.status_code == httpx.codes.OK:
-            return BATCH.validate_json(found.content)
+            return _read(found, lambda found: BATCH.validate_json(found.content))
 
 
 def leave(lease: str) -> Calls[None]:
@@ -164,7 +172,7 @@ def publish_group(
     told = [{"name": name, "shape": list(each.shape), "dtype": str(each.dtype)} for name, each in tensors.items()]
     path, headers = f"/v1/weights/{step}/group", {LEASE: lease}
     found = yield from asked(Ask("POST", path, {"tensors": told, "stats": dict(stats)}, headers=headers))
-    invited = found.json()
+    invited = _read(found, lambda found: {name: found.json()[name] for name in INVITED})
     send(invited)
     found = yield from asked(Ask("POST", f"{path}/{invited['name']}", headers=headers))
     return _version(found)
@@ -174,23 +182,27 @@ def open_session(group: int | None, wait_s: float) -> Calls[dict[str, Any]]:
     """A member to play."""
     body = {"group": group, "key": secrets.token_hex(16), "wait_s": min(wait_s, ASK_S)}
     found = yield from asked(Ask("POST", "/v1/sessions", body), time.monotonic() + wait_s)
-    result: dict[str, Any] = found.json()
-    return result
+    return _read(found, lambda found: {name: found.json()[name] for name in PLAYED})
 
 
 def judge(session: str, value: float | None, parts: Mapping[str, float]) -> Calls[None]:
-    yield from asked(Ask("POST", f"/v1/sessions/{session}/reward", {"value": value, "parts": dict(parts)}))
+    """Raises ConfigError for what is no finite number of float32."""
+    verdict = reward_of(Reward(value, parts), "the harness", "")
+    if verdict.problem:
+        raise ConfigError(verdict.problem, where="judge", remedy="give numbers; fail() is for what cannot be judged")
+    yield from asked(Ask("POST", f"/v1/sessions/{session}/reward", {"value": verdict.value, "parts": dict(verdict.parts)}))
 
 
 def fail(session: str, problem: str) -> Calls[None]:
-    yield from asked(Ask("POST", f"/v1/sessions/{session}/failure", {"problem": problem}))
+    yield from asked(Ask("POST", f"/v1/sessions/{session}/failure", {"problem": clean(problem)}))
 
 
 def _prompt(given: GivenPrompt) -> dict[str, object]:
-    found = {"text": given.text, "messages": given.messages, "token_ids": given.token_ids, "columns": dict(given.columns)}
-    return {
-        name: list(value) if name in ("messages", "token_ids") else value for name, value in found.items() if value is not None
-    }
+    found: dict[str, object] = {"columns": dict(given.columns)}
+    if given.token_ids is not None:
+        return found | {"token_ids": list(given.token_ids)}
+    said = {"text": given.text} if given.messages is None else {"messages": [dict(message) for message in given.messages]}
+    return found | said
 
 
 def _outcome(told: Mapping[str, Any]) -> Group | Dropped:
@@ -198,16 +210,25 @@ def _outcome(told: Mapping[str, Any]) -> Group | Dropped:
 
 
 def _version(found: httpx.Response) -> WeightVersion:
-    told = found.json()
-    return WeightVersion(told["step"], told["incarnation"])
+    told = _read(found, lambda found: dict(found.json()))
+    return _read(found, lambda _: WeightVersion(told["step"], told["incarnation"]))
+
+
+def _read(found: httpx.Response, read: Callable[[httpx.Response], T]) -> T:
+    """What it says. Raises ServiceError for an answer that somebody else has given."""
+    try:
+        return read(found)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        problem = f"what answers there is no service of this version of Rollyard: {found.text[:SHOWN]!r}"
+        raise ServiceError(problem, found.status_code) from error
 
 
 def _refused(found: httpx.Response) -> ServiceError:
     try:
         error = found.json()["error"]
         return ServiceError(str(error["message"]), found.status_code, str(error["code"]))
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return ServiceError(f"{found.status_code} {found.reason_phrase}: {found.text[:200]!r}", found.status_code)
+    except (ValueError, KeyError, TypeError):
+        return ServiceError(f"{found.status_code} {found.reason_phrase}: {found.text[:SHOWN]!r}", found.status_code)
 
 
 def _seconds(found: httpx.Response) -> float:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import httpx
 
-from rollyard.caller import Batch, Dropped
+from rollyard.caller import Batch, Dropped, numbers_of
 from rollyard.errors import ConfigError
 from rollyard.rollouts import Submitted
 from rollyard.serve import calls
@@ -75,10 +75,12 @@ class Client:
         url: such as http://127.0.0.1:8000.
         token: what the service has in ROLLYARD_TOKEN.
         transport: of httpx; another one for tests.
+
+    Raises ConfigError for what is no address or no token.
     """
 
     def __init__(self, url: str, token: str = "", transport: httpx.BaseTransport | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = _address(url)
         self._http = httpx.Client(base_url=self.url, headers=_headers(token), timeout=_timeout(), transport=transport)
 
     def __enter__(self) -> Self:
@@ -195,17 +197,18 @@ class Trainer:
 
         Raises ServiceError, also for weights that do not suit; nothing has changed then.
         """
-        tensors, step = tensors_of(weights), self._next
+        tensors, told, step = tensors_of(weights), numbers_of(stats or {}), self._next
         if way == "group":
-            return self._do(
-                lambda lease: calls.publish_group(lease, step, tensors, stats or {}, lambda told: _send(told, tensors))
-            )
-        with _file(tensors, stats or {}) as path:
+            return self._do(lambda lease: calls.publish_group(lease, step, tensors, told, lambda where: _send(where, tensors)))
+        if way != "upload":
+            raise ConfigError(f"weights do not go by {way!r}", where="way", remedy="use upload or group")
+        with _file(tensors, told) as path:
             return self._do(lambda lease: calls.upload(lease, step, path))
 
     def publish_path(self, path: str, stats: Mapping[str, float] | None = None) -> WeightVersion:
         """Publish from a disk that both sides have: a file below the service's serve.weights_folder."""
-        return self._do(lambda lease: calls.publish_file(lease, self._next, path, stats or {}))
+        told = numbers_of(stats or {})
+        return self._do(lambda lease: calls.publish_file(lease, self._next, path, told))
 
     @property
     def _next(self) -> int:
@@ -216,7 +219,7 @@ class AsyncClient:
     """The same, for an event loop."""
 
     def __init__(self, url: str, token: str = "", transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = _address(url)
         self._http = httpx.AsyncClient(base_url=self.url, headers=_headers(token), timeout=_timeout(), transport=transport)
 
     async def __aenter__(self) -> Self:
@@ -315,17 +318,33 @@ class AsyncTrainer:
     async def publish(self, weights: Weights, stats: Mapping[str, float] | None = None) -> WeightVersion:
         """Uploaded as a file."""
         tensors = tensors_of(weights)
-        with _file(tensors, stats or {}) as path:
+        with _file(tensors, numbers_of(stats or {})) as path:
             return await self._do(lambda lease: calls.upload(lease, _step(self._batch), path))
 
     async def publish_path(self, path: str, stats: Mapping[str, float] | None = None) -> WeightVersion:
-        return await self._do(lambda lease: calls.publish_file(lease, _step(self._batch), path, stats or {}))
+        told = numbers_of(stats or {})
+        return await self._do(lambda lease: calls.publish_file(lease, _step(self._batch), path, told))
 
 
 # ------------------------------------------------------------------------------------------------------- in common
 
 
+def _address(url: str) -> str:
+    """Raises ConfigError."""
+    try:
+        found = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        found = httpx.URL("")
+    if found.scheme not in ("http", "https") or not found.host:
+        raise ConfigError(f"{url!r:.200} is no address of a service", where="url", remedy="give such as http://127.0.0.1:8000")
+    return url.rstrip("/")
+
+
 def _headers(token: str) -> dict[str, str]:
+    """Raises ConfigError."""
+    if not (isinstance(token, str) and token.isascii() and token.isprintable() and token == token.strip()):
+        problem = "it has characters that no header of HTTP has"
+        raise ConfigError(problem, where="token", remedy="give what the service has in ROLLYARD_TOKEN")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
@@ -365,7 +384,7 @@ def _file(tensors: Mapping[str, Any], stats: Mapping[str, float]) -> Iterator[st
 
     with tempfile.TemporaryDirectory(prefix="rollyard-") as folder:
         path = Path(folder) / "weights.safetensors"
-        save_file(dict(tensors), path, metadata={STATS: json.dumps(dict(stats))})
+        save_file(dict(tensors), path, metadata={STATS: json.dumps(stats)})
         yield str(path)
 
 

@@ -85,8 +85,7 @@ async def _serve(
     rollouts = _begun(config, sessions, view)
     async with rollouts:
         if rollouts.finished:
-            tell(rollouts.finished)
-            return 0
+            tell(f"{rollouts.finished}; until then it serves what became of prompts")
         async with Service(config, rollouts, sessions) as service:
             server = Server(await asyncio.to_thread(application, service, token), config.serve)
             stopped = _Stopped((service.drain, server.stop))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SkipValidation,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from rollyard.caller import Dropped
-from rollyard.prompts.rows import SURROGATE
-from rollyard.types import Group
+from rollyard.texts import not_json
+from rollyard.types import LARGEST, Group
 
 Key = Annotated[str, Field(min_length=1, max_length=200)]
 Wait = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
@@ -75,9 +84,8 @@ def given(prompts: Sequence[object]) -> list[GivenPromptRecord]:
             found.append(PROMPT.validate_python(prompt))
         except ValidationError as error:
             raise RequestValidationError([each | {"loc": place + each["loc"]} for each in error.errors()]) from None
-        if SURROGATE.search(json.dumps(found[-1].columns, ensure_ascii=False)):
-            problem = {"type": "value_error", "loc": (*place, "columns"), "msg": "half a character (a lone surrogate) in it"}
-            raise RequestValidationError([problem])
+        if why := not_json(found[-1].columns):
+            raise RequestValidationError([{"type": "value_error", "loc": (*place, "columns"), "msg": f"{why} in it"}])
     return found
 
 
@@ -184,13 +192,20 @@ class SessionClaim(Said):
     wait_s: Wait = Field(0.0, description="seconds to wait for a member, at most serve.wait_s; then 429")
 
 
+class Message(BaseModel):
+    """Of a prompt, as it was given."""
+
+    role: str
+    content: str
+
+
 class SessionRecord(BaseModel):
     """A member of a group, to be played."""
 
     session: str
     group: int
     text: str
-    messages: list[ChatMessage]
+    messages: list[Message]
     token_ids: list[int]
     columns: dict[str, JsonValue]
     turns: int = Field(description="answers so far")
@@ -198,11 +213,20 @@ class SessionRecord(BaseModel):
     rendered: int = Field(description="answers in it that were tokenized from their text")
 
 
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+
+
 class Verdict(Said):
     """`value` null: the configured rewards judge what was written."""
 
-    value: float | None
-    parts: dict[str, float] = {}
+    value: Number | None
+    parts: dict[str, Number] = {}
+
+    @model_validator(mode="after")
+    def _has_a_value(self) -> Verdict:
+        if self.value is None and self.parts:
+            raise ValueError("parts are of a verdict, and its value is null")
+        return self
 
 
 class Failure(Said):

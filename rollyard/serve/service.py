@@ -164,7 +164,7 @@ class Service:
 
     async def _go_on(self) -> None:
         """What was promised in an earlier life of the service, and the run did not take."""
-        if self.config.prompts.source != "given":
+        if self.config.prompts.source != "given" or self.rollouts.finished:
             return
         first = self.rollouts.next_prompt
         promised = await self._store.promised(first)
@@ -247,6 +247,14 @@ class Service:
     def _change(self) -> None:
         self._kept.set()
         self._kept = asyncio.Event()
+
+    @property
+    def model(self) -> str:
+        """Folder that this life of the run began with; empty where an earlier one has used up its prompts and saved nothing."""
+        try:
+            return str(self.rollouts.model.resolve())
+        except ConfigError:
+            return ""
 
     @property
     def folder(self) -> Path:

@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 
 from rollyard.errors import ConfigError
 from rollyard.serve.refusals import Refused
@@ -36,10 +37,20 @@ class Upload:
 
 
 @contextmanager
+def _keeping() -> Iterator[None]:
+    """Raises Refused where the disk does not take it."""
+    try:
+        yield
+    except OSError as error:
+        raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"the weights cannot be kept: {error.strerror}", "disk") from None
+
+
+@contextmanager
 def draft(folder: Path) -> Iterator[Path]:
-    """A file that goes away again: with the next life of the run, when this one is killed."""
-    handle, name = tempfile.mkstemp(prefix=".upload", suffix=DRAFT, dir=folder)
-    os.close(handle)
+    """A file that goes away again: with the next life of the run, when this one is killed. Raises Refused."""
+    with _keeping():
+        handle, name = tempfile.mkstemp(prefix=".upload", suffix=DRAFT, dir=folder)
+        os.close(handle)
     try:
         yield Path(name)
     finally:
@@ -75,14 +86,11 @@ async def receive(chunks: AsyncIterator[bytes], path: Path, most: int, quiet_s: 
     Raises Refused when it is too long, too slow, or does not fit on the disk.
     """
     found, size, coming, gathered = hashlib.sha256(), 0, aiter(chunks), bytearray()
-    with path.open("wb") as file:
+    with _keeping(), path.open("wb", buffering=0) as file:  # nothing is left to be written when it is closed
 
         async def keep() -> None:
             """The loop is the run's: it does no more than gather."""
-            try:
-                await asyncio.to_thread(_keep, bytes(gathered), file, found)
-            except OSError as error:
-                raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, f"the weights cannot be kept: {error.strerror}", "disk") from None
+            await asyncio.to_thread(_keep, bytes(gathered), file, found)
             gathered.clear()
 
         while True:
@@ -105,9 +113,11 @@ async def receive(chunks: AsyncIterator[bytes], path: Path, most: int, quiet_s: 
     return Upload(path, found.hexdigest())
 
 
-def _keep(piece: bytes, file: BinaryIO, digest: hashlib._Hash) -> None:
+def _keep(piece: bytes, file: FileIO, digest: hashlib._Hash) -> None:
     digest.update(piece)
-    file.write(piece)
+    left = memoryview(piece)
+    while left:
+        left = left[file.write(left) :]
 
 
 def below(folder: str, given: str) -> Path:
@@ -126,11 +136,25 @@ def below(folder: str, given: str) -> Path:
     return path
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file. Raises ConfigError."""
+def copied(given: Path, path: Path) -> Upload:
+    """As if it had been uploaded: whoever changes the file while it is looked at changes nothing here.
+
+    Raises ConfigError when it cannot be read, Refused when the disk does not take it.
+    """
+    found = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        file = given.open("rb", buffering=0)
+    except OSError as error:
+        raise _unreadable(error) from None
+    with file, _keeping(), path.open("wb", buffering=0) as kept:
+        while piece := _piece(file):
+            _keep(piece, kept, found)
+    return Upload(path, found.hexdigest())
+
+
+def _piece(file: FileIO) -> bytes:
+    try:
+        return file.read(PIECE)
     except OSError as error:
         raise _unreadable(error) from None
 

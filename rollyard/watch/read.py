@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from rollyard.chaos.survival import Survived
 from rollyard.errors import JournalError
 from rollyard.stats import Pace
-from rollyard.texts import in_a_line
+from rollyard.texts import counted, in_a_line
 from rollyard.types import Canary, Handed, WeightVersion
 from rollyard.watch.devices import DeviceTime, PoolTime
 from rollyard.watch.forecast import Forecast
@@ -38,7 +38,7 @@ FORECAST: Final = TypeAdapter(Forecast | None)
 def read_report(path: Path) -> Report:
     """The report that `Report.write` wrote. Raises OSError, or JournalError when it is none."""
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_int=counted)
         usage = record.pop("usage")
         return Report(
             phases=PhaseSeconds(wall_s=record["wall_s"], **{name: record.pop(name) for name in BESIDE}, **record.pop("phases")),

@@ -79,6 +79,9 @@ def named(weights: Weights) -> dict[str, Tensor]:
     if not isinstance(given, Mapping):
         remedy = "publish a module, or a mapping of names to tensors"
         raise ConfigError(f"a {type(weights).__name__} has no weights", where=WHERE, remedy=remedy)
+    if odd := [name for name in given if not isinstance(name, str)]:
+        problem = f"{odd[0]!r:.60} is no name of a tensor"
+        raise ConfigError(problem, where=WHERE, remedy="publish a mapping of names to tensors")
     adapted = [name for name in given if any(part in name for part in OF_ADAPTERS)]
     if adapted:
         remedy = "publish what merged_weights(model) gives, or model.merge_and_unload(); nothing has changed"
@@ -99,6 +102,9 @@ def whole(name: str, tensor: Tensor) -> Tensor:
     """A tensor all of which is in this process. Raises ConfigError for a part of one."""
     if tensor.is_meta:
         raise ConfigError(f"{name} is on the meta device: it has no numbers", where=WHERE, remedy="publish loaded weights")
+    if tensor.layout != torch.strided:
+        remedy = "publish what to_dense() gives; nothing has changed"
+        raise ConfigError(f"{name} is sparse ({tensor.layout})", where=WHERE, remedy=remedy)
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return tensor

@@ -14,6 +14,12 @@ from rollyard.inspect import rows
 from rollyard.inspect.rows import MetricRows
 
 
+def test_a_line_with_what_no_count_comes_to_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "incarnation": 0, "tokens": 7}\n{"step": 2, "incarnation": 0, "tokens": %s}\n' % ("9" * 400))
+    assert [row["step"] for row in MetricRows(path).rows()] == [1]
+
+
 def test_two_that_ask_at_once_have_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second comes while the first reads: it waits, and no line is counted twice."""
     path = tmp_path / "metrics.jsonl"

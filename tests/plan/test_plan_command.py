@@ -53,6 +53,9 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
         (["--model", "nowhere"], "nowhere"),
         (["--mean-tokens", "80"], "mean"),
         (["--model", "llama-70b"], "GB"),
+        (["--gpus", ""], "no number of devices"),
+        (["--max-staleness", "99999999999999999999"], "--max-staleness: with 99,999,999,999,999,999,999 there are more than"),
+        (["--rollout.max_staleness", "99999999999"], "rollout.max_staleness: with 99,999,999,999 there are more than"),
         (["--place.generate", "5"], "no placement has room"),
         (["--failures.joins", "2:+1"], "come or go"),
         (["--failures.node_hours", "1e-5"], "no choice is possible: the run ends after"),
@@ -63,6 +66,23 @@ def test_a_plan_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFix
 def test_mistakes_are_told(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *FIXED, *given]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_trace_is_in_the_place_of_a_preset_s_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.jsonl"
+    path.write_text('{"group": 0, "prompt_tokens": 3, "tokens": 5}\n')
+    assert main(["plan", "--preset", "small", "--gpus", "1xcpu", "--max-staleness", "0", "--trace", str(path), "--json"]) == 0
+
+
+def test_a_config_that_cannot_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(plan_command, "write_file", full)
+    assert main([*SMALL, *FIXED, "--out", str(tmp_path / "plan.toml")]) == 2
+    assert "--out: cannot be written: [Errno 28]" in capsys.readouterr().err
 
 
 def test_where_the_config_goes_is_looked_at_before_anything_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,13 @@ def test_what_a_later_life_wrote_again_counts_once(tmp_path: Path) -> None:
     assert read_trace(path).groups == ((9,),)
 
 
+def test_a_member_that_comes_twice_is_told(tmp_path: Path) -> None:
+    row = {"group": 4, "member": 0, "prompt_tokens": 1, "tokens": 2}
+    path = lines(tmp_path / "twice.jsonl", row, row | {"member": 1}, row | {"tokens": 3})
+    with pytest.raises(ConfigError, match=r"twice\.jsonl:3: member 0 of group 4 comes twice"):
+        read_trace(path)
+
+
 def test_members_without_a_number_come_last(tmp_path: Path) -> None:
     told = [{"group": 0, "prompt_tokens": 1, "tokens": tokens} for tokens in range(1, 6)]
     path = lines(tmp_path / "some.jsonl", told[0], told[1] | {"member": 1}, told[2], told[3] | {"member": 0}, told[4])
@@ -137,6 +144,8 @@ def test_an_episode_is_no_trace(tmp_path: Path) -> None:
         ({"group": 1, "prompt_ids": 5, "tokens": 3}, "field 'prompt_ids' is '5', not a list"),
         ({"group": 1, "prompt_tokens": 1, "tokens": 3, "finish": 0}, "field 'finish' is '0'"),
         ({"group": 1, "prompt_tokens": 1, "tokens": 3, "turns": 1}, "field 'turns' is '1', not a list"),
+        ('{"group": 1, "group": 2, "prompt_tokens": 1, "tokens": 3}', "the name 'group' comes twice"),
+        ({"group": 0, "prompt_tokens": 2, "tokens": 3}, "group 0 has a prompt of 1 tokens, and of 2"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, record: object, told: str) -> None:
@@ -165,6 +174,8 @@ def test_files_that_are_no_trace(tmp_path: Path) -> None:
     assert "cannot be read" in refused(tmp_path / "folder.parquet")
     pq.write_table(pa.table({"group": [1], "tokens": [2]}), tmp_path / "b.parquet")
     assert "no column prompt_ids or prompt_tokens" in refused(tmp_path / "b.parquet")
+    pq.write_table(pa.table([[1], [2], [3], [4]], ["group", "tokens", "tokens", "prompt_tokens"]), tmp_path / "f.parquet")
+    assert "two columns 'tokens'" in refused(tmp_path / "f.parquet")
     pq.write_table(pa.table({"group": [1], "tokens": [2.5], "prompt_tokens": [1]}), tmp_path / "c.parquet")
     assert "'tokens' is double" in refused(tmp_path / "c.parquet")
     content = (tmp_path / "b.parquet").read_bytes()

@@ -128,6 +128,13 @@ def test_a_file_may_begin_with_the_mark_that_editors_on_windows_write(write):
         ('{"prompt": "a", "completion": "b"}', "'completion'"),
         ('{"prompt": "\\ud800 x"}', "a lone surrogate"),
         ('{"prompt": [{"role": "user", "content": "\\udfff"}]}', "a lone surrogate"),
+        ('{"prompt": [{"role": "\\udfff", "content": "a"}]}', "a lone surrogate"),
+        ('{"prompt": "a", "x": {"y": "\\ud800"}}', "'x' holds what JSON has no words for (half a character"),
+        ('{"prompt": "a", "\\ud800": 1}', "holds what JSON has no words for (half a character"),
+        ('{"prompt": "a", "x": NaN}', "'x' holds what JSON has no words for (nan"),
+        ('{"prompt": "a", "x": [-1e999]}', "'x' holds what JSON has no words for (-inf"),
+        ('{"prompt": "a", "prompt": "b"}', "the name 'prompt' comes twice"),
+        ('{"prompt": "a", "x": {"y": 1, "y": 2}}', "the name 'y' comes twice"),
     ],
 )
 def test_a_broken_line_is_named_and_shown(write, line, problem):
@@ -142,6 +149,9 @@ def test_a_broken_line_is_named_and_shown(write, line, problem):
 def test_what_is_shown_of_a_broken_line_has_an_end(write):
     with pytest.raises(ConfigError, match="not JSON") as raised:
         read_rows(write("[" * 100_000), "prompt")
+    assert len(raised.value.problem) < 300
+    with pytest.raises(ConfigError, match="'x' holds what JSON has no words for") as raised:
+        read_rows(write('{"prompt": "a", "x": %s}' % ("[" * 300 + "]" * 300)), "prompt")
     assert len(raised.value.problem) < 300
 
 

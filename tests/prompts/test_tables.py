@@ -75,6 +75,9 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, parquet: Path) -> 
     pq.write_table(pa.table({"question": ["a"], "when": [datetime.date(2026, 1, 1)]}), dated)
     assert "'when' holds what JSON has no words for" in refused(path=str(dated)).problem
     assert read_data(prompts(path=str(dated), columns=["question"])) == [Row("a", {"question": "a"})]
+    missing = tmp_path / "missing.parquet"
+    pq.write_table(pa.table({"question": ["a", "b"], "level": [1.0, float("nan")]}), missing)
+    assert refused(path=str(missing)).where == f"{missing}, row 1" and "nan" in refused(path=str(missing)).problem
     nothing = tmp_path / "nothing.parquet"
     pq.write_table(pa.table({"question": ["a", None]}), nothing)
     assert refused(path=str(nothing)).where == f"{nothing}, row 1"

@@ -17,7 +17,7 @@ from rollyard.caller import Batch, Dropped
 from rollyard.episode.stage import Stage
 from rollyard.errors import ConfigError
 from rollyard.layers import resolve_tree
-from rollyard.prompts.given import GivenSource, given_of
+from rollyard.prompts.given import GivenSource, given_all
 from rollyard.rollouts import Status
 from rollyard.serve.app import application
 from rollyard.serve.service import Service
@@ -105,6 +105,8 @@ class Policy:
 class Double:
     """What a service asks of `Rollouts`."""
 
+    finished = ""
+
     def __init__(self, folder: Path, sessions: Sessions | None = None, room: int = 8) -> None:
         self.folder, self.version, self.model = folder, V0, folder / "model"
         self.source = GivenSource(lambda number, row: (AnyText().encode(str(row.prompt)), str(row.prompt)), room, str)
@@ -129,7 +131,7 @@ class Double:
             self.rooms -= 1
 
     async def make(self, prompts: Sequence[Any]) -> tuple[Prompt, ...]:
-        return await asyncio.to_thread(self.source.make, [given_of(each) for each in prompts])
+        return await asyncio.to_thread(self.source.make, given_all(prompts))
 
     def put(self, made: Sequence[Prompt]) -> tuple[int, ...]:
         return self.source.put(made)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import torch
 
+from rollyard.environment import serve_token
+from rollyard.errors import ConfigError
 from rollyard.prompts.given import GivenPrompt
 from rollyard.serve import calls
-from rollyard.serve.client import AsyncClient, Client, ServiceError, tensors_of
+from rollyard.serve.client import AsyncClient, Client, Play, ServiceError, Trainer, tensors_of
 from rollyard.types import Reward
 from tests.serve.double import TOKEN, URL, Served, batch, group, serving
 from tests.serve.test_guard import listening
@@ -45,7 +49,9 @@ async def test_a_trainer_elsewhere(tmp_path: Path) -> None:
                 await trainer.renew()
                 with pytest.raises(ServiceError, match="other tensors"):
                     await trainer.publish({"a": WEIGHTS["a"]})
-                version = await trainer.publish(WEIGHTS, {"loss": 0.5})
+                with pytest.raises(ConfigError, match="loss is "):
+                    await trainer.publish(WEIGHTS, {"loss": None})  # type: ignore[dict-item]
+                version = await trainer.publish(WEIGHTS, {"loss": torch.tensor(0.5)})  # type: ignore[dict-item]
                 assert version.step == found.step + 1
                 served.run.batch.put_nowait(batch(1, 7) if found.step == 0 else None)
         assert (await own.status())["trainer"] is None
@@ -56,6 +62,10 @@ async def test_a_trainer_elsewhere(tmp_path: Path) -> None:
                 break
         assert seen == [(1, group(5)), (2, group(6)), (3, group(7))]
         assert [torch.equal(each["weights"]["b"], WEIGHTS["b"]) for each in served.run.published] == [True, True]
+        with pytest.raises(ConfigError, match="prompt 1: its columns are no JSON: nan"):
+            await own.submit(["?", GivenPrompt("?", columns={"x": float("nan")})])
+        with pytest.raises(ConfigError, match="no list of prompts"):
+            await own.submit("?")
         await own.end_of_prompts()
         with pytest.raises(ServiceError, match="ended before"):
             await own.submit(["?"])
@@ -75,6 +85,43 @@ async def test_a_harness_elsewhere(tmp_path: Path) -> None:
         assert ends == [Reward(1.0, {"exact": 1.0}), Reward(None, problem="it broke")]
         with pytest.raises(ServiceError, match="no member"):
             await own.play(wait_s=0.2)
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "http://", "ftp://x", "http://[::1", "http://\ud800", "http://a\0", None])
+def test_what_is_no_address_is_told_at_once(url: Any) -> None:
+    with pytest.raises(ConfigError, match="no address of a service"):
+        Client(url)
+
+
+@pytest.mark.parametrize("token", ["tök", "a\nb", "a ", None])
+def test_what_no_header_has_is_no_token(token: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no header of HTTP"):
+        Client(URL, token)
+    if token is not None:
+        monkeypatch.setenv("ROLLYARD_TOKEN", token)
+        with pytest.raises(ConfigError, match="ROLLYARD_TOKEN"):
+            serve_token()
+
+
+@pytest.mark.parametrize("content", ["<html>", "[]", "{}", "null", "[" * 100_000])
+def test_an_answer_of_somebody_else_is_told(content: str) -> None:
+    other = Client(URL, transport=httpx.MockTransport(lambda request: httpx.Response(200, text=content)))
+    asks: list[Callable[[], object]] = [
+        lambda: other.submit(["?"]),
+        lambda: next(other.outcomes()),
+        lambda: other.trainer("a"),
+        other.play,
+    ]
+    asks.append(lambda: next(Trainer(other, "a", "b").batches()))
+    for ask in asks:
+        with pytest.raises(ServiceError, match="no service of this version of Rollyard"):
+            ask()
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e300, "1"])
+def test_what_is_no_verdict_is_told_where_it_is_given(value: Any) -> None:
+    with Client(URL) as own, pytest.raises(ConfigError, match="the harness returned"):
+        own.judge(Play("s", 0, "?", (), {}), value)
 
 
 async def test_requests_that_get_lost_are_made_again_and_others_when_they_may(monkeypatch: pytest.MonkeyPatch) -> None:

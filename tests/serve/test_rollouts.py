@@ -236,6 +236,12 @@ async def test_weights_of_a_common_disk_lie_below_one_folder(tmp_path: Path) -> 
             "/v1/weights/1/file", json={"path": "good.safetensors", "stats": {"loss": 1.0}}, headers=lease
         )
         assert told.json()["step"] == 1 and served.run.published[0]["stats"] == {"loss": 1.0}
+        with (inside / "good.safetensors").open("r+b") as file:  # as a trainer that writes its next version there
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\xff")
+            file.truncate(10)
+        assert torch.equal(served.run.published[0]["weights"]["a"], WEIGHTS["a"])
+        assert torch.equal(served.run.published[0]["weights"]["b"], WEIGHTS["b"])
     async with serving(tmp_path) as served:
         lease = await served.lease()
         served.run.batch.put_nowait(batch(0, 5))

@@ -55,6 +55,8 @@ async def test_a_harness_plays_a_member(tmp_path: Path) -> None:
         path = f"/v1/sessions/{session['X-Rollyard-Session']}"
         assert (await served.http.get(path)).json()["turns"] == 2
         for _ in range(2):
+            for odd in ({"value": 1e300}, {"value": 1.0, "parts": {"x": -1e300}}, {"value": None, "parts": {"x": 1.0}}):
+                assert (await served.http.post(f"{path}/reward", json=odd)).status_code == 400
             assert (await served.http.post(f"{path}/reward", json={"value": 0.5, "parts": {"x": 1.0}})).json() == {"ok": True}
         assert (await served.http.post(f"{path}/reward", json={"value": 1.0})).status_code == 410
         assert await ended(served) == Reward(0.5, {"x": 1.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
@@ -193,7 +194,10 @@ async def test_an_invitation_that_was_not_heard_is_no_second_group(tmp_path: Pat
         await asyncio.wait_for(coming.done, 10)
 
 
-@pytest.mark.parametrize("columns", [{"a": "\ud800"}, {"a": {"\ud800": None}}, {"\ud800": 1}])
-def test_half_a_character_is_refused_wherever_it_is(columns: dict[str, object]) -> None:
+DEEP: Any = json.loads("[" * 100 + "]" * 100)
+
+
+@pytest.mark.parametrize("columns", [{"a": "\ud800"}, {"a": {"\ud800": None}}, {"\ud800": 1}, {"a": DEEP}])
+def test_what_its_readers_could_not_read_is_refused_wherever_it_is(columns: dict[str, object]) -> None:
     with pytest.raises(RequestValidationError):
         records.given([{"text": "?"}, {"text": "?", "columns": columns}])

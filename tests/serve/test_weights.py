@@ -11,7 +11,7 @@ from rollyard.durable import clear_drafts
 from rollyard.errors import ConfigError
 from rollyard.serve.refusals import Refused
 from rollyard.serve.settings import check
-from rollyard.serve.weights import PACE, draft, paced
+from rollyard.serve.weights import PACE, copied, draft, paced, receive
 from tests.serve.double import config
 
 
@@ -44,6 +44,29 @@ async def test_a_disk_that_is_slow_takes_no_time_of_the_client() -> None:
         sender.now += 100.0
         came += 1
     assert came == 10
+
+
+async def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+    """Also when that shows with the last few bytes, or before the first."""
+
+    async def few() -> AsyncIterator[bytes]:
+        yield b"few"
+
+    with pytest.raises(Refused, match="No space left") as refused:
+        await receive(few(), Path("/dev/full"), 9, 5.0)
+    assert (refused.value.status, refused.value.code) == (507, "disk")
+    given = tmp_path / "given"
+    given.write_bytes(b"few")
+    with pytest.raises(Refused, match="No space left"):
+        copied(given, Path("/dev/full"))
+    with pytest.raises(Refused, match="No such file"), draft(tmp_path / "nowhere"):
+        pass
+
+
+def test_what_cannot_be_read_is_no_fault_of_the_disk(tmp_path: Path) -> None:
+    for given in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match="no safetensors file"):
+            copied(given, tmp_path / "kept")
 
 
 def test_an_upload_that_was_cut_by_a_kill_goes_with_the_next_life(tmp_path: Path) -> None:

@@ -94,6 +94,14 @@ def nowhere(state: State) -> None:
     state[NORM] = state[NORM].to("meta")
 
 
+def sparse(state: State) -> None:
+    state[NORM] = state[NORM].to_sparse()
+
+
+def no_name(state: State) -> None:
+    state[7] = state[NORM]  # type: ignore[index]
+
+
 def another_head(state: State) -> None:
     state[HEAD] = state[EMBEDDING] + 1
 
@@ -121,6 +129,8 @@ def adapted(state: State) -> None:
         (no_number, f"{NORM} has numbers that are not finite"),
         (infinite, "not finite"),
         (nowhere, "meta device"),
+        (sparse, "is sparse"),
+        (no_name, "7 is no name of a tensor"),
         (another_head, "the engines' model ties them"),
         (no_tensor, "a list, no tensor"),
         (twice, "comes twice"),

@@ -79,7 +79,7 @@ async def status(service: Served) -> StatusRecord:
         tokens=found.tokens,
         tokens_per_s=found.tokens_per_s,
         engines=list(found.engines),
-        model=str(service.rollouts.model.resolve()),
+        model=service.model,
         cursor=service.cursor,
         sessions=None if service.sessions is None else SessionCounts(**asdict(service.sessions.counts)),
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 
 from rollyard.serve.asked import Played, Served, bounded, refusals, unless_gone
-from rollyard.serve.records import ChatMessage, Failure, Ok, SessionClaim, SessionRecord, Verdict
+from rollyard.serve.records import Failure, Message, Ok, SessionClaim, SessionRecord, Verdict
 from rollyard.serve.sessions import Ended, Session, failed
 from rollyard.types import Reward
 
@@ -49,7 +49,7 @@ def _record(session: Session) -> SessionRecord:
         session=session.id,
         group=prompt.id,
         text=prompt.text,
-        messages=[ChatMessage(role=each["role"], content=each["content"]) for each in prompt.messages],
+        messages=[Message(role=each["role"], content=each["content"]) for each in prompt.messages],
         token_ids=list(prompt.token_ids),
         columns=dict(prompt.columns),
         turns=session.turns,

@@ -88,7 +88,7 @@ async def wanted(service: Served) -> records.Weights:
 BODY = {"requestBody": {"required": True, "content": {FILE: {"schema": {"type": "string", "format": "binary"}}}}}
 
 
-@router.put("/weights/{step}", openapi_extra=BODY, responses=refusals(409))
+@router.put("/weights/{step}", openapi_extra=BODY, responses=refusals(409, 507))
 async def upload(service: Served, lease: Leased, step: Step, request: Request) -> records.PublishedRecord:
     """Publish a safetensors file, which is the body. Its metadata may have `rollyard.stats`, a JSON object of numbers.
 
@@ -112,17 +112,18 @@ async def upload(service: Served, lease: Leased, step: Step, request: Request) -
         return await _published(service, lease, step, came)
 
 
-@router.post("/weights/{step}/file", responses=refusals(404, 409))
+@router.post("/weights/{step}/file", responses=refusals(409, 507))
 async def from_file(service: Served, lease: Leased, step: Step, named: records.FileOfWeights) -> records.PublishedRecord:
-    """Publish from a disk that both sides have."""
+    """Publish from a disk that both sides have. The file is copied first, and may be another one once this is answered."""
     service.check_open()
     service.desk.expect(lease, step)
     path = weights.below(service.config.serve.weights_folder, named.path)
-    try:
-        digest = await service.desk.hold(lease, asyncio.to_thread(weights.digest_of, path))
-    except ConfigError as error:
-        raise unsuited(error) from error
-    return await _published(service, lease, step, weights.Upload(path, digest), named.stats)
+    with weights.draft(service.folder) as draft:
+        try:
+            came = await service.desk.hold(lease, asyncio.to_thread(weights.copied, path, draft))
+        except ConfigError as error:
+            raise unsuited(error) from error
+        return await _published(service, lease, step, came, named.stats)
 
 
 @router.post("/weights/{step}/group", responses=refusals(409))
