@@ -1,6 +1,6 @@
 """A trainer elsewhere: it takes batches from a service by HTTP, learns from them, and uploads the weights.
 
-    rollyard serve --preset sort --run.steps 24       # in another shell
+    rollyard serve --preset sort --run.steps 12       # in another shell
     python examples/remote_trainer.py http://127.0.0.1:8000
 
 On another machine, a second argument names a copy of the model that the service began with. ROLLYARD_TOKEN as there.

@@ -63,7 +63,7 @@ def test_each_example_is_run_by_a_test():
     assert {path.relative_to(EXAMPLES).as_posix() for path in files} == set(RUN_BY), "a new example comes with its test"
     for name, where in RUN_BY.items():
         if where.endswith(".md"):
-            assert any(f"examples/{name}" in each.text for each in commands(where) if not (each.why or each.time)), name
+            assert any(f"examples/{name}" in each.text for each in commands(where) if each.here), name
         else:
             text = (ROOT / where).read_text()
             assert Path(name).stem in (text.partition("\n}\n")[2] if ROOT / where == Path(__file__) else text), name

@@ -171,7 +171,9 @@ def test_every_marker_has_a_lane() -> None:
     markers = [marker.split(":")[0] for marker in options["markers"]]
     assert options["addopts"][-2:] == ["-m", f"not ({' or '.join(markers)})"], "the ordinary lane leaves out exactly these"
     outside = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}  # this may be `make test`
+    told = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for marker in markers:
+        assert f"`make test-{marker}`" in told
         command = ["make", "--dry-run", f"test-{marker}"]
         plan = subprocess.run(command, cwd=ROOT, env=outside, capture_output=True, text=True, check=True, timeout=30)
         said = plan.stdout.rstrip()

@@ -1,6 +1,6 @@
 """Published steps of whole systems beside what the simulator says of them: prints the tables of docs/published.md.
 
-    PYTHONPATH=. python benchmarks/published/tables.py [T1|T2|T3] ...
+    python benchmarks/published/tables.py [T1|T2|T3] ...
 
 Two constants are fitted, and only to the rows that are marked in rows.py: a factor on all that decoding takes, and what a
 micro-batch of training takes besides its arithmetic. All others are in the scenarios, as `rollyard simulate` takes them.

@@ -1,6 +1,6 @@
 """Weight syncs that were published, beside what the simulator says of them: prints the table of docs/costs.md.
 
-    PYTHONPATH=. python benchmarks/published/weight_sync.py
+    python benchmarks/published/weight_sync.py
 
 Bytes, devices and how a system sends them are as published, or marked. What is not said is as in the row's remark. All is as
 `plan.moving` has it, which is what a simulated run goes by; once with nothing fitted, and once with the share of a card's rate

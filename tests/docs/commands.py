@@ -4,6 +4,9 @@ A block of commands is one whose language is `sh`. A command is run, in the orde
 comment at its end, or on a line of its own, which then holds for the rest of its block.
 
     # not run: needs GPUs
+    # run by make test-vllm                      in the order of its page too, after what stands before it, in another lane
+    # run by tests/serve/test_examples.py        that test names its options and examples
+    # run by .ci/run                             which has that line
     # takes 3 minutes, run by hand on 2026-11-30
 
 `python -m tests.docs.commands --by-hand [PAGE]` runs those that are marked so, and what stands before them on their pages.
@@ -30,23 +33,29 @@ from tests.sources import ROOT
 PAGES = ("README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 FENCE = re.compile(r"^ *```(?P<language>[^\n]*)\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(
-    r"[#;] (?:(?P<why>not run: .+)|takes (?P<time>\d+ (?:second|minute|hour)s?), run by hand on (?P<day>\d{4}-\d\d-\d\d))"
+    r"[#;] (?:(?P<why>not run: .+)|takes (?P<time>\d+ (?:second|minute|hour)s?), run by hand on (?P<day>\d{4}-\d\d-\d\d)"
+    r"|run by (?P<by>make test-[a-z]+|\.ci/run|tests/[a-z_/]+\.py))"
 )
 TOOLS = (
     "rollyard (?:run|train|resume|explain|engines|inspect|simulate|plan|bench|serve)|"
     "make|python3?|pip|ray|kubectl|curl|source|git|docker|sbatch"
 )
 PROGRAMS = re.compile(rf'^\s*(?:[A-Z_]+=(?:"[^"]*"|\S+) )*(?:\S*bin/)?(?:{TOOLS}) ', re.MULTILINE)
+INSIDE = re.compile(r" *(?:[-*+]|\d+\.|!!!|\?\?\?\+?|===) ")  # what follows and is indented belongs to it
 SHOWN = ("", "text", "toml", "json", "yaml", "python", "sql")  # languages of blocks that are not commands
-GIVEN = "rollyard run --preset tiny"  # run once for all pages that say it
+GIVEN = (  # run once for all pages that say so
+    "rollyard run --preset tiny",
+    "rollyard plan --model llama-8b --gpus 64xH100 --group-size 8 --prompts-per-step 64 --max-tokens 8192 --mean-tokens 2000 \\\n"
+    "    --price 2.5 --out plan.toml",
+)
 HOUR_S = 3600.0
 KEPT = (".venv", "models", "benchmarks/.venvs")  # from page to page, by hand
-LINKED = ("examples", "benchmarks", "docs", "models", "tests")  # what commands find beside them in a clone
+LINKED = ("examples", "benchmarks", "docs", "models", "rollyard", "tests")  # what commands find beside them in a clone
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One, with all of its lines. At most one of `why` and `time` is there; with neither it is run by the test."""
+    """One, with all of its lines. At most one of `why`, `time` and `by` is there; with none it is run by the test."""
 
     page: str
     line: int
@@ -54,6 +63,17 @@ class Command:
     why: str = ""
     time: str = ""
     day: date | None = None
+    by: str = ""
+
+    @property
+    def here(self) -> bool:
+        """It is run in the slow lane."""
+        return not (self.why or self.time or self.by)
+
+    @property
+    def bare(self) -> str:
+        """Without what is remarked at its end."""
+        return self.text.partition("  #")[0].rstrip()
 
 
 def blocks(page: str) -> Iterator[tuple[int, str, str]]:
@@ -92,7 +112,7 @@ def _command(page: str, line: int, text: str, mark: re.Match[str] | None) -> Com
     if mark is None:
         return Command(page, line, text)
     day = date.fromisoformat(mark["day"]) if mark["day"] else None
-    return Command(page, line, text, mark["why"] or "", mark["time"] or "", day)
+    return Command(page, line, text, mark["why"] or "", mark["time"] or "", day, mark["by"] or "")
 
 
 def untagged(page: str) -> Iterator[str]:
@@ -102,6 +122,21 @@ def untagged(page: str) -> Iterator[str]:
             yield f"{page}:{line} is in {language!r}, which is none of {SHOWN} and sh"
         elif language in ("", "text") and PROGRAMS.search(body):
             yield f"{page}:{line} has commands and is not marked as sh"
+    for line in indented((ROOT / page).read_text(encoding="utf-8")):
+        yield f"{page}:{line} is a block by its indentation, which says no language: write it between ```"
+
+
+def indented(text: str) -> Iterator[int]:
+    """Lines on which a block of code begins that is one by its indentation alone: not in a list, a note or a fence."""
+    without = FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
+    above, blank = "", True  # the last line that is not indented; whether the last line is empty
+    for number, line in enumerate(without.splitlines(), 1):
+        code = line.startswith(("    ", "\t")) and line.strip()
+        if code and blank and not INSIDE.match(above):
+            yield number
+        if line[:1].strip():
+            above = line
+        blank = not line.strip()
 
 
 def room(folder: Path) -> None:
@@ -153,7 +188,7 @@ def main() -> int:
     clone = Path(tempfile.mkdtemp()) / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     for page in parser.parse_args().pages:
-        chosen = [command for command in commands(page) if not command.why]
+        chosen = [command for command in commands(page) if command.here or command.time]
         if not any(command.time for command in chosen):
             continue
         subprocess.run(["git", "clean", "-xdfq", *(f"--exclude={name}" for name in KEPT)], cwd=clone, check=True)

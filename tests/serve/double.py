@@ -42,6 +42,7 @@ from rollyard.types import (
 )
 from tests.episode.toys import WORDS as FEW
 from tests.episode.toys import Toy
+from tests.serve.document import Document
 
 V0 = WeightVersion(0)
 TOKEN = "of-this-test"
@@ -186,6 +187,7 @@ class Served:
     service: Service
     app: Any
     http: httpx.AsyncClient
+    document: Document
     headers: dict[str, str] = field(default_factory=dict)
 
     async def lease(self, trainer: str = "t", **more: Any) -> dict[str, str]:
@@ -224,7 +226,14 @@ async def serving(folder: Path, token: str = TOKEN, room: int = 8, **options: An
             transport=httpx.ASGITransport(app), base_url=URL, headers={"Authorization": f"Bearer {token}"}, timeout=10
         )
         await closing.enter_async_context(http)
-        yield Served(run, service, app, http)
+        document = Document((await http.get("/openapi.json")).json())
+
+        async def hold(response: httpx.Response) -> None:
+            """Whatever a test asks."""
+            document.hold(response, await response.aread())
+
+        http.event_hooks["response"].append(hold)
+        yield Served(run, service, app, http, document)
         for episode in run.episodes:
             episode.cancel()
         await asyncio.gather(*run.episodes, return_exceptions=True)
