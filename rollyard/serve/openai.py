@@ -147,7 +147,7 @@ class _Generation(Asked):
         1, description="answers, one after the other: each is a turn of the episode"
     )
     stop: str | Annotated[list[str], Field(max_length=16)] | None = Field(None, description="texts that end an answer")
-    stream: bool = Field(False, description="each answer comes in one piece, once it is whole")
+    stream: bool = Field(False, description="text comes as it is written; tokens and calls of tools with the last piece")
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, description="that of the run, or none")
     top_p: float | None = Field(None, description="that of the run, or none")
