@@ -151,7 +151,7 @@ class Answers:
         """The tokens that it asks to go on from, and what remembers an answer to them. Raises Refused."""
         talk = session.conversation
         if isinstance(request, ChatRequest):
-            messages, tools = [message.plain for message in request.messages], [tool.plain for tool in request.tools or ()]
+            messages, tools = request.plain, [tool.plain for tool in request.tools or ()]
             if request.reads and (why := unreadable(self._parser, session.ask, tools)):
                 remedy = "serve with --serve.tool_parser none, and calls stay text; or ask with tool_choice none"
                 raise Refused(HTTPStatus.BAD_REQUEST, f"no call would be read: {why}", "tool_parser", "tools", remedy)

@@ -178,6 +178,13 @@ class ChatRequest(_Generation):
     parallel_tool_calls: On = Field(None, description="true, or none: how many calls are in an answer is the policy's affair")
 
     @property
+    def plain(self) -> list[dict[str, Any]]:
+        """Its messages as chat templates take them. Some of those want to have with a result which tool it is of."""
+        names = {call.id: call.function.name for message in self.messages for call in message.tool_calls or ()}
+        found = [message.plain for message in self.messages]
+        return [{"name": names[id_]} | each if (id_ := each.get("tool_call_id")) in names else each for each in found]
+
+    @property
     def reads(self) -> bool:
         """Whether calls are looked for in what is answered."""
         return bool(self.tools) and self.tool_choice != "none"
