@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from rollyard.episode.stage import Player
 from rollyard.events import EngineId
-from rollyard.protocols.rollouts import Scorer
+from rollyard.protocols.rollouts import Hearing, Scorer
 from rollyard.rollout.controller import Controller
 from rollyard.rollout.playing import room_for
 from rollyard.rollout.seeds import completion_seed
@@ -139,8 +139,8 @@ class _Heard:
         played = await self.player.play(prompt, self.answer)
         return played.verdict or await scorer.score(prompt, self.completion(played.text))
 
-    async def answer(self, asking: Asking) -> Reply:
-        """As the core has it answered."""
+    async def answer(self, asking: Asking, hearing: Hearing | None = None) -> Reply:
+        """As the core has it answered, in one piece."""
         asks, turn, (group, member, _) = self.asks, len(self.taken), self.id
         room = room_for(asking, turn, asks.window, self.player.turns)
         if isinstance(room, FinishReason):

@@ -1,12 +1,13 @@
 """What the core and environments say to each other: the events and instructions of episodes.
 
-    Play ─► Asked ─► Generate ... ─► Tell ─► Asked ─► ... ─► EpisodeEnded ─► Score
+    Play ─► Asked ─► Generate ... (Stream ...) ─► Tell ─► Asked ─► ... ─► EpisodeEnded ─► Score
 
 An episode is given up when its member is dropped (`events.Drop`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.events import Event, Instruction
@@ -38,6 +39,19 @@ class Play(Instruction):
 
     prompt: Prompt
     member: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stream(Instruction):
+    """Tell an environment that wants to hear it what the policy is writing.
+
+    Where `after` is less than it has heard of, the rest of that was taken back, and these tokens are there instead.
+    """
+
+    group: int
+    member: int
+    after: int  # tokens of this turn before them
+    token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

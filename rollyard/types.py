@@ -202,6 +202,7 @@ class Asking:
     prompt_ids: tuple[int, ...]  # [tokens], all that the policy is to see
     max_tokens: int  # of the answer at most
     stop: tuple[str, ...] = ()  # texts that end it
+    streams: bool = False  # whoever asks hears of tokens as they come
 
 
 @dataclass(frozen=True, slots=True)

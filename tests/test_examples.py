@@ -215,7 +215,7 @@ class Chat:
 async def test_the_environment_of_ones_own(said, verdict):
     left, read = list(said), []
 
-    async def policy(asking):
+    async def policy(asking, hearing=None):
         read.append("".join(map(chr, asking.prompt_ids)))
         text = left.pop(0)
         return Reply(tuple(map(ord, text)), text.split("</calc>")[0], FinishReason.STOP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from pydantic import ConfigDict, TypeAdapter
 from rollyard.episode.load import load_environment
 from rollyard.episode.stage import Played, Stage
 from rollyard.protocols.processes import Channel
-from rollyard.protocols.rollouts import Ask, Environment
+from rollyard.protocols.rollouts import Ask, Environment, Hearing
 from rollyard.settle import Surroundings, heard, leave_if_full, settle
 from rollyard.types import Asking, Prompt, Reply
 
@@ -61,8 +61,9 @@ async def serve(channel: Channel, order: bytes) -> None:
     async def play(content: bytes) -> bytes:
         number, prompt = PLAY.validate_json(content)
 
-        async def answer(asking: Asking) -> Reply:
-            (reply,) = REPLY.validate_json(await channel.call("ask", ASK.dump_json((number, asking)), limit_s=ASK_S))
+        async def answer(asking: Asking, hearing: Hearing | None = None) -> Reply:
+            asked = ASK.dump_json((number, replace(asking, streams=False)))
+            (reply,) = REPLY.validate_json(await channel.call("ask", asked, limit_s=ASK_S))
             return reply
 
         episode = going[number] = asyncio.ensure_future(stage.play(prompt, answer))

@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager
 
 from rollyard.episode.stage import Player
 from rollyard.events import Drop, Event, Instruction
-from rollyard.turns import Asked, EpisodeEnded, Play, Tell
+from rollyard.protocols.rollouts import Hearing
+from rollyard.turns import Asked, EpisodeEnded, Play, Stream, Tell
 from rollyard.types import Asking, Prompt, Reply
 from rollyard.watch.timeline import Phase, Timeline
 
@@ -34,6 +35,7 @@ class Episodes:
         self._player, self._post, self._broke, self._timeline = player, post, broke, timeline
         self._going: dict[Key, asyncio.Task[None]] = {}
         self._answers: dict[Key, asyncio.Future[Reply]] = {}
+        self._hearing: dict[Key, Hearing] = {}  # who wants to hear of what is being written
 
     def carry_out(self, instructions: Iterable[Instruction]) -> None:
         """Begin what the instructions say, in order."""
@@ -45,6 +47,9 @@ class Episodes:
                     waiting = self._answers.get((group, member))
                     if waiting is not None and not waiting.done():
                         waiting.set_result(reply)
+                case Stream(group, member, after, token_ids):
+                    if (hearing := self._hearing.get((group, member))) is not None:
+                        hearing(after, token_ids)
                 case Drop(group, int(member)):
                     if (episode := self._going.get((group, member))) is not None:
                         episode.cancel()
@@ -62,10 +67,15 @@ class Episodes:
         episode.add_done_callback(lambda done: self._done(key, done))
 
     async def _play(self, prompt: Prompt, key: Key) -> None:
-        async def answer(asking: Asking) -> Reply:
+        async def answer(asking: Asking, hearing: Hearing | None = None) -> Reply:
             self._answers[key] = asyncio.get_running_loop().create_future()
+            if hearing is not None:
+                self._hearing[key] = hearing
             self._post(Asked(*key, asking))
-            return await self._answers[key]
+            try:
+                return await self._answers[key]
+            finally:
+                self._hearing.pop(key, None)
 
         def working() -> AbstractContextManager[None]:
             return self._timeline.phase(Phase.TOOLS)

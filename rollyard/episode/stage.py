@@ -8,21 +8,28 @@ from __future__ import annotations
 import asyncio
 import operator
 import reprlib
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from rollyard.protocols.rollouts import Environment
+from rollyard.protocols.rollouts import Environment, Hearing
 from rollyard.texts import clean
 from rollyard.types import Asking, Prompt, Reply, Reward
 from rollyard.verdict import cause_of, reward_of
 
 NAME = "environment"  # of its verdict, among those of rewards
 
-Answer = Callable[[Asking], Awaitable[Reply]]
 Working = Callable[[], AbstractContextManager[None]]
 Message = Mapping[str, Any]
+
+
+class Answer(Protocol):
+    """Gives what the policy writes."""
+
+    async def __call__(self, asking: Asking, hearing: Hearing | None = None) -> Reply:
+        """`hearing` is there where `asking.streams`."""
+        ...
 
 
 class Tokens(Protocol):
@@ -124,12 +131,19 @@ class Asker:
         tokens = stage.tokens
         self.decode, self.chat, self.chat_after = tokens.decode, tokens.chat, tokens.chat_after
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Reply:
+    async def __call__(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        hearing: Hearing | None = None,
+    ) -> Reply:
         if self._open is not None:
             raise RuntimeError("the answer before is still being written: one at a time")
         if len(self._said) > self._stage.turns:
             raise RuntimeError(f"{self._stage.turns} turns are over, as the reply before has said: it finished with length")
-        self._open = _Question(self._asking(token_ids, max_tokens, stop))
+        self._open = _Question(replace(self._asking(token_ids, max_tokens, stop), streams=hearing is not None), hearing)
         self._came.set()
         return await self._open.reply
 
@@ -170,7 +184,7 @@ class Asker:
     async def serve(self, asking: Asking, episode: asyncio.Future[Any]) -> None:
         """Have it answered. An environment that ends meanwhile does not wait for that."""
         assert self._open is not None
-        answer = asyncio.ensure_future(self._answer(asking))
+        answer = asyncio.ensure_future(self._answer(asking, self._open.hearing))
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # as with an episode
         try:
             await asyncio.wait((answer, episode), return_when=asyncio.FIRST_COMPLETED)
@@ -197,6 +211,7 @@ class Asker:
 @dataclass(frozen=True, slots=True)
 class _Question:
     asking: Asking
+    hearing: Hearing | None
     reply: asyncio.Future[Reply] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 ANSWER = "the-answer-before"  # in its place
+TOOL = "tool"  # the role of what a tool has said
 CALLS = "tool_calls"  # in an answer, as OpenAI's interface has it
 
 
@@ -118,12 +119,16 @@ class Tokenizer:
     def _by_template(self, messages: Sequence[Message], tools: Sequence[Message], begins: bool) -> str:
         """Raises ConfigError for a conversation that the template refuses, or of which it leaves something out without a word."""
         text = self._rendered(messages, tools, begins)
-        if tools and text == self._rendered(messages, (), begins):
+        if tools and text == self._rendered_if(messages, (), begins):
             problem, remedy = "the chat template shows no tools", "use a model whose template does, or tell of them in a message"
             raise ConfigError(problem, where=WHERE, remedy=remedy)
-        without = [{name: value for name, value in message.items() if name != CALLS} for message in messages]
-        if any(CALLS in message for message in messages) and text == self._rendered_if(without, tools, begins):
+        uncalled = [{name: value for name, value in message.items() if name != CALLS} for message in messages]
+        if any(CALLS in message for message in messages) and text == self._rendered_if(uncalled, tools, begins):
             problem, remedy = "the chat template shows no earlier calls of tools", "send back answers as they were given"
+            raise ConfigError(problem, where=WHERE, remedy=remedy)
+        silent = [{**message, "content": ""} if message["role"] == TOOL else message for message in messages]
+        if any(said["content"] for said in messages if said["role"] == TOOL) and text == self._rendered_if(silent, tools, begins):
+            problem, remedy = "the chat template shows no results of tools here", "give them as messages of another role"
             raise ConfigError(problem, where=WHERE, remedy=remedy)
         return text
 
@@ -141,7 +146,9 @@ class Tokenizer:
             return str(self._full.apply_chat_template(said, tools=given, tokenize=False, add_generation_prompt=begins))
         except Exception as error:  # a template is code of somebody else's, and may raise anything
             problem = f"the chat template refuses this conversation: {in_a_line(error)}"
-            raise ConfigError(problem, where=WHERE, remedy="give roles in the order that it wants") from error
+            raise ConfigError(
+                problem, where=WHERE, remedy="give roles in the order that it wants, and all that it asks for"
+            ) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids: special tokens left out, spaces as they are."""

@@ -139,8 +139,8 @@ def space_of(given: argparse.Namespace) -> Space:
 
 
 def _far(base: Scenario, shape: Shape, hardware: Hardware, gpus: int) -> str:
-    """How weights go from node to node: by the common disk where a copy to broadcast would have no room, though as many devices as
-    there are shared all the rest.
+    """How weights go from node to node: by the common disk where a copy to broadcast would have no room, though as many devices
+    as there are shared all the rest.
     """
     for transport in ("broadcast", "checkpoint"):
         options = {"place.placement": "separate", "place.generate": 1, "place.train": max(gpus - 1, 1), "train.shard": True}

@@ -127,10 +127,25 @@ class Engine(Protocol):
     async def close(self) -> None: ...
 
 
+class Hearing(Protocol):
+    """Hears of an answer while it is written."""
+
+    def __call__(self, after: int, token_ids: Sequence[int]) -> None:
+        """What came after its first `after` tokens. Where more had been heard of, the rest of that was taken back."""
+        ...
+
+
 class Ask(Protocol):
     """The policy, as an environment sees it, and its tokenizer."""
 
-    async def __call__(self, token_ids: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Reply:
+    async def __call__(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        hearing: Hearing | None = None,
+    ) -> Reply:
         """What the policy writes after `token_ids`; one answer at a time.
 
         Where they leave no room in the window, or all turns are over, the reply has no tokens and finishes with CONTEXT or
@@ -140,6 +155,8 @@ class Ask(Protocol):
             token_ids: all that it is to see: the prompt, what it wrote before as it was sampled, what tools said.
             max_tokens: of the answer (None: `rollout.max_tokens`, which is the most).
             stop: texts that end it, besides `rollout.stop`.
+            hearing: is called with tokens as they come, in the run's own process; in a worker process it hears nothing. The reply
+                alone is sure, and has all of them.
         """
         ...
 

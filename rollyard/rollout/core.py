@@ -59,7 +59,7 @@ from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.recovery import Recovery
 from rollyard.rollout.state import Counts, GroupState, Ledger, Member, Output, Phase
 from rollyard.stats import EngineNow, SlotsNow
-from rollyard.turns import Asked, EpisodeEnded, Tell
+from rollyard.turns import Asked, EpisodeEnded, Stream, Tell
 from rollyard.types import DropReason, FinishReason, Prompt, RequestId, Segment, Verdict
 
 Message = Event | Signal
@@ -340,8 +340,11 @@ class RolloutCore:
         if wrote:
             self._live.wrote(group, segment.version.step)
         out = [] if segment.finish is None else list(self._ended(event, group, member, segment.finish))
-        if wrote and member.asking is None and member.phase in UNFINISHED:
-            out.append(Wrote(segment))
+        if wrote and member.phase in UNFINISHED:
+            if member.asking is None:
+                out.append(Wrote(segment))
+            elif member.asking.streams:
+                out.append(Stream(member.group, member.index, member.tokens - member.earlier - wrote, segment.token_ids))
         return out
 
     def _late(self, event: SegmentArrived) -> Iterable[Output]:

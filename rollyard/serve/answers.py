@@ -13,10 +13,12 @@ from typing import Any
 from rollyard.config import RolloutConfig
 from rollyard.conversation import Rendered
 from rollyard.errors import ConfigError
+from rollyard.protocols.rollouts import Hearing
 from rollyard.serve.openai import MODEL, ChatRequest, CompletionRequest
 from rollyard.serve.refusals import Refused
 from rollyard.serve.sessions import Question, Session, Sessions
-from rollyard.serve.tools import Call, Parser, answer_of, arguments_of, read, unreadable
+from rollyard.serve.streamed import Progress, Streamed
+from rollyard.serve.tools import OPEN, Call, Parser, answer_of, arguments_of, read, unreadable
 from rollyard.types import FinishReason, Reply
 
 Keep = Callable[[Rendered, "Turn"], None]
@@ -68,6 +70,11 @@ class Saying:
         found = await self.sessions.answer(self.session, self.question)
         assert isinstance(found, Said)
         return found
+
+    @property
+    def progress(self) -> Progress:
+        """What of it is there already."""
+        return self.question.progress
 
     def heard(self) -> None:
         """The client has it."""
@@ -123,15 +130,18 @@ class Answers:
     def asking(self, session: Session, request: ChatRequest | CompletionRequest, attempt: Attempt) -> Iterator[Saying]:
         """Have it answered, once for a client that asks again what it has not heard."""
         content = f"{attempt.key} {content_of(request)}"
-        with self._sessions.asking(session, content, attempt.again, lambda: self._say(session, request)) as question:
+        with self._sessions.asking(
+            session, content, attempt.again, lambda progress: self._say(session, request, progress)
+        ) as question:
             yield Saying(self._sessions, session, question)
 
-    async def _say(self, session: Session, request: ChatRequest | CompletionRequest) -> Said:
+    async def _say(self, session: Session, request: ChatRequest | CompletionRequest, progress: Progress) -> Said:
         """In turn: it knows what was said before it."""
         to, keep = self._to(session, request)
         turns = []
         for _ in range(request.n):
-            reply = await self._ask(session, to.token_ids, most_of(request), request.stops)
+            hearing = progress.begin(self._streamed(session, request)) if request.stream else None
+            reply = await self._ask(session, to.token_ids, most_of(request), request.stops, hearing)
             self._sessions.note(session, to.matched, to.rendered)
             turns.append(self._turn(request, reply))
             keep(to, turns[-1])
@@ -141,7 +151,7 @@ class Answers:
         """The tokens that it asks to go on from, and what remembers an answer to them. Raises Refused."""
         talk = session.conversation
         if isinstance(request, ChatRequest):
-            messages, tools = [message.plain for message in request.messages], [tool.plain for tool in request.tools or ()]
+            messages, tools = request.plain, [tool.plain for tool in request.tools or ()]
             if request.reads and (why := unreadable(self._parser, session.ask, tools)):
                 remedy = "serve with --serve.tool_parser none, and calls stay text; or ask with tool_choice none"
                 raise Refused(HTTPStatus.BAD_REQUEST, f"no call would be read: {why}", "tool_parser", "tools", remedy)
@@ -153,15 +163,24 @@ class Answers:
             return to, lambda to, turn: talk.answered_text(text, to, turn.reply.token_ids, turn.reply.text)
         return Rendered(tuple(request.prompt), 0, 0), lambda to, turn: None
 
+    def _streamed(self, session: Session, request: ChatRequest | CompletionRequest) -> Streamed:
+        calls = (OPEN,) if self._reads(request) and self._parser != "none" else ()
+        return Streamed(session.ask.decode, (*self._rollout.stop, *request.stops, *calls), blank=bool(calls))
+
+    def _reads(self, request: ChatRequest | CompletionRequest) -> bool:
+        return isinstance(request, ChatRequest) and request.reads
+
     def _turn(self, request: ChatRequest | CompletionRequest, reply: Reply) -> Turn:
-        if not (isinstance(request, ChatRequest) and request.reads):
+        if not self._reads(request):
             return Turn(reply, reply.text)
         found = read(self._parser, reply.text)
         return Turn(reply, found.content, tuple((f"call_{secrets.token_hex(12)}", call) for call in found.calls))
 
-    async def _ask(self, session: Session, token_ids: Sequence[int], most: int | None, stop: tuple[str, ...]) -> Reply:
+    async def _ask(
+        self, session: Session, token_ids: Sequence[int], most: int | None, stop: tuple[str, ...], hearing: Hearing | None
+    ) -> Reply:
         try:
-            reply = await session.ask(token_ids, max_tokens=most, stop=stop)
+            reply = await session.ask(token_ids, max_tokens=most, stop=stop, hearing=hearing)
         except (ValueError, RuntimeError) as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error), "invalid") from None
         if not reply.token_ids and reply.finish is FinishReason.CONTEXT:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from itertools import accumulate
 from typing import Any
 
@@ -27,10 +28,10 @@ from rollyard.serve.openai import (
     Usage,
     Written,
 )
+from rollyard.serve.refusals import Refused
 from rollyard.serve.sessions import Session
+from rollyard.serve.streamed import REPLACED, Streamed
 from rollyard.types import Reply
-
-REPLACED = "\N{REPLACEMENT CHARACTER}"  # in the text of a token that is a part of a character
 
 
 def chat_completion(id_: str, session: Session, request: ChatRequest, said: Said) -> ChatCompletion:
@@ -115,25 +116,62 @@ def _about(session: Session, said: Said) -> About:
     )
 
 
-def cut(whole: dict[str, Any], *, usage: bool) -> Iterator[dict[str, Any]]:
-    """As a stream has it: for each answer who speaks, what it says, and how it ends."""
-    chat = whole["object"] == "chat.completion"
-    choices, counted, about = whole.pop("choices"), whole.pop("usage"), whole.pop("rollyard")
-    whole["object"] = "chat.completion.chunk" if chat else whole["object"]
-    for choice in choices:
-        common = {"index": choice["index"]}
-        said = {"logprobs": choice["logprobs"], "token_ids": choice["token_ids"], "versions": choice["versions"]}
-        if chat:
-            message = choice["message"]
-            calls = {"tool_calls": [{"index": at} | call for at, call in enumerate(message.pop("tool_calls", []))]}
-            content = {"delta": message | calls if calls["tool_calls"] else message}
-            end: dict[str, Any] = {"delta": {}}
-        else:
-            content, end = {"text": choice["text"]}, {"text": ""}
-        yield whole | {"choices": [common | content | said | {"finish_reason": None}]}
-        yield whole | {
-            "choices": [common | end | {"logprobs": None, "finish_reason": choice["finish_reason"]}],
-            "rollyard": about,
-        }
-    if usage:
-        yield whole | {"choices": [], "usage": counted}
+class Stream:
+    """The pieces of a stream: what is sure of each answer as it comes, and what was not told yet at its end.
+
+    Args:
+        id_: of the whole.
+        chat: it is a chat's.
+    """
+
+    def __init__(self, id_: str, *, chat: bool) -> None:
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        self._head = {"id": id_, "object": kind, "created": int(time.time()), "model": MODEL}
+        self._chat = chat
+        self._sent: dict[int, str] = {}
+
+    def more(self, answers: Sequence[Streamed]) -> Iterator[dict[str, Any]]:
+        """What is there and was not told yet. Where it contradicts what was told, the end has to show."""
+        for index, answer in enumerate(answers):
+            text, sent = answer.sure, self._sent.get(index, "")
+            if len(text) > len(sent) and text.startswith(sent):
+                yield self._piece(index, self._delta(index, text[len(sent) :]))
+
+    def end(self, whole: ChatCompletion | Completion, *, usage: bool) -> Iterator[dict[str, Any]]:
+        """The rest of each answer with its tokens, and how it ends. Raises Refused when it is not what was told of it."""
+        told = whole.model_dump()
+        if any(not _text(choice).startswith(self._sent.get(choice["index"], "")) for choice in told["choices"]):
+            problem, remedy = "tokens were taken back that had been streamed", "ask the same again: the whole answer is there"
+            raise Refused(HTTPStatus.CONFLICT, problem, "taken_back", remedy=remedy)
+        for choice in told["choices"]:
+            index = choice["index"]
+            said = {"logprobs": choice["logprobs"], "token_ids": choice["token_ids"], "versions": choice["versions"]}
+            rest = self._delta(index, _text(choice)[len(self._sent.get(index, "")) :], choice)
+            yield self._piece(index, rest | said)
+            end: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
+            ends = self._piece(index, end | {"finish_reason": choice["finish_reason"]})
+            yield ends | {"rollyard": told["rollyard"]}
+        if usage:
+            yield self._head | {"choices": [], "usage": told["usage"]}
+
+    def _delta(self, index: int, text: str, choice: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """More of an answer, or all that is left of it."""
+        begins = index not in self._sent
+        self._sent[index] = self._sent.get(index, "") + text
+        if not self._chat:
+            return {"text": text}
+        delta: dict[str, Any] = {"role": "assistant"} if begins else {}
+        calls = [] if choice is None else choice["message"].get("tool_calls", [])
+        if text or not calls:
+            delta["content"] = text
+        if calls:
+            delta["tool_calls"] = [{"index": at} | call for at, call in enumerate(calls)]
+        return {"delta": delta}
+
+    def _piece(self, index: int, about: Mapping[str, Any]) -> dict[str, Any]:
+        return self._head | {"choices": [{"index": index, "logprobs": None, "finish_reason": None} | dict(about)]}
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """Of a whole answer."""
+    return str(choice["message"]["content"] or "") if "message" in choice else str(choice["text"])

@@ -147,7 +147,7 @@ class _Generation(Asked):
         1, description="answers, one after the other: each is a turn of the episode"
     )
     stop: str | Annotated[list[str], Field(max_length=16)] | None = Field(None, description="texts that end an answer")
-    stream: bool = Field(False, description="each answer comes in one piece, once it is whole")
+    stream: bool = Field(False, description="text comes as it is written; tokens and calls of tools with the last piece")
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, description="that of the run, or none")
     top_p: float | None = Field(None, description="that of the run, or none")
@@ -176,6 +176,13 @@ class ChatRequest(_Generation):
         None, description="auto, or none: tools are in the prompt, and answers stay text"
     )
     parallel_tool_calls: On = Field(None, description="true, or none: how many calls are in an answer is the policy's affair")
+
+    @property
+    def plain(self) -> list[dict[str, Any]]:
+        """Its messages as chat templates take them. Some of those want to have with a result which tool it is of."""
+        names = {call.id: call.function.name for message in self.messages for call in message.tool_calls or ()}
+        found = [message.plain for message in self.messages]
+        return [{"name": names[id_]} | each if (id_ := each.get("tool_call_id")) in names else each for each in found]
 
     @property
     def reads(self) -> bool:

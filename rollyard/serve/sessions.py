@@ -19,6 +19,7 @@ from typing import Any
 from rollyard.conversation import Conversation
 from rollyard.protocols.rollouts import Ask
 from rollyard.serve.refusals import Refused
+from rollyard.serve.streamed import Progress
 from rollyard.types import Prompt, Reward
 
 REMEMBERED = 4096  # sessions that are over, whose end can be asked for
@@ -53,6 +54,7 @@ class Question:
 
     content: str  # tells one question from another
     task: asyncio.Task[Any]  # the answer
+    progress: Progress  # while it is written
     clients: int = 0  # that wait for it
 
 
@@ -157,7 +159,7 @@ class Sessions:
 
     @contextmanager
     def asking(
-        self, session: Session, content: str, again: bool, work: Callable[[], Coroutine[Any, Any, object]]
+        self, session: Session, content: str, again: bool, work: Callable[[Progress], Coroutine[Any, Any, object]]
     ) -> Iterator[Question]:
         """Ask something, as a client that waits for the answer: see `answer`, `heard`.
 
@@ -172,7 +174,8 @@ class Sessions:
         left = [question for question in same if not question.clients]
         question = next(iter(left or same), None) if left or again else None
         if question is None:
-            question = Question(content, asyncio.ensure_future(self._in_turn(session, work)))
+            progress = Progress()
+            question = Question(content, asyncio.ensure_future(self._in_turn(session, lambda: work(progress))), progress)
             question.task.add_done_callback(_hear)
             session.asking.append(question)
         question.clients += 1

@@ -120,7 +120,7 @@ class Spelt:
 async def test_the_calculator(answers, turns, verdict):
     left, asked = list(answers), []
 
-    async def policy(asking):
+    async def policy(asking, hearing=None):
         asked.append("".join(map(chr, asking.prompt_ids)))
         assert asking.stop == ("]",)
         text = left.pop(0)

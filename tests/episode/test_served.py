@@ -16,6 +16,7 @@ from rollyard import verifiers as tasks
 from rollyard.episode import verifiers
 from rollyard.episode.verifiers import Served, Verifiers
 from rollyard.types import Prompt, Reward
+from tests.episode.test_talk import Asked
 
 pytest.importorskip("aiohttp")
 
@@ -78,7 +79,7 @@ async def test_episodes_share_a_start(lines: list[socket.socket], monkeypatch: p
 
     def play(taskset: str) -> asyncio.Task[Reward]:
         column = {tasks.COLUMN: {"taskset": taskset, "options": ""}}
-        return asyncio.create_task(player.episode(None, Prompt(0, 0, (1,), "x", column)))  # type: ignore[arg-type]
+        return asyncio.create_task(player.episode(Asked(), Prompt(0, 0, (1,), "x", column)))
 
     first, second = play("stuck"), play("stuck")
     await asyncio.wait_for(stuck.began.wait(), 10)

@@ -7,7 +7,7 @@ import asyncio
 from rollyard.episode.load import FromFunction
 from rollyard.episode.shell import Episodes
 from rollyard.events import Drop
-from rollyard.turns import Asked, EpisodeEnded, Play, Tell
+from rollyard.turns import Asked, EpisodeEnded, Play, Stream, Tell
 from rollyard.types import Asking, DropReason, FinishReason, Reply, Reward
 from rollyard.watch.timeline import Timeline
 from tests.episode.toys import PROMPT, stage
@@ -47,6 +47,24 @@ async def test_questions_go_to_the_core_and_answers_come_back():
     assert table.timeline.current is None, "member 0 waits for its answer"
     await table.episodes.close()
     assert not table.broken and table.posted.empty()
+
+
+async def test_who_wants_to_hear_of_a_turn_hears_of_it_until_it_is_over():
+    said = []
+
+    async def listener(ask, prompt):
+        first = await ask(prompt.token_ids, hearing=lambda after, ids: said.append((after, ids)))
+        await ask((*prompt.token_ids, *first.token_ids))
+
+    table = Table(listener)
+    table.episodes.carry_out([Play(PROMPT, 0)])
+    assert await table.next() == Asked(0, 0, Asking((4,), 9, streams=True))
+    table.episodes.carry_out([Stream(0, 0, 0, (1, 2)), Stream(0, 1, 0, (3,)), Stream(0, 0, 1, (3,))])
+    table.episodes.carry_out([Tell(0, 0, Reply((1, 3), "hehello", FinishReason.STOP))])
+    assert await table.next() == Asked(0, 0, Asking((4, 1, 3), 9))
+    table.episodes.carry_out([Stream(0, 0, 0, (6,))])
+    assert said == [(0, (1, 2)), (1, (3,))]
+    await table.episodes.close()
 
 
 async def test_a_dropped_member_takes_its_episode_with_it():

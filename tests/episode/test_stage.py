@@ -201,7 +201,7 @@ async def test_turns_end():
 
 
 async def test_its_own_work_is_limited_and_waiting_for_the_policy_is_not():
-    async def slow(asking):
+    async def slow(asking, hearing=None):
         await asyncio.sleep(0.3)
         return Reply((1,), "he", FinishReason.STOP)
 
@@ -227,7 +227,7 @@ async def test_its_own_work_is_limited_and_waiting_for_the_policy_is_not():
 
 
 async def test_an_environment_that_ends_does_not_wait_for_what_it_asked():
-    async def never(asking):
+    async def never(asking, hearing=None):
         await asyncio.Event().wait()
 
     async def episode(ask, prompt):
@@ -242,7 +242,7 @@ async def test_an_environment_that_ends_does_not_wait_for_what_it_asked():
 
 
 async def test_what_breaks_the_policy_is_not_the_environments_fault():
-    async def breaks(asking):
+    async def breaks(asking, hearing=None):
         raise OSError("no engine")
 
     ended = asyncio.Event()

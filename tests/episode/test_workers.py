@@ -59,7 +59,7 @@ class Sham:
         number, asked = PLAY.validate_json(content)
         self.begun += 1
 
-        async def answer(asking: Asking) -> Reply:
+        async def answer(asking: Asking, hearing: object = None) -> Reply:
             (reply,) = REPLY.validate_json(await self._ask(ASK.dump_json((number, asking))))
             if self._blocked.is_set():
                 await asyncio.Event().wait()
@@ -121,7 +121,7 @@ class Policy:
         self.open = asyncio.Event()
         self.written = 0
 
-    async def __call__(self, asking: Asking) -> Reply:
+    async def __call__(self, asking: Asking, hearing: object = None) -> Reply:
         await self.open.wait()
         self.written += 1
         return Reply((1,), "he", FinishReason.STOP)

@@ -43,7 +43,7 @@ class Says:
         self._answers, self._finish = list(answers), finish
         self.asked: list[Asking] = []
 
-    async def __call__(self, asking: Asking) -> Reply:
+    async def __call__(self, asking: Asking, hearing: object = None) -> Reply:
         self.asked.append(asking)
         ids = self._answers.pop(0)
         return Reply(ids, Toy().decode(ids), self._finish)

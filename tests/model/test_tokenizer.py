@@ -112,6 +112,14 @@ def test_what_a_template_would_leave_out_without_a_word_is_refused(folder: Path)
         tokenizer.chat_after(CALLED)
 
 
+def test_what_a_tool_said_is_not_left_out_without_a_word(tmp_path: Path) -> None:
+    """Some templates show it beside its call alone."""
+    save_tokenizer(tmp_path, chat="{% for m in messages if m['role'] != 'tool' %}{{ m['content'] }}{% endfor %}")
+    with pytest.raises(ConfigError, match="shows no results of tools here"):
+        Tokenizer(tmp_path).chat_after([{"role": "tool", "content": "ab"}])
+    assert Tokenizer(tmp_path).chat_after([{"role": "tool", "content": ""}]) == ()
+
+
 @pytest.mark.parametrize("wrong", ["{{ raise_exception('no') }}", "{{ 1 / 0 }}", "{{ messages[0] + 1 }}", "{{ none.x.y }}"])
 def test_whatever_a_template_raises_is_a_refusal(tmp_path: Path, wrong: str) -> None:
     save_tokenizer(tmp_path, chat=wrong)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rollyard import events as ev
-from rollyard.turns import Asked, EpisodeEnded, Play, Tell
+from rollyard.turns import Asked, EpisodeEnded, Play, Stream, Tell
 from rollyard.types import Asking, Completion, FinishReason, Request, Reward, Turn
 from tests.rollout.world import World
 
@@ -20,6 +20,7 @@ class Playground(World):
         self.playing: set[Key] = set()  # their environments are at work
         self.wanted_turns: dict[Key, tuple[Asking, int]] = {}  # and the tokens of the member before that
         self.turns: dict[Key, list[Turn]] = {}
+        self.heard: dict[Key, int] = {}  # tokens of the turn that is being written
         self.own: dict[Key, Reward | None] = {}  # what environments said in the end
         self.gave_up: set[Key] = set()
         self.prompts = {prompt.id: prompt.token_ids for prompt in self.source}
@@ -31,6 +32,11 @@ class Playground(World):
                 assert key not in self.turns and prompt.id in self.live
                 self.turns[key] = []
                 self.playing.add(key)
+            case Stream(group, member, after, token_ids):
+                key = (group, member)
+                assert self.wanted_turns[key][0].streams and after == self.heard[key], "each token is heard of once"
+                assert list(token_ids) == self.written(key)[after:]
+                self.heard[key] += len(token_ids)
             case Tell(group, member, reply):
                 self.on_tell((group, member), reply)
             case ev.Score(_, completion, verdict):
@@ -127,7 +133,8 @@ class Playground(World):
         before = turns[-1].prompt_ids + tuple(said[len(said) - turns[-1].tokens :]) if turns else self.prompts[key[0]]
         dice = self.random.random()
         prompt = (7, 8) if dice < 0.1 else (1,) * self.policy.window if dice < 0.2 else (*before, 9)
-        asking = Asking(prompt, self.random.randint(1, 4), ("x",) * (dice > 0.5))
+        asking = Asking(prompt, self.random.randint(1, 4), ("x",) * (dice > 0.5), self.random.random() < 0.5)
+        self.heard[key] = 0
         self.wanted_turns[key] = asking, len(said)
         self.send(Asked(*key, asking))
 

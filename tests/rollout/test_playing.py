@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard import events as ev
+from rollyard.fitness import EngineProbed
 from rollyard.rollout.core import RolloutCore
 from rollyard.rollout.policy import RolloutPolicy
 from rollyard.rollout.seeds import completion_seed
-from rollyard.turns import Asked, EpisodeEnded, Play, Tell
+from rollyard.turns import Asked, EpisodeEnded, Play, Stream, Tell
 from rollyard.types import (
     Asking,
     Completion,
@@ -21,6 +22,7 @@ from rollyard.types import (
     Sampling,
     Segment,
     Turn,
+    Verdict,
     VersionSpan,
     WeightVersion,
 )
@@ -85,8 +87,8 @@ class Table:
             self.core.step(ev.EngineUp(engine, 4, V0), 0.0)
         self.begun = self.core.step(ev.PromptsOffered((Prompt(0, 0, (3, 4), "p"),), exhausted=True), 0.0)
 
-    def ask(self, *ids: int, most: int = 5, stop: tuple[str, ...] = (), member: int = 0) -> list:
-        return self.core.step(Asked(0, member, Asking(ids, most, stop)), 0.0)
+    def ask(self, *ids: int, most: int = 5, stop: tuple[str, ...] = (), member: int = 0, streams: bool = False) -> list:
+        return self.core.step(Asked(0, member, Asking(ids, most, stop, streams)), 0.0)
 
     def write(self, request: RequestId, *ids: int, finish=FinishReason.STOP, engine: str = "a", version=V0, text="t") -> list:
         segment = Segment(request, ids, (-1.0,) * len(ids), version, version, finish, "broken")
@@ -125,6 +127,34 @@ def test_an_episode_of_two_turns():
     assert score.verdict == Reward(0.5)
     kept = one(table.core.step(ev.Scored(0, 0, Reward(0.5)), 0.0), ev.Keep)
     assert kept.group.rollouts[0].completion == score.completion
+
+
+def heard(outputs) -> list:
+    return [(o.after, tuple(o.token_ids)) for o in outputs if isinstance(o, Stream)]
+
+
+def test_who_wants_to_hear_of_a_turn_hears_of_its_tokens_as_they_come():
+    """Also of those that are written elsewhere, or anew. The last ones come with the reply."""
+    table = Table(max_staleness=1)
+    quiet = one(table.ask(3, 4), ev.Generate)
+    assert not heard(table.write(quiet.request.id, 5, finish=None, engine=quiet.engine))
+    table.write(quiet.request.id, 5, engine=quiet.engine)
+    asked = one(table.ask(3, 4, 5, 5, streams=True), ev.Generate)
+    assert heard(table.write(asked.request.id, 6, 7, finish=None, engine=asked.engine)) == [(0, (6, 7))]
+    again = one(table.core.step(ev.EngineDown(asked.engine, "gone"), 0.0), ev.Generate)
+    assert again.engine != asked.engine and again.request.written_ids == (6, 7)
+    assert heard(table.write(again.request.id, 8, finish=None, engine=again.engine)) == [(2, (8,))]
+    last = table.write(again.request.id, 9, engine=again.engine)
+    assert not heard(last) and one(last, Tell).reply.token_ids == (6, 7, 8, 9)
+
+
+def test_what_was_heard_of_may_be_taken_back():
+    table = Table(max_staleness=1)
+    asked = one(table.ask(3, 4, streams=True), ev.Generate)
+    table.write(asked.request.id, 6, 7, finish=None, engine=asked.engine)
+    again = one(table.core.step(EngineProbed(asked.engine, Verdict.CONTRADICTED, "other weights"), 0.0), ev.Generate)
+    assert again.request.written_ids == ()
+    assert heard(table.write(again.request.id, 8, finish=None, engine=again.engine)) == [(0, (8,))]
 
 
 def test_a_turn_that_was_cut_goes_on_elsewhere_with_its_own_tokens():

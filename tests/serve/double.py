@@ -18,6 +18,7 @@ from rollyard.episode.stage import Stage
 from rollyard.errors import ConfigError
 from rollyard.layers import resolve_tree
 from rollyard.prompts.given import GivenSource, given_all
+from rollyard.protocols.rollouts import Hearing
 from rollyard.rollouts import Status
 from rollyard.serve.app import application
 from rollyard.serve.service import Service
@@ -91,11 +92,16 @@ class Policy:
     def __init__(self) -> None:
         self.says: list[tuple[int, ...]] = []
         self.asked: list[Asking] = []
+        self.heard: list[tuple[int, tuple[int, ...]]] = []  # while it writes, by who wants to hear it
         self.may = asyncio.Event()
         self.may.set()
 
-    async def __call__(self, asking: Asking) -> Reply:
+    async def __call__(self, asking: Asking, hearing: Hearing | None = None) -> Reply:
         self.asked.append(asking)
+        for after, token_ids in self.heard if hearing is not None else ():
+            assert hearing is not None and asking.streams
+            hearing(after, token_ids)
+            await asyncio.sleep(0.02)
         await self.may.wait()
         ids = self.says.pop(0) if self.says else (1, 2, 7)
         finish = FinishReason.STOP if ids else FinishReason.CONTEXT

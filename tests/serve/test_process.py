@@ -17,6 +17,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rollyard.journal.reader import JournalReader
+from rollyard.model.tokenizer import Tokenizer
 from rollyard.prompts.given import GivenPrompt
 from rollyard.serve.client import Client, ServiceError
 from tests.serve.process import TOKEN, serving, started
@@ -99,10 +100,11 @@ def test_a_service_that_was_killed_in_its_start_is_started_again(tmp_path: Path)
 
 
 def test_harnesses_with_the_openai_client_are_a_source_of_training_data(tmp_path: Path) -> None:
-    options = options_of(tmp_path, serve__episodes=True, environment__limit_s=300, run__steps=1)
-    with serving(*options) as process, Client(process.url, TOKEN) as client:
+    more = {"rollout__max_tokens": 40, "serve__episodes": True, "environment__limit_s": 300, "run__steps": 1}
+    with serving(*options_of(tmp_path, **more)) as process, Client(process.url, TOKEN) as client:
         client.submit([GivenPrompt("ab", columns={"answer": "x"}), GivenPrompt("cd", columns={"answer": "y"})])
         spoken: list[list[int]] = []
+        streamed: list[int] = []
 
         def harness(_: int) -> None:
             play = client.play()
@@ -119,13 +121,18 @@ def test_harnesses_with_the_openai_client_are_a_source_of_training_data(tmp_path
                 assert answer.model_extra["rollyard"]["matched"] == turn  # type: ignore[index]
                 wrote += extra["token_ids"]
                 history += [choice.message, {"role": "user", "content": "more"}]
-            pieces = list(policy.chat.completions.create(model="policy", messages=history, stream=True, max_tokens=3))
+            pieces = list(policy.chat.completions.create(model="policy", messages=history, stream=True))
             extras: list[Any] = [piece.choices[0].model_extra for piece in pieces]
-            wrote += [token for extra in extras for token in extra.get("token_ids", [])]
+            ids = [token for extra in extras for token in extra.get("token_ids", [])]
+            assert len(pieces) > 2 or len(ids) <= 16, "an engine tells of 16 tokens at a time"
+            text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+            assert text == Tokenizer(tmp_path / "llama-tied-0").decode(ids)
+            streamed.append(len(pieces))
+            wrote += ids
             assert pieces[-1].choices[0].finish_reason in ("stop", "length")
             named = openai.OpenAI(base_url=f"{process.url}/v1", api_key=TOKEN)
-            text = named.completions.create(model=play.model, prompt="ab", max_tokens=2)
-            wrote += text.choices[0].model_extra["token_ids"]  # type: ignore[index]
+            last = named.completions.create(model=play.model, prompt="ab", max_tokens=2)
+            wrote += last.choices[0].model_extra["token_ids"]  # type: ignore[index]
             with pytest.raises(openai.BadRequestError, match="temperature is 1 in this run"):
                 policy.chat.completions.create(model="policy", messages=history, temperature=0.2)
             spoken.append(wrote)
@@ -137,7 +144,7 @@ def test_harnesses_with_the_openai_client_are_a_source_of_training_data(tmp_path
             (batch,) = [next(trainer.batches())]
         done = [rollout.completion for group in batch.groups for rollout in group.rollouts]
         assert sorted(list(each.token_ids) for each in done) == sorted(spoken), "what was said is what is trained on"
-        assert all(len(each.turns) == 4 for each in done)
+        assert all(len(each.turns) == 4 for each in done) and max(streamed) > 2
         for each in done:
             first, second, *_ = each.turns
             seen = first.prompt_ids + each.token_ids[: first.tokens]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollyard.errors import ConfigError
+from rollyard.serve.openai import ChatRequest
 from rollyard.serve.tools import DEEPEST, Call, Read, arguments_of, fit, read, unreadable
 from tests.serve.double import CALL, AnyText, Served, serving
 from tests.serve.test_sessions import ASK, ask
@@ -171,6 +172,13 @@ async def test_streams_have_calls(tmp_path: Path) -> None:
         first, last = (json.loads(event.removeprefix("data: ")) for event in told.text.strip().split("\n\n")[:-1])
         (one,) = first["choices"][0]["delta"]["tool_calls"]
         assert one["index"] == 0 and one["function"]["name"] == "look" and last["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_result_says_of_which_tool_it_is() -> None:
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    results = [{"role": "tool", "tool_call_id": id_, "content": "x"} for id_ in ("1", "2")]
+    asked = ChatRequest.model_validate(ASK | {"messages": [{"role": "assistant", "tool_calls": [called]}, *results]})
+    assert [each.get("name") for each in asked.plain] == [None, "f", None]
 
 
 def bent(**function: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from rollyard.serve.answers import Answers, Attempt, Said, Saying
 from rollyard.serve.asked import Played, Served, refusals, unless_gone
-from rollyard.serve.choices import chat_completion, completion, cut
+from rollyard.serve.choices import Stream, chat_completion, completion
 from rollyard.serve.openai import MODEL, ChatCompletion, ChatRequest, Completion, CompletionRequest, Model, Models
 from rollyard.serve.refusals import Refused
 from rollyard.serve.service import Service
@@ -85,25 +85,37 @@ class _Asking:
         return self._answers.asking(self.session, self._asked, self._attempt)
 
     async def _pieces(self, make: Make) -> AsyncIterator[bytes]:
-        """Signs of life until the answer is whole; then it, piece by piece."""
+        """What is sure of the answer as it is written, with signs of life between; then the rest."""
+        stream, options = Stream(self.id, chat=isinstance(self._asked, ChatRequest)), self._asked.stream_options
         with self._asking() as saying:
             writing = asyncio.ensure_future(saying.said())
             try:
                 while not writing.done():
-                    await asyncio.wait((writing,), timeout=ALIVE_S)
-                    if not writing.done():
+                    changed = saying.progress.changed
+                    for piece in stream.more(saying.progress.answers):
+                        yield _event(piece)
+                    if not await _more(writing, changed):
                         yield b": the policy is at work\n\n"
                 whole = make(await writing)
+                for piece in stream.end(whole, usage=options is not None and options.include_usage):
+                    yield _event(piece)
             except Refused as refused:
                 yield _event(refused.content)
                 return
             finally:
                 writing.cancel()
-            options = self._asked.stream_options
-            for piece in cut(whole.model_dump(), usage=options is not None and options.include_usage):
-                yield _event(piece)
             saying.heard()
         yield b"data: [DONE]\n\n"
+
+
+async def _more(writing: asyncio.Future[Said], changed: asyncio.Event) -> bool:
+    """Wait until there is more of it, or all. False: nothing came for a while."""
+    coming = asyncio.ensure_future(changed.wait())
+    try:
+        done, _ = await asyncio.wait((writing, coming), timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+    finally:
+        coming.cancel()
 
 
 def _attempt(request: Request) -> Attempt:
