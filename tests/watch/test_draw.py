@@ -241,6 +241,7 @@ def test_the_report_as_a_table_in_80_columns() -> None:
         "model.norm.weight",
         "canary 6.0 s of sync, once (weights.canary false skips it)",
         "2 verified, 1 undecidable",
+        "undecidable: no version before it, or one too much like it",
         "3 steps done",
         "12,000 generated, 11,000 trained, 1,000 dropped (1,000 failed), 42",
         "4 prompts with equal rewards dropped, 3 asked in their place, 2",
