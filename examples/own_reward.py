@@ -7,6 +7,7 @@ def letters_in_place(prompt: str, completion: str, answer: str) -> float:
     return sum(a == b for a, b in zip(completion, answer, strict=False)) / max(len(completion), len(answer))
 
 
-run = rollyard.Run(rollyard.resolve(preset="tiny").config, reward=letters_in_place)
+options = {"run.name": "own_reward", "run.overwrite": True}
+run = rollyard.Run(rollyard.resolve(preset="tiny", overrides=options).config, reward=letters_in_place)
 for step in run:
     print(step.step, step.reward_mean, len(step.groups))

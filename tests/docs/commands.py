@@ -38,7 +38,7 @@ TOOLS = (
 )
 PROGRAMS = re.compile(rf'^\s*(?:[A-Z_]+=(?:"[^"]*"|\S+) )*(?:\S*bin/)?(?:{TOOLS}) ', re.MULTILINE)
 SHOWN = ("", "text", "toml", "json", "yaml", "python", "sql")  # languages of blocks that are not commands
-GIVEN = "rollyard run --preset tiny"  # run once for all pages that say it
+GIVEN = "rollyard run --preset tiny --overwrite"  # run once for all pages that say it
 HOUR_S = 3600.0
 KEPT = (".venv", "models", "benchmarks/.venvs")  # from page to page, by hand
 LINKED = ("examples", "benchmarks", "docs", "models", "tests")  # what commands find beside them in a clone
