@@ -39,6 +39,8 @@ def main(url, folder=""):
             trainer.publish(model, {"loss": total, "grad_norm": norm})
             rewards = [reward for group in batch.groups for reward in group.rewards if reward is not None]
             print(f"step {batch.step + 1}  reward {sum(rewards) / max(len(rewards), 1):.3f}  loss {total:.4f}", flush=True)
+        found = client.status()
+        print(f"{found['cause'] or found['state']}: {found['trained']} prompts trained, {found['tokens']:,} tokens written")
 
 
 main(*sys.argv[1:])

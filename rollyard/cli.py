@@ -241,7 +241,11 @@ def _count(text: str) -> int:
 def _add_options(
     command: argparse.ArgumentParser, short_names: Mapping[str, str], sections: Collection[str] = (), tree: type[Config] = Config
 ) -> None:
-    """Options of the tree: of these sections, or all of them."""
+    """Options of the tree: of these sections, or all of them. They are hundreds: the usage has what the command has besides."""
+    own = " ".join(command.format_usage().removeprefix("usage: ").split())
+    command.usage = f"{own} [OPTION VALUE ...]".replace("%", "%%")
+    if short_names:
+        command.description = f"{command.description or ''} Options with short names: {', '.join(short_names)}."
     short = {name: flag for flag, name in short_names.items()}
     groups: dict[str, Any] = {}
     for option in options(tree):

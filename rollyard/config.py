@@ -385,7 +385,7 @@ class EngineConfig(Section):
     kernels: Literal["auto", "native", "plain"] = Field(
         "auto", description="own CPU kernels, compiled at first use, or plain torch (auto: own where a compiler is found)"
     )
-    python: str = Field("", description="interpreter of an engine in its own process (empty: this one; vllm: of make vllm)")
+    python: str = Field("", description="interpreter of an engine in its own process (empty: of make vllm for vllm, else ours)")
     start_s: Positive = Field(600.0, description="seconds an engine in its own process may take to be ready")
     silent_s: Positive = Field(
         300.0, description="seconds that an engine which holds requests may write nothing and take no step, until it is taken out"

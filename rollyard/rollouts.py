@@ -269,9 +269,13 @@ class Rollouts:
         source = self._caller.source
         if source is None and self._caller.over is not None:
             raise ConfigError(f"the run has ended: {self._caller.over}", where="submit", remedy="begin another one")
+        if source is None:
+            raise ConfigError("the run has not begun", where="submit", remedy="enter the block first")
         if not isinstance(source, GivenSource):
-            problem = "prompts come from a file or a task" if source is not None else "the run has not begun"
-            raise ConfigError(problem, where="submit", remedy="set prompts.source to given, and enter the block")
+            problem = "prompts come from a file or a task, and none are taken besides"
+            raise ConfigError(
+                problem, where="submit", remedy="set prompts.source to given, or submit none: batches come by themselves"
+            )
         return source
 
     # -------------------------------------------------------------------------------------------- the circle

@@ -99,6 +99,23 @@ def test_mistakes_end_with_2_and_no_traceback(here, capsys, arguments, told):
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("run", "[-h] [--preset NAME] [--dashboard] [--port N] [FILE.toml]"),
+        ("resume", "[-h] [--dashboard] [--port N] RUN_FOLDER"),
+        ("serve", "[-h] [--preset NAME] [--explain] [FILE.toml]"),
+    ],
+)
+def test_the_usage_has_the_command_and_the_help_all_options(capsys, command, usage):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    first, blank, *text = capsys.readouterr().out.splitlines()
+    assert first == f"usage: rollyard {command} {usage} [OPTION VALUE ...]" and not blank
+    assert "Options with short names: --model, --prompts," in " ".join(text)
+    assert any(line.startswith("  --run.name TEXT, --name TEXT") for line in text)
+
+
 def test_what_is_told_does_not_drive_the_terminal(here, capsys):
     """A cause may quote what users' code raised, and that what a policy wrote."""
     assert cli.main(["run", "--preset", "tiny", "--reward", "\x1b]0;owned\x07\x9b2J:f"]) == 2

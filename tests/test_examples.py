@@ -116,7 +116,7 @@ def test_a_reward_of_ones_own_in_ten_lines(tmp_path, monkeypatch, capsys):
     steps = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [(step, groups) for step, _, groups in steps] == [("1", "8"), ("2", "8"), ("3", "8"), ("4", "8")]
     assert all(0 <= float(reward) <= 1 for _, reward, _ in steps)
-    assert (tmp_path / "runs" / "tiny" / "report.json").is_file()
+    assert (tmp_path / "runs" / "own_reward" / "report.json").is_file()
 
 
 def test_the_file_of_faults_fits_a_run_with_engines_of_its_own(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from typing import Any
 
@@ -12,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from rollyard.errors import ConfigError, RollyardError
+from rollyard.serve.asked import LEASE
 from rollyard.serve.desk import unsuited
 from rollyard.serve.guard import Guard, own_names
 from rollyard.serve.refusals import Refused
@@ -19,6 +21,8 @@ from rollyard.serve.routes import health, openai, prompts, sessions, training
 from rollyard.serve.service import Service
 from rollyard.serve.settings import MIB
 
+JSON = re.compile(r"application/([a-z.-]+\+)?json\b", re.IGNORECASE)
+AS_JSON = "send JSON, with the header `Content-Type: application/json`"
 SEND_S = 60.0  # seconds that a client may leave what it is sent unread
 
 
@@ -74,6 +78,11 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = max(error.errors(), key=lambda found: len(found["loc"]))
     place = ".".join(str(part) for part in first["loc"][1:])
+    sent = request.headers.get("content-type", "")
+    if first["loc"] == ("body",) and first["type"] != "missing" and not JSON.match(sent):
+        return _answer(Refused(400, f"the body is sent as {sent or 'nothing'}", "invalid", "content-type", AS_JSON))
+    if first["type"] == "missing" and place.lower() == LEASE.lower():
+        return _answer(Refused(400, f"{place} is missing", "invalid", place, "POST /v1/trainer gives the lease"))
     return _answer(Refused(400, f"{place or 'the body'}: {first['msg']}", "invalid", place))
 
 

@@ -53,7 +53,8 @@ def _sessions(service: Annotated[Service, Depends(_service)]) -> Sessions:
 
 Served = Annotated[Service, Depends(_service)]
 Played = Annotated[Sessions, Depends(_sessions)]
-Leased = Annotated[str, Header(alias="X-Rollyard-Lease", min_length=1, max_length=100, description="of the trainer")]
+LEASE = "X-Rollyard-Lease"
+Leased = Annotated[str, Header(alias=LEASE, min_length=1, max_length=100, description="of the trainer")]
 Waits = Annotated[
     float, Query(alias="wait_s", ge=0, le=3600, allow_inf_nan=False, description="seconds to wait, at most serve.wait_s")
 ]

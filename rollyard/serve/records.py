@@ -66,22 +66,37 @@ class TokensPrompt(_Prompt):
 GivenPromptRecord = TextPrompt | ChatPrompt | TokensPrompt
 
 
+PlainText = Annotated[str, Field(min_length=1, description="a text by itself, without columns")]
+
+
 class Submission(Said):
-    prompts: Annotated[list[SkipValidation[GivenPromptRecord]], Field(min_length=1, max_length=10_000)]  # `given` looks at them
+    prompts: Annotated[  # `given` looks at them
+        list[SkipValidation[PlainText | GivenPromptRecord]], Field(min_length=1, max_length=10_000)
+    ]
     key: Key | None = Field(None, description="of the client's: the same prompts under the same key are submitted once")
     wait_s: Wait = Field(0.0, description="seconds to wait for room, at most serve.wait_s; then 429")
 
 
 PROMPT: TypeAdapter[GivenPromptRecord] = TypeAdapter(GivenPromptRecord)
+KINDS: dict[str, type[GivenPromptRecord]] = {"text": TextPrompt, "messages": ChatPrompt, "token_ids": TokensPrompt}
 
 
 def given(prompts: Sequence[object]) -> list[GivenPromptRecord]:
     """Prompts of a submission; of many it takes too long for the run's loop. Raises RequestValidationError for what is none."""
-    found = []
+    found: list[GivenPromptRecord] = []
     for number, prompt in enumerate(prompts):
         place = ("body", "prompts", number)
+        said = {"text": prompt} if isinstance(prompt, str) else prompt
+        kind = next((KINDS[name] for name in KINDS if isinstance(said, dict) and name in said), None)
+        if kind is None:
+            problem = {
+                "type": "value_error",
+                "loc": place,
+                "msg": "a prompt is a text, or an object with text, messages or token_ids",
+            }
+            raise RequestValidationError([problem])
         try:
-            found.append(PROMPT.validate_python(prompt))
+            found.append(kind.model_validate(said))
         except ValidationError as error:
             raise RequestValidationError([each | {"loc": place + each["loc"]} for each in error.errors()]) from None
         if why := not_json(found[-1].columns):

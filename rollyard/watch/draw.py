@@ -11,13 +11,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from rollyard.types import Verdict
 from rollyard.watch.devices import Cause, DeviceTime
 from rollyard.watch.foretold import foretold
 from rollyard.watch.report import Counts, EvalRewards, Filtering, Lengths, Report, RewardCurve, WeightTraffic
 from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.survived import survival
 from rollyard.watch.timeline import PhaseSeconds
-from rollyard.watch.usage import lags, ledger, tables
+from rollyard.watch.usage import SHOWN, lags, ledger, tables
 
 COLOURS: Final = {
     "generate": "blue",
@@ -101,8 +102,8 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def shares(phases: PhaseSeconds) -> dict[str, float]:
-    """Share of the wall time by phase, those that took none left out."""
-    return {name: seconds / phases.wall_s for name, seconds in phases.parts().items() if seconds > 0}
+    """Share of the wall time by phase, those that took less than half a percent left out."""
+    return {name: seconds / phases.wall_s for name, seconds in phases.parts().items() if seconds > phases.wall_s * SHOWN}
 
 
 def _flowing(parts: Sequence[Text], width: int, between: str) -> list[Text]:
@@ -308,6 +309,8 @@ def _arrival(weights: WeightTraffic, wall_s: float) -> list[tuple[str, Renderabl
         rows.append(("canary", "not made: nothing proves that every tensor reaches the engines"))
     if weights.probes:
         rows.append(("probes", ", ".join(f"{count} {verdict}" for verdict, count in weights.probes.items())))
+        if Verdict.UNDECIDABLE in weights.probes:
+            rows.append(("", "undecidable: no version before it, or one too much like it to be told apart"))
     return rows
 
 

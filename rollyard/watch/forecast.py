@@ -66,7 +66,7 @@ class StepMeans:
         return self._steps or int(self._first is not None)
 
     def means(self) -> Mapping[str, float]:
-        """`step_s`, `generate_s`, ..., `rest_s` (no phase of a forecast), and `trained_tokens_per_s`. Empty before a step."""
+        """As in ForecastConfig, and `rest_s`, which no phase of a forecast has. Empty before a step."""
         if self._first is None:
             return {}
         phases, tokens = (self._phases, self._tokens) if self._steps else self._first

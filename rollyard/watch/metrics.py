@@ -46,6 +46,8 @@ class RewardStats:
     std: float | None  # of all members together; divided by their number
     flat: int  # groups whose numbers are all equal
     groups: int  # that have a number
+    least: float | None = None
+    most: float | None = None
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[float]]) -> RewardStats:
@@ -59,9 +61,9 @@ class RewardStats:
         mean = fsum(values) / len(values)
         flat = sum(len(set(group)) == 1 for group in known)
         if len(set(values)) == 1:  # whatever the rounding of a mean would say
-            return cls(values[0], 0.0, flat, len(known))
+            return cls(values[0], 0.0, flat, len(known), values[0], values[0])
         std = hypot(*(value - mean for value in values)) / sqrt(len(values))  # hypot scales first: no square overflows
-        return cls(mean, std, flat, len(known))
+        return cls(mean, std, flat, len(known), min(values), max(values))
 
     @classmethod
     def whole(cls, groups: Iterable[Group]) -> RewardStats:
@@ -137,6 +139,8 @@ def of_rewards(groups: Sequence[Group]) -> Iterator[tuple[str, object]]:
     whole = RewardStats.whole(groups)
     yield "reward_mean", whole.mean
     yield "reward_std", whole.std
+    yield "reward_min", whole.least
+    yield "reward_max", whole.most
     yield "flat_groups", whole.flat
     yield "flat_share", whole.flat_share
     yield UNSCORED, sum(not has_verdict(rollout) for group in groups for rollout in group.rollouts)

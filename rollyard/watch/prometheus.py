@@ -27,6 +27,8 @@ STEP: Final[Mapping[str, tuple[str, str]]] = {
     "incarnation": ("incarnation", "life of the run, 0 until it is resumed"),
     "reward_mean": ("reward_mean", f"mean verdict {NEWEST}"),
     "reward_std": ("reward_std", f"standard deviation of the verdicts {NEWEST}"),
+    "reward_min": ("reward_min", f"the least verdict {NEWEST}"),
+    "reward_max": ("reward_max", f"the greatest verdict {NEWEST}"),
     "flat_groups": ("flat_groups", f"groups {NEWEST} whose verdicts are all equal"),
     "flat_share": ("flat_groups_ratio", f"share of the groups {NEWEST} whose verdicts are all equal"),
     "unscored": ("members_unscored", f"judged members {NEWEST} without a verdict"),

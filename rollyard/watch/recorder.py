@@ -273,6 +273,7 @@ class Recorder:
             wanted=self._batch,
             eval_first=self._evaluations[0] if self._evaluations else None,
             eval_last=self._evaluations[-1] if self._evaluations else None,
+            evaluations=len(self._evaluations),
             tokens=self._builder.generation_tokens,
             slots_busy=slots_busy,
             dropped=sum(self._dropped_before.values()),

@@ -35,6 +35,7 @@ class Snapshot:
     wanted: int = 0  # of this many; 0 when no batch is being gathered
     eval_first: float | None = None
     eval_last: float | None = None
+    evaluations: int = 0  # so far, those of earlier lives among them
     tokens: int = 0  # sampled for rollouts since the start of the run
     slots_busy: float | None = None  # mean share of decode slots doing work; None before the first engine step
     dropped: int = 0  # prompts dropped since the start of the run

@@ -88,7 +88,7 @@ class LiveView:
 
 
 class PlainView:
-    """One line a step, for pipes and logs, and in a long step one a minute.
+    """One line a step, for pipes and logs, and in a long step one a minute. The held-out reward stands where it is a new one.
 
     When they cannot be written it goes quiet; the run goes on.
     """
@@ -99,6 +99,7 @@ class PlainView:
         self._clock, self._last = clock, clock()
         self._shown: Snapshot | None = None
         self._waiting = ""
+        self._evaluations = 0  # that were told
         self._broken = False
 
     def update(self, snapshot: Snapshot) -> None:
@@ -117,10 +118,11 @@ class PlainView:
 
     def _line(self, snapshot: Snapshot) -> str:
         steps = self._header.steps
+        evaluated, self._evaluations = snapshot.evaluations > self._evaluations, snapshot.evaluations
         parts = [
             f"step {snapshot.step:>{len(str(steps))}}/{steps}",
             f"reward {number(snapshot.rewards[-1] if snapshot.rewards else None)}",
-            f"held-out {number(snapshot.eval_last)}",
+            *([f"held-out {number(snapshot.eval_last)}"] if evaluated else []),
             f"{snapshot.tokens_per_s:,.0f} tokens/s",
             " ".join(f"{name} {share:.0%}" for name, share in shares(snapshot.phases).items()),
             f"dropped {snapshot.dropped}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from rich.console import RenderableType
@@ -57,11 +57,21 @@ def _devices(devices: Sequence[DeviceTime], pools: Iterable[PoolTime], narrow: b
         name = f"{device.device} × {device.devices:,}" if device.devices > 1 else device.device
         does = [] if narrow else [_most(work([device]))]
         grid.add_row(name, f"{device.busy_share:.1%}", *does, _most(device.wait_share), stall)
-    for pool in pools:
+    for name, pool in _several(devices, pools):
         bubbles = f"{_most(pool.wait_share)}; bubbles {pool.bubble_ns / 1e9:.2f} s"
         does = [] if narrow else [_most(work([device for device in devices if pool.role in device.roles]))]
-        grid.add_row(f"{pool.devices} × {pool.role}", f"{pool.busy_share:.1%}", *does, bubbles, "", style="bold")
+        grid.add_row(f"{pool.devices} × {name}", f"{pool.busy_share:.1%}", *does, bubbles, "", style="bold")
     return grid
+
+
+def _several(devices: Sequence[DeviceTime], pools: Iterable[PoolTime]) -> Iterator[tuple[str, PoolTime]]:
+    """Roles of several devices. Two that the same devices have are one line; a device alone has its own already."""
+    found: dict[tuple[str, ...], list[PoolTime]] = {}
+    for pool in pools:
+        if pool.devices > 1:
+            found.setdefault(tuple(device.device for device in devices if pool.role in device.roles), []).append(pool)
+    for same in found.values():
+        yield "+".join(pool.role for pool in same), same[0]
 
 
 def _most(shares: Mapping[str, float]) -> str:

@@ -8,7 +8,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,8 @@ def window(page: Page) -> tuple[float, float]:
 
 
 def three(value: float) -> str:
-    """Three digits; a half goes up, as browsers have it."""
-    return str(Decimal(value).quantize(Decimal("0.001"), ROUND_HALF_UP))
+    """Three digits, as the terminal has them."""
+    return f"{value:.3f}"
 
 
 @pytest.fixture(scope="session")

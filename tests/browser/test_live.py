@@ -101,6 +101,9 @@ def test_a_run_as_it_happens(open_page: Open, tmp_path: Path) -> None:
             expect(page.locator("[data-figure=trained] .value")).to_have_text(f"{report['trained']:,}")
             page.get_by_role("button", name="Reward: as a table").click()
             expect(rows).to_have_count(STEPS)
+            page.goto(f"{address}#timeline")
+            roles = page.locator("[data-panel=roles] thead th").all_inner_texts()
+            assert roles == ["", "engine + trainer (1 device)"], "both are the same device, and have the same numbers"
             page.close()
 
 

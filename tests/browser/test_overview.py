@@ -119,6 +119,7 @@ def test_phases_drops_and_forecast(open_page: Open, address: str, report: dict[s
     shown = {cells[0]: cells[3] for cells in (row.locator("td").all_inner_texts() for row in forecast.all())}
     expected = {row["name"]: row["ratio"] for row in report["forecast"]["rows"] if row["forecast"] or row["measured"]}
     assert shown == {
-        name.removesuffix("_s").replace("_", " "): "–" if ratio is None else f"{ratio:.2f}" for name, ratio in expected.items()
+        name.replace("_per_s", "/s").removesuffix("_s").replace("_", " "): "–" if ratio is None else f"{ratio:.2f}"
+        for name, ratio in expected.items()
     }
     expect(page.locator("[data-panel=forecast]")).to_contain_text("The forecast is of a test.")

@@ -47,9 +47,11 @@ def test_shares_of_the_whole_are_those_of_the_report(open_page: Open, address: s
 
 def test_zoom_by_key_button_and_hand(open_page: Open, address: str, report: dict[str, Any]) -> None:
     page = open_page(f"{address}#timeline")
-    window(page)
+    assert window(page)[0] > 0, "a long setup is left out"
+    expect(page.locator(".window")).to_contain_text("without the setup (")
     page.keyboard.press("0")
     until(page, lambda: window(page)[0] == 0)
+    expect(page.locator(".window")).not_to_contain_text("setup")
     whole = window(page)
     assert abs(whole[1] - report["wall_s"]) < 0.05 * report["wall_s"]
     with page.expect_response("**/api/timeline?from=*") as asked:

@@ -44,7 +44,7 @@ PROGRAMS = re.compile(rf'^\s*(?:[A-Z_]+=(?:"[^"]*"|\S+) )*(?:\S*bin/)?(?:{TOOLS}
 INSIDE = re.compile(r" *(?:[-*+]|\d+\.|!!!|\?\?\?\+?|===) ")  # what follows and is indented belongs to it
 SHOWN = ("", "text", "toml", "json", "yaml", "python", "sql")  # languages of blocks that are not commands
 GIVEN = (  # run once for all pages that say so
-    "rollyard run --preset tiny",
+    "rollyard run --preset tiny --overwrite",
     "rollyard plan --model llama-8b --gpus 64xH100 --group-size 8 --prompts-per-step 64 --max-tokens 8192 --mean-tokens 2000 \\\n"
     "    --price 2.5 --out plan.toml",
 )

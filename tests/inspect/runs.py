@@ -53,7 +53,7 @@ from rollyard.types import (
 
 RUN = RunRecord("two lives", "0.1.0", 7, 2, "{}")
 V0, V1, V2 = WeightVersion(0), WeightVersion(1), WeightVersion(2)
-SPENT = {"phase/train_s": 1.0, "phase/generate_s": 2.984, "phase/score_s": 0.016}
+USUAL = {"train/loss": 0.125, "phase/train_s": 1.0, "phase/generate_s": 2.984, "phase/score_s": 0.016}
 EVIL = "\x1b]0;owned\x07[red]no[/] \x9b2J"  # what a policy may write
 
 
@@ -126,10 +126,7 @@ def second_life(path: Path) -> Journal:
 
 
 def metric(step: int, life: int, **more: object) -> str:
-    return (
-        json.dumps({"step": step, "incarnation": life, "reward_mean": 0.5, "dropped": 0, "train/loss": 0.125} | SPENT | more)
-        + "\n"
-    )
+    return json.dumps({"step": step, "incarnation": life, "reward_mean": 0.5, "dropped": 0} | USUAL | more) + "\n"
 
 
 def write_files(folder: Path) -> None:

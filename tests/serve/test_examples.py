@@ -42,7 +42,9 @@ def test_an_agent_plays_and_a_trainer_elsewhere_learns_from_that(tmp_path: Path)
     with serving(*(f"--{name}={value}" for name, value in options.items())) as process:
         agent, trainer = example("agent.py", process.url, "4"), example("remote_trainer.py", process.url)
         learnt = trainer.communicate(timeout=120)[0]
-        assert [re.match(r"step \d", line)[0] for line in learnt.splitlines()] == ["step 1", "step 2"], learnt  # type: ignore[index]
+        *steps, end = learnt.splitlines()
+        assert [re.match(r"step \d", line)[0] for line in steps] == ["step 1", "step 2"], learnt  # type: ignore[index]
+        assert re.fullmatch(r"all steps are done: 6 prompts trained, \d+ tokens written", end), learnt
         played = agent.communicate(timeout=60)[0]
         assert re.fullmatch(r"12 episodes\n", played), played
         assert process.end(signal.SIGTERM) == 0, process.said

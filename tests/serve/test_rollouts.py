@@ -82,6 +82,37 @@ async def test_what_is_no_prompt_is_refused_as_a_whole(tmp_path: Path) -> None:
         assert not served.run.source.waiting and served.run.next_prompt == 0
 
 
+async def test_a_text_by_itself_is_a_prompt(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        assert (await served.http.post("/v1/prompts", json={"prompts": ["?", {"text": "?"}]})).json() == {"ids": [0, 1]}
+        taken, _ = served.run.source.take(9)
+    assert [(each.token_ids, dict(each.columns)) for each in taken] == [((4,), {})] * 2
+
+
+async def test_who_asks_wrongly_is_told_what_would_be_right(tmp_path: Path) -> None:
+    kinds = "a prompt is a text, or an object with text, messages or token_ids"
+    wrong: list[tuple[object, str]] = [
+        (3, f"prompts.1: {kinds}"),
+        ({"prompt": "?"}, f"prompts.1: {kinds}"),
+        ("", "prompts.1.text: String should have at least 1 character"),
+        ({"text": "?", "colums": {}}, "prompts.1.colums: Extra inputs are not permitted"),
+        ({"messages": [{"role": "user"}]}, "prompts.1.messages.0.content: Field required"),
+    ]
+    async with serving(tmp_path) as served:
+        for prompt, message in wrong:
+            told = await served.http.post("/v1/prompts", json={"prompts": ["?", prompt]})
+            assert (told.status_code, told.json()["error"]["message"]) == (400, message)
+        for sent in ("", "application/x-www-form-urlencoded", "text/plain"):
+            headers = {"content-type": sent} if sent else {}
+            told = await served.http.post("/v1/prompts", content='{"prompts": ["?"]}', headers=headers)
+            message = f"the body is sent as {sent or 'nothing'} (send JSON, with the header `Content-Type: application/json`)"
+            assert (told.status_code, told.json()["error"]["message"]) == (400, message)
+        for told in (await served.http.get("/v1/batch"), await served.http.post("/v1/trainer/renew")):
+            message = "X-Rollyard-Lease is missing (POST /v1/trainer gives the lease)"
+            assert (told.status_code, told.json()["error"]["message"]) == (400, message)
+        assert not served.run.source.waiting
+
+
 async def test_who_submits_too_much_is_told_to_wait_or_waits(tmp_path: Path) -> None:
     one = {"prompts": [{"text": "?"}]}
     async with serving(tmp_path, room=2) as served:

@@ -28,6 +28,7 @@ from rollyard.watch.roofline import Operation
 from rollyard.watch.snapshot import Header, Snapshot
 from rollyard.watch.survived import survival
 from rollyard.watch.timeline import PhaseSeconds
+from rollyard.watch.usage import tables
 
 HEADER = Header(run="sort", model="llama 0.43M", placement="colocated", engine="embedded", steps=100)
 PHASES = PhaseSeconds(
@@ -240,6 +241,7 @@ def test_the_report_as_a_table_in_80_columns() -> None:
         "model.norm.weight",
         "canary 6.0 s of sync, once (weights.canary false skips it)",
         "2 verified, 1 undecidable",
+        "undecidable: no version before it, or one too much like it",
         "3 steps done",
         "12,000 generated, 11,000 trained, 1,000 dropped (1,000 failed), 42",
         "4 prompts with equal rewards dropped, 3 asked in their place, 2",
@@ -249,7 +251,7 @@ def test_the_report_as_a_table_in_80_columns() -> None:
     rows = [line.strip("│ ").split() for line in shown]
     assert ["engine-0", "75.0%", *DID, "train", "20.0%,", "sync", "5.0%", "1.50", "s"] in rows
     assert ["trainer-0", "50.0%", "-", "generate", "49.7%"] in rows  # what is less than half a percent is left out
-    assert ["1", "×", "engine", "75.0%", *DID, "train", "20.0%;", "bubbles", "2.00"] in rows
+    assert not any("×" in row for row in rows), "a device alone has its line already"
     assert ["rollout", "prefill", "10.0", "compute", "-", "-"] in rows
     assert ["rollout", "decode", "2.5", "memory", "7.50", "37.5%"] in rows
     assert ["machine", "balance", "8.0"] in rows
@@ -257,6 +259,20 @@ def test_the_report_as_a_table_in_80_columns() -> None:
     assert bars["generate"] == pytest.approx(2 * bars["train"], abs=1)
     assert bars["sync"] == 0
     assert any(line.split()[1:4] == ["train", "5.00", "25.0%"] for line in shown)
+
+
+def test_several_devices_of_a_role_have_a_line_and_two_roles_of_the_same_devices_one() -> None:
+    both, engine = ("engine", "trainer"), ("engine",)
+    pools = [PoolTime(role, 2, 0.75, {"train": 0.25}, 2 * 10**9) for role in both]
+    devices = [replace(REPORT.usage.devices[0], device=f"engine-{at}", roles=both) for at in range(2)]
+    shared = lines(Group(*tables(Usage(tuple(devices), tuple(pools)))))
+    assert [line.split()[:3] for line in shared if "×" in line] == [["2", "×", "engine+trainer"]]
+    apart = [replace(each, roles=engine) for each in devices] + [
+        replace(each, device=f"trainer-{at}", roles=("trainer",)) for at, each in enumerate(devices)
+    ]
+    own = lines(Group(*tables(Usage(tuple(apart), tuple(pools)))))
+    assert [line.split()[:3] for line in own if "×" in line] == [["2", "×", "engine"], ["2", "×", "trainer"]]
+    assert sum("bubbles 2.00" in line for line in own) == 2
 
 
 def test_a_report_of_nothing_can_be_drawn() -> None:

@@ -45,6 +45,7 @@ def test_a_sum_over_members_is_the_sum_over_groups(batch) -> None:
     assert (whole.mean is None) == (not scored)
     if scored:
         assert whole.mean == pytest.approx(statistics.fmean(scored), rel=1e-9, abs=1e-9)
+        assert (whole.least, whole.most) == (min(scored), max(scored)) == (metrics["reward_min"], metrics["reward_max"])
         assert whole.std == pytest.approx(statistics.pstdev(scored), rel=1e-6, abs=1e-6)
         counts = [sum(map(verdict, group.rollouts)) for group in groups]
         by_group = math.fsum(one.mean * count for one, count in zip(each, counts, strict=True) if one.mean is not None)
@@ -99,7 +100,7 @@ def test_a_reward_whose_numbers_are_too_large_to_square() -> None:
 def test_groups_without_a_verdict_are_neither_flat_nor_counted() -> None:
     groups = [Group(prompt(0), (Rollout(rollout(0, 0, 3, None).completion, Reward(None, {"x": 2.0})),))]
     assert RewardStats.whole(groups) == RewardStats(None, None, 0, 0)
-    assert RewardStats.part(groups, "x") == RewardStats(2.0, 0.0, 1, 1)
+    assert RewardStats.part(groups, "x") == RewardStats(2.0, 0.0, 1, 1, 2.0, 2.0)
 
 
 def test_percentiles_by_nearest_rank() -> None:

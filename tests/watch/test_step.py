@@ -32,6 +32,8 @@ def test_metrics_are_flat() -> None:
         "incarnation": 0,
         "reward_mean": 0.375,
         "reward_std": pytest.approx(0.414578),  # squares 0.390625 + 0.140625 + 0.015625 + 0.140625 over 4
+        "reward_min": 0.0,
+        "reward_max": 1.0,
         "flat_groups": 2,
         "flat_share": 2 / 3,
         "unscored": 2,

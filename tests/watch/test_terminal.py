@@ -37,16 +37,17 @@ def test_plain_prints_a_line_a_step_whatever_the_rate_of_updates() -> None:
     view = PlainView(HEADER, console(out))
     view.update(replace(SNAPSHOT, step=0, rewards=[]))
     view.update(replace(SNAPSHOT, step=0, rewards=[]))
-    for step in (1, 1, 2):
-        view.update(replace(SNAPSHOT, step=step))
+    for step, evaluations in ((1, 1), (1, 1), (2, 1), (3, 2)):
+        view.update(replace(SNAPSHOT, step=step, evaluations=evaluations))
     view.close()
-    head, first, second = out.getvalue().splitlines()
+    head, first, second, third = out.getvalue().splitlines()
     assert head == "run sort  llama 0.43M  colocated  embedded  100 steps"
     assert first == (
         "step   1/100  reward 0.750  held-out 0.620  5,000 tokens/s  "
         "generate 50% train 25% setup 20% unaccounted 5%  dropped 2  0:20 eta 0:40"  # 98 steps of 0.4 s and 0.8 s at the end
     )
-    assert second.startswith("step   2/100")
+    assert second.startswith("step   2/100  reward 0.750  5,000 tokens/s  "), "held-out is not told again"
+    assert third.startswith("step   3/100  reward 0.750  held-out 0.620  "), "another evaluation, though it came to the same"
     view.finish(REPORT)
     assert "3 steps done" in out.getvalue()
 

@@ -6,17 +6,20 @@ import { count, number, percent, plain, rate, reward, seconds, short } from "./f
 
 const MOST = 400; // columns of a chart of phases: more steps than that are taken together
 
-/** Mean reward of each step, with one standard deviation to both sides; means of rewards by name where there are several. */
+/** Mean reward of each step, with one standard deviation to both sides, as far as there are rewards; means of rewards by name where there are several. */
 export function rewardCurve(run, colour) {
   const { steps } = run;
   if (!steps.length) return null;
   const at = steps.column("step");
   const mean = steps.column("reward_mean");
   const std = steps.column("reward_std");
+  const [least, most] = [steps.column("reward_min"), steps.column("reward_max")];
   const known = mean.filter((value) => value !== null);
   if (!known.length) return null; // no step has a verdict, or rewards are not modelled
-  const lower = mean.map((value, step) => (value === null || std[step] === null ? null : value - std[step]));
-  const width = mean.map((value, step) => (value === null || std[step] === null ? null : 2 * std[step]));
+  const spread = (of) => mean.map((value, step) => (value === null || std[step] === null ? null : of(value, std[step], step)));
+  const lower = spread((value, off, step) => Math.max(value - off, least[step] ?? -Infinity)); // no reward lies beyond
+  const upper = spread((value, off, step) => Math.min(value + off, most[step] ?? Infinity));
+  const width = lower.map((value, step) => (value === null ? null : upper[step] - value));
   const parts = steps.names.filter((name) => /^reward\/.+\/mean$/.test(name)).map((name) => name.slice(7, -5));
   const named = parts.length > 1 ? parts : [];
   const hues = ["a-generate", "a-sync", "a-eval", "a-score", "a-checkpoint", "a-restart"];

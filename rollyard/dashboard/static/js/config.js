@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { fill, h } from "./dom.js";
-import { literal, many } from "./format.js";
+import { count, literal, many } from "./format.js";
 import { field } from "./listing.js";
 
 /** The view. */
@@ -13,7 +13,7 @@ export class Config {
     this.run = run;
     this.form = h("form", { class: "filters", role: "search", "aria-label": "Filter options", onsubmit: (event) => event.preventDefault(), oninput: () => this.#draw() },
       field("search", "Search (/)", { type: "search", placeholder: "name, value or description" }),
-      h("label", { class: "field check" }, h("input", { type: "checkbox", name: "given" }), h("span", {}, "only what is no default")));
+      h("label", { class: "field check" }, h("input", { type: "checkbox", name: "given", checked: true }), h("span", {}, "only what is no default")));
     this.body = h("tbody", {});
     this.said = h("p", { class: "dim", role: "status" }, "Loading…");
     this.element = h("div", { class: "view" }, h("div", { class: "panel" }, this.form, this.said, h("table", { class: "rows options", "aria-label": "Resolved options" },
@@ -40,9 +40,10 @@ export class Config {
     const words = this.form.elements.search.value.toLowerCase();
     const given = this.form.elements.given.checked;
     const options = this.#options ?? [];
-    const wanted = options.filter((option) => (!given || option.from !== "default") &&
-      `${option.name} ${literal(option.value)} ${option.description ?? ""}`.toLowerCase().includes(words));
-    this.said.textContent = `${many(wanted.length, "option")} of ${options.length}`;
+    const found = options.filter((option) => `${option.name} ${literal(option.value)} ${option.description ?? ""}`.toLowerCase().includes(words));
+    const wanted = found.filter((option) => !given || option.from !== "default");
+    const rest = found.length - wanted.length;
+    this.said.textContent = `${many(wanted.length, "option")} of ${options.length}${rest ? `; ${count(rest)} more with their defaults` : ""}`;
     const sections = Map.groupBy(wanted, (option) => option.name.split(".")[0]);
     fill(this.body, [...sections].map(([section, its]) => [
       h("tr", { class: "section" }, h("th", { scope: "colgroup", colspan: 4 }, section)),

@@ -2,17 +2,19 @@
 
 export const NONE = "–";
 
-const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
-const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 });
-const digits = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 4 });
-const three = new Intl.NumberFormat("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
+const format = (options) => new Intl.NumberFormat("en-US", { roundingMode: "halfEven", ...options }); // as the terminal rounds
+const whole = format({ maximumFractionDigits: 0 });
+const compact = format({ notation: "compact", maximumSignificantDigits: 3 });
+const digits = format({ maximumSignificantDigits: 4 });
+const three = format({ minimumFractionDigits: 3, maximumFractionDigits: 3 });
+const tenths = format({ minimumFractionDigits: 1, maximumFractionDigits: 1, useGrouping: false });
 
 /** A finite number, or null: what is not finite is a text in the metrics. */
 export function number(value) {
   return typeof value === "number" && Number.isFinite(value) ? value : null;
 }
 
-const shown = (format) => (value) => (number(value) === null ? NONE : format(value).replace(/^-/, "−"));
+const shown = (told) => (value) => (number(value) === null ? NONE : told(value).replace(/^-/, "−"));
 
 /** 12,345 */
 export const count = shown((value) => whole.format(value));
@@ -23,7 +25,7 @@ export const plain = shown((value) => digits.format(value));
 /** 0.123 */
 export const reward = shown((value) => three.format(value));
 /** 12.3 % of a share */
-export const percent = shown((value) => `${(value * 100).toFixed(1)} %`);
+export const percent = shown((value) => `${tenths.format(value * 100)} %`);
 /** 1,234 tok/s */
 export const rate = shown((value) => `${Math.abs(value) < 10 ? digits.format(value) : whole.format(value)} tok/s`);
 

@@ -22,6 +22,7 @@ export class Timeline {
   #end = CLOSEST_S; // of the run
   #found = null;
   #chosen = false; // what is shown was
+  #setup = 0; // seconds at the start that were left out at first
   #heeded = false; // the chart is listened to
   #lanes;
   #height;
@@ -122,13 +123,15 @@ export class Timeline {
     const ends = lanes.filter((lane) => lane.role !== "driver").map((lane) => Math.max(0, ...lane.spans.filter((span) => span[2] === "setup").map((span) => span[1] / 1e9)));
     const setup = Math.min(...ends);
     if (!Number.isFinite(setup) || setup < this.#end / 10 || setup >= this.#end) return false;
+    this.#setup = setup;
     this.#look(setup, this.#end);
     return true;
   }
 
   #say() {
     const [from, until] = this.#shown();
-    fill(this.where, `${moment(from, (until - from) / 10)} – ${moment(until, (until - from) / 10)} of ${seconds(this.#end)}`);
+    const without = this.#setup && from >= this.#setup ? `, without the setup (${seconds(this.#setup)}): all shows it` : "";
+    fill(this.where, `${moment(from, (until - from) / 10)} – ${moment(until, (until - from) / 10)} of ${seconds(this.#end)}${without}`);
     this.where.dataset.from = from;
     this.where.dataset.until = until;
   }
