@@ -160,7 +160,7 @@ class Timeline:
     lanes: tuple[LaneSpans, ...]
     marks: tuple[tuple[int, int], ...] = ()  # steps, and when each was done
     slots: tuple[Stretch, ...] = ()  # share of slots busy, requests that wait: means
-    lives: tuple[int, ...] = ()  # when each but the first begins, as if there were nothing between two
+    lives: tuple[tuple[int, int], ...] = ()  # the second and later ones, and when each begins: right after the one before
     why: str = ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -15,8 +14,8 @@ from rollyard.texts import in_a_line
 from rollyard.types import Interval
 from rollyard.watch.devices import Lane
 from rollyard.watch.heard import LEAST
+from rollyard.watch.lanes import fewer
 from rollyard.watch.slots import Stretch, thinned
-from rollyard.watch.spans import coarser
 from rollyard.watch.trace import Mark, Traced, read_trace
 
 MOST: Final = 2**13  # intervals of the past, and as many of the present life: about 400 kB each
@@ -128,16 +127,11 @@ def joined(earlier: Traced, later: Traced) -> Traced:
 def coarse(traced: Traced, most: int = MOST) -> Traced:
     """With about so many intervals and half as many steps at most, as what is kept of earlier lives."""
     each = max(most // max(len(traced.lanes), 1), LEAST)
-    lanes = [lane._replace(intervals=_coarse(lane.intervals, each)) for lane in traced.lanes]
+    lanes = [lane._replace(intervals=fewer(lane.intervals, each)) for lane in traced.lanes]
     marks = traced.marks
     while len(marks) > most // 2:
         marks = marks[1::2]
     return replace(traced, lanes=tuple(lanes), marks=marks, slots=thinned(traced.slots, STRETCHES))
-
-
-def _coarse(intervals: Sequence[Interval], most: int) -> Sequence[Interval]:
-    ordered = sorted(intervals, key=lambda interval: interval.start_ns)
-    return coarser(ordered, most, lambda interval: (interval.activity, interval.what))
 
 
 def _moved(traced: Traced, by: int) -> Traced:

@@ -18,7 +18,7 @@ from rollyard.types import Activity
 from rollyard.watch.devices import ACTIVITIES, Lane
 from rollyard.watch.lanes import Piece, columns, pieces, shares
 from rollyard.watch.slots import Stretch
-from rollyard.watch.trace import DRIVER, Mark, Traced, bounded
+from rollyard.watch.trace import DRIVER, OF_DRIVER, Mark, Traced, bounded
 
 COLOURS: Final[Mapping[Activity, str]] = {
     Activity.TRAIN: "#3f9e63",
@@ -47,14 +47,6 @@ text { fill: #e6edf3 }
 .grid { stroke: #30363d } .step { stroke: #9198a1 } .life { stroke: #e6edf3 }
 }
 """
-OF_DRIVER: Final = (  # the rest devices show
-    Activity.TOOLS,
-    Activity.SCORE,
-    Activity.PROMPTS,
-    Activity.RESTART,
-    Activity.CALLER,
-    Activity.CLOSING,
-)
 WIDTH: Final = 1200
 LEFT: Final = 190  # around what is drawn
 RIGHT: Final = 24
