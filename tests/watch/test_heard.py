@@ -119,10 +119,8 @@ def test_who_keeps_little_has_no_more_and_the_same_bounds(
             continue
         assert len(ours.intervals) <= 12 + 1, "and the setup"
         assert {each.activity for each in ours.intervals} == {each.activity for each in own.intervals}
-        bounds = [
-            (min(each.start_ns for each in lane.intervals), max(each.end_ns for each in lane.intervals)) for lane in (ours, own)
-        ]
-        assert bounds[0] == bounds[1]
+        for which, edge in ((1, min), (2, max)):
+            assert edge(each[which] for each in ours.intervals) == edge(each[which] for each in own.intervals)
 
 
 def follow(world: World, done: list[tuple], most: int) -> None:
