@@ -117,7 +117,8 @@ def picture(name: str, traced: Traced) -> str:
     SubElement(root, "rect", {"class": "paper", "width": "100%", "height": "100%"})
     seconds = (traced.end_ns - traced.start_ns) / 1e9
     _text(root, 16, 28, name, "title")
-    told = f"{_many(traced.devices, 'device')}, {_many(len(traced.marks), 'step')}, {seconds:,.4g} s"
+    steps = max((mark.step for mark in traced.marks), default=0)
+    told = f"{_many(traced.devices, 'device')}, {_many(steps, 'step')}, {seconds:,.4g} s"
     told += f", {len(traced.lives) + 1} lives" if traced.lives else ""
     told += f", of which the first {cut / 1e9:,.4g} s, setup, are left out" if cut else ""
     _text(root, 16, 48, f"{told}. Where a lane is blank, it waits.", "dim")
