@@ -79,6 +79,7 @@ class Overview:
     transport: str = ""
     objective: str = ""
     steps: int = 0
+    version: int | None = None  # step of the weights that were published last; None: nobody says
     planned: int | None = None
     wall_s: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds by name, unaccounted last
