@@ -95,11 +95,8 @@ class Ring:
         caller: Caller | None = None,
     ) -> None:
         self._config, self._earlier, self._caller = config, past, caller
-        self._folder = folder
-        self._timeline = timeline
-        self._recorder = recorder
-        self._inbox = inbox
-        self._injector = injector
+        self._folder, self._timeline, self._recorder = folder, timeline, recorder
+        self._slots, self._inbox, self._injector = recorder.accounts.slots, inbox, injector
         self._device = DeviceThread()
         self._checkpoints = Checkpoints(folder, recorder, config.checkpoint.keep, past.lives, at)
         self._activity = "starting"
@@ -267,7 +264,7 @@ class Ring:
                 step = self._book(event.version, *self._trained)
                 self._tell_of_flat_groups()
                 self.fleet.look()
-                self._picture()
+                self._recorder.picture(*self._doing())
                 yield step
             await asyncio.sleep(0)  # engines and judges have their turn, however much has happened: one may have been lost
 
@@ -276,7 +273,10 @@ class Ring:
         assert self.conductor is not None
         if isinstance(events[0], ev.StopRequested) and self._exchange is not None:
             self._exchange.stop(events[0].cause)
-        instructions = self.conductor.steps(events, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        if (now_ns := int(now * 1e9)) >= self._slots.due_ns:
+            self._slots.note(now_ns, self.conductor.slots)  # so it was until now
+        instructions = self.conductor.steps(events, now)
         self._recorder.record((*events, *instructions))
         for each in (self._injector, self._caller):
             if each is not None:
@@ -394,12 +394,11 @@ class Ring:
 
     async def _refresh(self) -> None:
         while True:
-            self._picture()
+            if self.conductor is not None:
+                self._slots.note(self._timeline.spans.now(), self.conductor.slots)
+            self._recorder.picture(*self._doing())
             self._recorder.flush()
             await asyncio.sleep(REFRESH_S)
-
-    def _picture(self) -> None:
-        self._recorder.picture(*self._doing(), None if self.conductor is None else self.conductor.slots)
 
     def _doing(self) -> tuple[str, str, float | None]:
         """What goes on, what is waited for, and the share of slots at work."""

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from rollyard.journal.reader import JournalReader
+from rollyard.watch.kept import read_kept
 from rollyard.watch.read import read_report
 from rollyard.watch.report import Report
 from tests.small import BASE
@@ -98,8 +99,13 @@ def test_killed_at_any_moment_it_ends_with_the_weights_of_a_run_that_was_not(tmp
         time.sleep(moments.uniform(0, 0.2))
         process.kill()
         process.communicate()
+        kept = read_kept(tmp_path / "run" / "timeline.json")
+        assert kept is not None and not kept.whole and len(kept.lives) == life, "what it did until then is told"
+        assert {lane.device for lane in kept.lanes} > {"driver"}
         process = runs.resume("run")
     ended(process)
+    kept = read_kept(tmp_path / "run" / "timeline.json")
+    assert kept is not None and kept.whole and len(kept.lives) == 2 and kept.marks[-1].step == STEPS and kept.slots
     for name, tensor in whole.weights("run").items():
         torch.testing.assert_close(runs.weights("run")[name], tensor, rtol=0, atol=1e-6)  # a bit of the last place of a logprob
     assert runs.rows("run") == whole.rows("run") == list(range(1, STEPS + 1))

@@ -105,6 +105,7 @@ def of_report(told: Overview, report: Report) -> Overview:
         transport=report.weights.transport,
         objective=report.objective,
         steps=report.steps,
+        version=report.versions[-1].step if report.versions else None,
         wall_s=report.wall_s,
         phases=report.phases.parts(),
         canary_s=0.0 if report.weights.canary is None else report.weights.canary.seconds,
@@ -158,6 +159,7 @@ def _of_live(told: Overview, live: Live) -> Overview:
     return replace(
         told,
         steps=live.step,
+        version=live.version,
         wall_s=live.wall_s,
         phases=live.phases,
         canary_s=live.canary_s,

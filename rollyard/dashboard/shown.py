@@ -91,9 +91,9 @@ class Shown:
     def metrics(self) -> bytes:
         """For Prometheus."""
         with self._lock:
-            told, state, rows = self._overview(), self._state(), self._rows.rows()
-            live = self._feed.live() if state.name == RUNNING else None
-            return exposition(figures(told, state, live, rows[-1] if rows else {}))
+            told, rows = self._overview(), self._rows.rows()
+            live = self._feed.live() if told.state == RUNNING else None
+            return exposition(figures(told, live, rows[-1] if rows else {}))
 
     def timeline(self, start_ns: int, end_ns: int, width: int) -> Timeline:
         """Of what the run keeps and left, or of what it says while it goes on."""

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from rollyard.dashboard.told import LaneSpans, Timeline
 from rollyard.types import Interval
 from rollyard.watch.devices import ACTIVITIES, PLACES, Lane
-from rollyard.watch.picture import OF_DRIVER
-from rollyard.watch.trace import DRIVER, Traced, few
+from rollyard.watch.trace import DRIVER, OF_DRIVER, Traced, few
 
 LANES: Final = 128  # at most; beyond, one stands for several of its kind
 SPANS: Final = 60_000  # of all lanes: about 3 MB
@@ -107,7 +106,7 @@ class Whole:
         self._lanes = [Drawn(_own(lane)) for lane in traced.lanes]
         self._marks = [(mark.step, mark.at_ns - start) for mark in traced.marks]
         self._slots = [each._replace(start_ns=each.start_ns - start, end_ns=each.end_ns - start) for each in traced.slots]
-        self._lives = [at - start for at in traced.lives]
+        self._lives = [(life, at - start) for life, at in enumerate(traced.lives, 2)]
 
     def ready(self) -> Self:
         """What any stretch of it needs is there already."""
@@ -125,7 +124,7 @@ class Whole:
         marks = [mark for mark in self._marks if start_ns <= mark[1] <= end_ns]
         every = -(-len(marks) // width) if marks else 1
         slots = tuple(each for each in self._slots if each.start_ns < end_ns and each.end_ns > start_ns)
-        lives = tuple(at for at in self._lives if start_ns <= at < end_ns)
+        lives = tuple(life for life in self._lives if start_ns <= life[1] < end_ns)
         return Timeline(start_ns, end_ns, self.end_ns, tuple(map(self._moved, lanes)), tuple(marks[::every]), slots, lives)
 
     def _moved(self, lane: LaneSpans) -> LaneSpans:

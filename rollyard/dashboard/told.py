@@ -79,6 +79,7 @@ class Overview:
     transport: str = ""
     objective: str = ""
     steps: int = 0
+    version: int | None = None  # step of the weights that were published last; None: nobody says
     planned: int | None = None
     wall_s: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds by name, unaccounted last
@@ -161,7 +162,7 @@ class Timeline:
     lanes: tuple[LaneSpans, ...]
     marks: tuple[tuple[int, int], ...] = ()  # steps, and when each was done
     slots: tuple[Stretch, ...] = ()  # share of slots busy, requests that wait: means
-    lives: tuple[int, ...] = ()  # when each but the first begins, as if there were nothing between two
+    lives: tuple[tuple[int, int], ...] = ()  # the second and later ones, and when each begins: right after the one before
     why: str = ""
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rollyard.types import Activity, Interval
 from rollyard.watch.devices import Lane
+from rollyard.watch.lanes import fewer
 from rollyard.watch.live import Asked, LaneNews, News, Place
 from rollyard.watch.slots import Stretch
-from rollyard.watch.spans import coarser
-from rollyard.watch.trace import DRIVER, Mark, Traced
+from rollyard.watch.trace import DRIVER, OF_DRIVER, Mark, Traced
 
 LEAST = 64  # intervals of a lane, however many lanes there are
 
@@ -20,8 +20,8 @@ class Lanes:
     """All that was heard.
 
     Args:
-        most: intervals of all lanes that are kept, and half as many steps: beyond, the shortest gaps within an activity of a lane
-            are closed, and every other step is left out. None: all that is told is kept.
+        most: intervals of all lanes that are kept, and half as many steps, and of the driver what is drawn. Beyond, those of a
+            lane are made fewer (`lanes.fewer`), and every other step is left out. None: all that is told is kept.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -49,9 +49,10 @@ class Lanes:
                 self._intervals[lane.lane] = {}
             found = self._intervals.setdefault(lane.lane, {})
             for each in lane.intervals:
+                if self._most is not None and lane.name == DRIVER and each.activity not in OF_DRIVER:
+                    continue
                 key = each.activity, each.what, each.start_ns
-                if key not in found or found[key].end_ns < each.end_ns:  # one that was joined with the next is longer
-                    found[key] = each
+                found[key] = each
             self._heads[lane.lane], self._places[lane.lane] = lane, lane.place
         if self._most is not None:
             self._bound(self._most)
@@ -60,10 +61,8 @@ class Lanes:
         each = max(most // max(len(self._intervals), 1), LEAST)
         for lane, found in self._intervals.items():
             if len(found) > each:
-                ordered = sorted(found.values(), key=lambda interval: interval.start_ns)
-                less = coarser(ordered, each // 2, lambda interval: (interval.activity, interval.what))
-                self._intervals[lane] = {(interval.activity, interval.what, interval.start_ns): interval for interval in less}
-        if len(self._marks) > most // 2:
+                self._intervals[lane] = _less(list(found.values()), each // 2)
+        while len(self._marks) > most // 2:
             self._marks = self._marks[1::2]
 
     def traced(self, slots: Sequence[Stretch] = ()) -> Traced:
@@ -78,3 +77,12 @@ class Lanes:
             else:
                 lanes.append(Lane(head.name, head.roles, [setup, *intervals], head.since_ns, head.until_ns, head.devices))
         return Traced((Lane(DRIVER, (DRIVER,), driver), *lanes), tuple(self._marks), start, now, slots=slots)
+
+
+def _less(intervals: list[Interval], most: int) -> dict[Key, Interval]:
+    """The last one of each kind may go on, and stays as it is."""
+    ordered = sorted(intervals, key=lambda each: each.start_ns)
+    last = {(each.activity, each.what): at for at, each in enumerate(ordered)}
+    rest = [each for at, each in enumerate(ordered) if last[each.activity, each.what] != at]
+    kept = [*fewer(rest, most), *(ordered[at] for at in last.values())]
+    return {(each.activity, each.what, each.start_ns): each for each in kept}

@@ -54,6 +54,44 @@ def _append(found: list[Piece], piece: Piece) -> None:
         found.append(piece)
 
 
+def fewer(intervals: Sequence[Interval], most: int) -> Sequence[Interval]:
+    """What a device does, in at most so many intervals (at least one an activity), and without their parts.
+
+    Its time is cut into stretches, as short as can be. In each of them it does everything as long as before, one after the other.
+    """
+    if len(intervals) <= most:
+        return intervals
+    start, end = min(each.start_ns for each in intervals), max(each.end_ns for each in intervals)
+    found = pieces(intervals, start, end)
+    kinds = len({piece.activity for piece in found})
+    width = (end - start) * kinds // (most - kinds) + 1 if most > kinds else end - start
+    less = _sorted_within(found, start, width)  # fits, whatever is in a stretch; with luck half as long ones do, too
+    finer = _sorted_within(found, start, width // 2 + 1) if 2 * len(less) <= most else less
+    return finer if len(finer) <= most else less
+
+
+def _sorted_within(found: Sequence[Piece], start_ns: int, width: int) -> list[Interval]:
+    """In each stretch the first activity first, from when the first thing in it began."""
+    spent: dict[int, dict[Activity, int]] = {}
+    begun: dict[int, int] = {}
+    for activity, begin, end in found:
+        while begin < end:
+            stretch = (begin - start_ns) // width
+            until = min(end, start_ns + (stretch + 1) * width)
+            begun.setdefault(stretch, begin)
+            within = spent.setdefault(stretch, {})
+            within[activity] = within.get(activity, 0) + until - begin
+            begin = until
+    laid = list[Piece]()
+    for stretch, within in spent.items():
+        at = begun[stretch]
+        for activity in ACTIVITIES:
+            if activity in within:
+                _append(laid, Piece(activity, at, at + within[activity]))
+                at += within[activity]
+    return [Interval(*piece) for piece in laid]
+
+
 def columns(found: Sequence[Piece], activity: Activity, start_ns: int, width_ns: float) -> list[tuple[int, int]]:
     """Columns of `width_ns` in which some of an activity lies, as [from, to); neighbours are one."""
     drawn: list[tuple[int, int]] = []

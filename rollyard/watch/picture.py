@@ -18,7 +18,7 @@ from rollyard.types import Activity
 from rollyard.watch.devices import ACTIVITIES, Lane
 from rollyard.watch.lanes import Piece, columns, pieces, shares
 from rollyard.watch.slots import Stretch
-from rollyard.watch.trace import DRIVER, Mark, Traced, bounded
+from rollyard.watch.trace import DRIVER, OF_DRIVER, Mark, Traced, bounded
 
 COLOURS: Final[Mapping[Activity, str]] = {
     Activity.TRAIN: "#3f9e63",
@@ -47,14 +47,6 @@ text { fill: #e6edf3 }
 .grid { stroke: #30363d } .step { stroke: #9198a1 } .life { stroke: #e6edf3 }
 }
 """
-OF_DRIVER: Final = (  # the rest devices show
-    Activity.TOOLS,
-    Activity.SCORE,
-    Activity.PROMPTS,
-    Activity.RESTART,
-    Activity.CALLER,
-    Activity.CLOSING,
-)
 WIDTH: Final = 1200
 LEFT: Final = 190  # around what is drawn
 RIGHT: Final = 24
@@ -125,7 +117,8 @@ def picture(name: str, traced: Traced) -> str:
     SubElement(root, "rect", {"class": "paper", "width": "100%", "height": "100%"})
     seconds = (traced.end_ns - traced.start_ns) / 1e9
     _text(root, 16, 28, name, "title")
-    told = f"{_many(traced.devices, 'device')}, {_many(len(traced.marks), 'step')}, {seconds:,.4g} s"
+    steps = max((mark.step for mark in traced.marks), default=0)
+    told = f"{_many(traced.devices, 'device')}, {_many(steps, 'step')}, {seconds:,.4g} s"
     told += f", {len(traced.lives) + 1} lives" if traced.lives else ""
     told += f", of which the first {cut / 1e9:,.4g} s, setup, are left out" if cut else ""
     _text(root, 16, 48, f"{told}. Where a lane is blank, it waits.", "dim")

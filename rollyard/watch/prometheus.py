@@ -15,8 +15,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rollyard.watch.report import Report
-
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST  # of what `exposition` gives
 STATES: Final = ("running", "finished", "failed", "killed", "simulated")
 NEWEST: Final = "of the newest step"
@@ -118,37 +116,6 @@ class Figures:
     slots_busy: float | None = None  # mean share of decode slots doing work, of all engines
     engines: Sequence[EngineFigures] = ()
     metrics: Mapping[str, object] = field(default_factory=dict)  # the newest record of metrics.jsonl
-
-    @classmethod
-    def of(cls, report: Report, state: str, planned: int | None = None, metrics: Mapping[str, object] | None = None) -> Figures:
-        """Of a run that has ended."""
-        return cls(
-            run=report.name,
-            state=state,
-            about={
-                "model": report.model,
-                "placement": report.placement,
-                "engine": report.engine,
-                "transport": report.weights.transport,
-            },
-            step=report.steps,
-            planned=planned,
-            version=report.versions[-1].step if report.versions else None,
-            lives=report.lives.count,
-            phases=report.phases.parts(),
-            tokens=report.generation_tokens,
-            admitted=report.prompts.admitted,
-            trained=report.prompts.trained,
-            dropped=report.prompts.dropped,
-            members_dropped=report.members.dropped,
-            staleness=report.staleness,
-            live_groups=0,
-            waiting=0,
-            eval_reward=report.eval.last,
-            slots_busy=report.slots_busy,
-            busy={pool.role: pool.busy_share for pool in report.usage.pools},
-            metrics=metrics or {},
-        )
 
 
 def exposition(*runs: Figures) -> bytes:

@@ -18,7 +18,6 @@ from rollyard.journal.record import Record
 from rollyard.model.architecture import Architecture
 from rollyard.model.machine import Machine
 from rollyard.protocols.devices import Sink, Tracked
-from rollyard.stats import SlotsNow
 from rollyard.types import Activity, Canary, EngineStats, Group, Handed, Sent, TrainBatch, TrainStats, WeightVersion
 from rollyard.watch.accounts import Accounts
 from rollyard.watch.aside import Aside
@@ -244,17 +243,14 @@ class Recorder:
         for sink in self._sinks:
             sink.evaluated(told | {f"eval/reward/{name}/mean": mean for name, mean in parts.items()})
 
-    def picture(self, activity: str, waiting: str, slots_busy: float | None, slots: SlotsNow | None = None) -> None:
+    def picture(self, activity: str, waiting: str, slots_busy: float | None) -> None:
         """Show how things stand, and keep it.
 
         Args:
             activity: what is going on; when empty, what the timeline says.
             waiting: for another job, in words.
-            slots: None before there are engines.
         """
         self.accounts.collect()
-        if slots is not None:
-            self.accounts.slots.note(self._timeline.spans.now(), slots)
         for sink in self._aside:
             sink.hear()
         self._view.update(self._snapshot(activity, waiting, slots_busy))

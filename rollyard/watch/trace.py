@@ -26,6 +26,14 @@ from rollyard.watch.slots import Stretch
 from rollyard.watch.tracks import lines, shown, side_by_side
 
 DRIVER: Final = "driver"  # a lane and its role
+OF_DRIVER: Final = (  # shown of it: the rest devices show
+    Activity.TOOLS,
+    Activity.SCORE,
+    Activity.PROMPTS,
+    Activity.RESTART,
+    Activity.CALLER,
+    Activity.CLOSING,
+)
 FEW: Final = 36  # devices that have a process each, whatever they do
 MOST: Final = 2**18  # intervals of a trace: about 30 MB
 NOTHING: Final = Followed()

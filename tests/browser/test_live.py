@@ -77,7 +77,7 @@ def test_a_run_as_it_happens(open_page: Open, tmp_path: Path) -> None:
             assert begun >= 2
             expect(page.locator("#run-eta")).to_contain_text("left")
             expect(page.locator("[data-panel=engines] tbody tr")).to_contain_text("engine")
-            expect(page.locator("[data-panel=load] canvas")).to_have_count(1)
+            expect(page.locator("[data-panel=load] canvas")).to_have_count(1, timeout=LIMIT_S * 1000)
             expect(page.locator("[data-panel=timeline] canvas")).to_have_count(1)
             expect(page.locator("[data-figure=queue] .dim")).to_contain_text("under way")
             page.get_by_role("button", name="Reward: as a table").click()
@@ -105,6 +105,33 @@ def test_a_run_as_it_happens(open_page: Open, tmp_path: Path) -> None:
             roles = page.locator("[data-panel=roles] thead th").all_inner_texts()
             assert roles == ["", "engine + trainer (1 device)"], "both are the same device, and have the same numbers"
             page.close()
+
+
+def test_a_run_that_was_killed_has_a_timeline_and_its_next_life_goes_on_with_it(open_page: Open, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with going(out) as run:
+        said(run, "step 10/")
+        run.kill()
+    with dashboard(out) as address:
+        page = open_page(f"{address}#timeline")
+        expect(page.locator("#run-state")).to_have_text("killed")
+        for panel in ("timeline", "load"):
+            expect(page.locator(f"[data-panel={panel}] canvas")).to_have_count(1)
+        one = page.request.get(f"{address}api/timeline").json()
+        page.close()
+    assert one["lives"] == [] and len(one["marks"]) > 2 and max(slots[2] for slots in one["slots"]) > 0
+    out.with_suffix(".go").touch()
+    words, variables = command("resume", out), environment() | {held.FILE: str(out.with_suffix(".go"))}
+    subprocess.run(words, env=variables, check=True, capture_output=True, timeout=3 * LIMIT_S)
+    with dashboard(out) as address:
+        page = open_page(f"{address}#timeline")
+        expect(page.locator("#run-state")).to_have_text("finished")
+        expect(page.locator("[data-panel=load] canvas")).to_have_count(1)
+        both = page.request.get(f"{address}api/timeline").json()
+        page.close()
+    ((life, at),) = both["lives"]
+    assert life == 2 and both["marks"][: len(one["marks"])] == one["marks"] and both["marks"][-1][0] == STEPS
+    assert one["marks"][-1][1] < at < both["whole_ns"] and any(slots[0] > at for slots in both["slots"])
 
 
 def free_port() -> int:

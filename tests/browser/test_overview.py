@@ -13,6 +13,7 @@ pytestmark = pytest.mark.browser
 
 PANELS = {
     "timeline": "Devices",
+    "load": "Slots and queue",
     "reward": "Reward",
     "tokens": "Tokens per second",
     "phases": "Phases",
@@ -59,7 +60,7 @@ def test_everything_is_there(open_page: Open, address: str, report: dict[str, An
         place = page.locator(f"[data-panel={name}]")
         expect(place).to_be_visible()
         expect(place.get_by_role("heading", name=title, exact=True)).to_be_visible()
-    for name in ("timeline", "reward", "tokens", "phases", "lengths", "staleness", "rewards"):
+    for name in ("timeline", "load", "reward", "tokens", "phases", "lengths", "staleness", "rewards"):
         chart = page.locator(f"[data-panel={name}] [role=img]")
         expect(chart.locator("canvas")).to_have_count(1)
         assert chart.get_attribute("aria-label"), "a chart says in words what it shows"

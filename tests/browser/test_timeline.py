@@ -21,6 +21,33 @@ def lanes(page: Page) -> list[list[str]]:
     return found
 
 
+def load(page: Page) -> list[list[str]]:
+    page.get_by_role("button", name="Slots and queue: as a table").click()
+    rows = page.locator("[data-panel=load] table tr")
+    expect(rows.first).to_be_visible()
+    found = [row.locator("th, td").all_inner_texts() for row in rows.all()]
+    page.get_by_role("button", name="Slots and queue: as a table").click()
+    return found
+
+
+def test_slots_and_queue_are_shown_over_the_time_of_the_lanes(open_page: Open, address: str, report: dict[str, Any]) -> None:
+    page = open_page(f"{address}#timeline")
+    window(page)
+    expect(page.locator("[data-panel=load] canvas")).to_have_count(1)
+    head, *rows = load(page)
+    assert head == ["from", "until", "slots busy", "waiting requests"] and len(rows) > 2
+    shares = [float(row[2].removesuffix(" %")) for row in rows]
+    assert 0 < max(shares) <= 100 and min(shares) >= 0
+    begin, end = window(page)
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    until(page, lambda: window(page)[1] - window(page)[0] < (end - begin) / 4)
+    with page.expect_response("**/api/timeline?from=*"):
+        page.keyboard.press("ArrowRight")
+    until(page, lambda: len(load(page)) - 1 < len(rows))
+
+
 def test_each_device_has_a_lane(open_page: Open, address: str, report: dict[str, Any]) -> None:
     page = open_page(f"{address}#timeline")
     window(page)

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from rollyard.inspect.source import Source
 from rollyard.journal.folder import RunFolder
@@ -152,9 +153,24 @@ async def test_prometheus_is_told_the_same(folder: RunFolder) -> None:
     async with asking(folder) as client:
         answer = await client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
-    lines = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if line[0] != "#")
-    assert float(lines['rollyard_prompts_trained{run="run"}']) == report["trained"]
-    assert float(lines['rollyard_run_state{run="run",state="finished"}']) == 1
+    told = {
+        (sample.name.removeprefix("rollyard_"), *(label for name, label in sample.labels.items() if name != "run")): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+    expected = {
+        ("step",): report["steps"],
+        ("weight_version",): report["versions"][-1][0],
+        ("lives",): 1,
+        ("prompts_trained",): report["trained"],
+        ("requests_waiting",): 0,
+        ("groups_live",): 0,
+        ("run_state", "finished"): 1,
+        ("run_state", "killed"): 0,
+        ("phase_seconds_total", "train"): report["phases"]["train_s"],
+        **{("devices_busy_ratio", pool["role"]): pool["busy_share"] for pool in report["usage"]["pools"]},
+    }
+    assert {name: told[name] for name in expected} == pytest.approx(expected) and ("eta_seconds",) not in told
 
 
 async def test_whoever_looks_leaves_no_trace(folder: RunFolder) -> None:

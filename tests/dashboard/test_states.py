@@ -82,9 +82,9 @@ async def test_the_report_of_an_earlier_life_is_not_that_of_a_killed_one(tmp_pat
         told = await answers(client, "overview")
         assert (told["state"], told["steps"], len(told["lives"]), told["pools"]) == ("killed", 4, 2, [])
         both = await answers(client, "timeline")
-        (border,) = both["lives"]
+        ((life, border),) = both["lives"]
         steps = [(step, at > border) for step, at in both["marks"]]
-        assert steps[:2] == [(1, False), (2, False)] and steps[2] == (3, True) and border < both["whole_ns"]
+        assert steps[:2] == [(1, False), (2, False)] and steps[2] == (3, True) and life == 2 and border < both["whole_ns"]
     async with asking(run.folder) as client:
         told = await answers(client, "overview")
         whole = await answers(client, "timeline")

@@ -18,7 +18,7 @@ from rollyard.plan.scenario import Scenario
 from rollyard.plan.simulate import simulate
 from rollyard.watch.metrics import LengthCounts
 from rollyard.watch.report import RewardCurve
-from rollyard.watch.trace import write_trace
+from rollyard.watch.trace import read_trace, write_trace
 from tests.plan import sides
 from tests.plan.compared import compare
 from tests.plan.sides import Case, same
@@ -62,8 +62,16 @@ def same_traces(one: sides.Side, other: sides.Side, path: Path) -> None:
     assert [trace.trained for trace in traces] == [trained, trained]
     left, right = (sorted(each for each in trace.slices if each.kind in KINDS) for trace in traces)
     assert [each[:4] for each in left] == [each[:4] for each in right]
+    assert held(path / "run" / "trace.json") == pytest.approx(held(path / "trace.json"), abs=0.05)
     moments = [(each.start_ns, each.end_ns) for each in left], [(each.start_ns, each.end_ns) for each in right]
     assert all(abs(a - b) < 10_000 for pair in zip(*moments, strict=True) for a, b in zip(*pair, strict=True))
+
+
+def held(trace: Path) -> tuple[float, float]:
+    """Means: the share of slots that were busy, and a twentieth of the requests that waited."""
+    slots = read_trace(trace).slots
+    whole = sum(each.end_ns - each.start_ns for each in slots)
+    return tuple(sum(each[at] * (each.end_ns - each.start_ns) for each in slots) / whole / of for at, of in ((2, 1), (3, 20)))
 
 
 def trained_in(side: sides.Side) -> dict[int, set[int]]:

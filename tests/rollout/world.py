@@ -246,6 +246,9 @@ class World:
     def check(self) -> None:
         """What must hold after every transition."""
         assert self.core.live == len(self.live)
+        engines = self.core.engines
+        now = sum(engine.running for engine in engines), sum(engine.slots for engine in engines), self.core.waiting
+        assert self.core.slots == now
         counts = self.core.counts
         tokens = counts.tokens
         assert tokens.generated == self.generated

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from rollyard.types import Activity
 from rollyard.watch import accounts as accounts_module
+from rollyard.watch import heard
 from rollyard.watch import timeline as timeline_module
 from rollyard.watch.accounts import Accounts
 from rollyard.watch.heard import Lanes
 from rollyard.watch.live import ASKED
 from rollyard.watch.spans import SpanLog
 from rollyard.watch.timeline import Phase, Timeline
+from rollyard.watch.trace import DRIVER, OF_DRIVER
 
 KINDS = (Activity.TRAIN, Activity.GENERATE, Activity.SYNC)
 DEVICES, LENGTHS, SAID = st.integers(0, 2), st.integers(1, 4), st.booleans()
@@ -41,7 +43,7 @@ DONE = st.lists(st.one_of(st.lists(st.one_of(DOES, DOES, PHASE, OTHERS), min_siz
 class World:
     """A run's accounts on a clock of our own, and somebody who looks now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: Lanes) -> None:
         self.now = 1000
         self.timeline = Timeline(lambda: self.now)
         self.accounts = Accounts(self.timeline)
@@ -49,7 +51,7 @@ class World:
         for number, log in enumerate(self.logs):
             self.accounts.watch(f"engine-{number}", "engine", log)
         self.unheard: list[list[tuple[Activity, int, int]]] = [[] for _ in self.logs]
-        self.lanes = Lanes()
+        self.lanes = lanes
 
     def do(self, device: int, kind: Activity, gap: int, length: int, said: bool = True) -> None:
         """`said`: the device says so at once, and what it did before."""
@@ -90,7 +92,38 @@ def train(gap: int, said: bool = True) -> tuple:
 def test_who_follows_has_the_same_in_the_end(monkeypatch: pytest.MonkeyPatch, done: list[tuple], most: int, kept: int) -> None:
     monkeypatch.setattr(accounts_module, "MOST", kept)
     monkeypatch.setattr(timeline_module, "MOST", 6)
-    world = World()
+    world = World(Lanes())
+    follow(world, done, most)
+    mine, theirs = world.lanes.traced(), world.accounts.traced()
+    assert mine.marks == theirs.marks and [lane.device for lane in mine.lanes] == [lane.device for lane in theirs.lanes]
+    for ours, own in zip(mine.lanes, theirs.lanes, strict=True):
+        assert sorted(ours.intervals) == sorted(own.intervals), ours.device
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(DONE.map(lambda parts: list(chain(*parts))), st.integers(1, 12), st.sampled_from([8, 64]))
+@example([*[train(1), ("look",)] * 5, train(0), ("look",), train(1), ("look",)], 12, 64)
+def test_who_keeps_little_has_no_more_and_the_same_bounds(
+    monkeypatch: pytest.MonkeyPatch, done: list[tuple], most: int, kept: int
+) -> None:
+    monkeypatch.setattr(accounts_module, "MOST", kept)
+    monkeypatch.setattr(timeline_module, "MOST", 6)
+    monkeypatch.setattr(heard, "LEAST", 12)
+    world = World(Lanes(most=8))
+    follow(world, done, most)
+    mine, theirs = world.lanes.traced(), world.accounts.traced()
+    assert len(mine.marks) <= 4 and set(mine.marks) <= set(theirs.marks)
+    for ours, own in zip(mine.lanes, theirs.lanes, strict=True):
+        if ours.device == DRIVER:
+            assert {each.activity for each in ours.intervals} == {each.activity for each in own.intervals} & {*OF_DRIVER}
+            continue
+        assert len(ours.intervals) <= 12 + 1, "and the setup"
+        assert {each.activity for each in ours.intervals} == {each.activity for each in own.intervals}
+        for which, edge in ((1, min), (2, max)):
+            assert edge(each[which] for each in ours.intervals) == edge(each[which] for each in own.intervals)
+
+
+def follow(world: World, done: list[tuple], most: int) -> None:
     for what, *how in done:
         match what:
             case "do":
@@ -109,7 +142,3 @@ def test_who_follows_has_the_same_in_the_end(monkeypatch: pytest.MonkeyPatch, do
     while world.look(most):
         looks += 1
         assert looks < 100
-    mine, theirs = world.lanes.traced(), world.accounts.traced()
-    assert mine.marks == theirs.marks and [lane.device for lane in mine.lanes] == [lane.device for lane in theirs.lanes]
-    for ours, own in zip(mine.lanes, theirs.lanes, strict=True):
-        assert sorted(ours.intervals) == sorted(own.intervals), ours.device

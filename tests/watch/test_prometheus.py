@@ -4,18 +4,15 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import promql_parser
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollyard.types import WeightVersion
 from rollyard.watch.prometheus import CONTENT_TYPE, STATES, STEP, EngineFigures, Figures, exposition
 from tests.sources import PACKAGE, ROOT
 from tests.watch.records import STEP as DONE
-from tests.watch.test_draw import REPORT
 
 METRICS = {name: 0.5 if value is None else value for name, value in DONE.to_metrics().items()}
 ALL = Figures(
@@ -102,16 +99,6 @@ def test_a_name_of_any_kind_comes_through(name: str) -> None:
 def test_several_runs_share_names() -> None:
     samples = read(exposition(ALL, Figures("other", step=1)))
     assert of(samples, "rollyard_step") == 7 and of(samples, "rollyard_step", run="other") == 1
-
-
-def test_a_run_that_has_ended() -> None:
-    figures = Figures.of(REPORT, "finished", planned=9, metrics=METRICS)
-    samples = read(exposition(figures))
-    labels = {"run": REPORT.name}
-    assert of(samples, "rollyard_step", **labels) == REPORT.steps
-    assert of(samples, "rollyard_phase_seconds_total", phase="train", **labels) == REPORT.phases.train_s
-    assert of(samples, "rollyard_prompts_trained", **labels) == REPORT.prompts.trained
-    assert Figures.of(replace(REPORT, versions=(WeightVersion(1), WeightVersion(4, 1))), "failed").version == 4
 
 
 # ------------------------------------------------------------------------------------------ the dashboard

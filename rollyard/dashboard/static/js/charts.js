@@ -2,7 +2,7 @@
 
 import { colourOf, ordered } from "./activities.js";
 import { axis, legend, tip } from "./chart.js";
-import { count, number, percent, plain, rate, reward, seconds, short } from "./format.js";
+import { count, moment, NONE, number, percent, plain, rate, reward, seconds, short } from "./format.js";
 
 const MOST = 400; // columns of a chart of phases: more steps than that are taken together
 
@@ -165,34 +165,38 @@ function bars(colour, { names, values, hue, whole, of, what }) {
   };
 }
 
-/** Slots that do work and requests that wait, since the page was opened. */
-export function load(run, colour) {
-  const { samples } = run;
-  if (!samples.length) return null;
-  const last = samples.at(-1);
-  const time = (at) => new Date(at).toLocaleTimeString("sv-SE");
-  const line = (name, value, hue, rest) => ({ name, type: "line", symbol: samples.length > 1 ? "none" : "circle", color: colour(hue),
-    data: samples.map((sample) => [sample.at, value(sample)]), lineStyle: { width: 2 }, ...rest });
+/** Slots that hold a request and requests that wait, from one second of the timeline to another; `grid` is that of the lanes above. */
+export function load(slots, [from, until], grid, colour) {
+  if (!slots.length) return null;
+  const points = []; // each lasts until the next; between two lives there is none
+  for (const [begin, end, busy, queue] of slots) {
+    if (points.length && points.at(-1).end !== begin) points.push({ at: points.at(-1).end / 1e9, busy: null, queue: null });
+    points.push({ at: begin / 1e9, end, busy, queue });
+  }
+  const last = points.at(-1);
+  points.push({ ...last, at: last.end / 1e9 });
+  const step = (until - from) / 100;
+  const line = (name, value, hue, rest) => ({ name, type: "line", step: "end", symbol: "none", color: colour(hue), data: points.map((point) => [point.at, value(point)]), lineStyle: { width: 1.5 }, ...rest });
   return {
-    label: `Slots busy ${percent(last.slots)}, ${count(last.queue)} requests wait`,
+    label: `Slots busy ${percent(last.busy)} and ${plain(last.queue)} requests waiting at ${moment(last.at, step)}`,
     table: {
-      columns: [{ name: "time" }, { name: "slots busy" }, { name: "waiting requests" }],
-      rows: samples.map((sample) => [time(sample.at), percent(sample.slots), count(sample.queue)]).reverse(),
+      columns: [{ name: "from" }, { name: "until" }, { name: "slots busy" }, { name: "waiting requests" }],
+      rows: slots.map(([begin, end, busy, queue]) => [moment(begin / 1e9, step), moment(end / 1e9, step), percent(busy), plain(queue)]),
     },
     option: {
       legend: legend(colour, ["slots busy", "waiting requests"]),
-      grid: topped,
-      tooltip: tip(colour, ([{ dataIndex: at }]) => [time(samples[at].at), [
-        [colour("a-train"), "slots busy", percent(samples[at].slots)], [colour("a-restart"), "waiting requests", count(samples[at].queue)],
+      grid: { ...grid, top: 28, bottom: 22 },
+      tooltip: tip(colour, ([{ dataIndex: at }]) => [moment(points[at].at, step), [
+        [colour("a-train"), "slots busy", percent(points[at].busy)], [colour("a-restart"), "waiting requests", points[at].queue === null ? NONE : plain(points[at].queue)],
       ]]),
-      xAxis: axis(colour, { type: "time", grid: false, axisLabel: { hideOverlap: true } }),
+      xAxis: axis(colour, { type: "value", min: from, max: until, grid: false, axisLabel: { formatter: (value) => moment(value, (until - from) / 8), hideOverlap: true, alignMinLabel: "left", alignMaxLabel: "right" } }),
       yAxis: [
-        axis(colour, { type: "value", min: 0, max: 1, axisLabel: { formatter: (value) => `${Math.round(value * 100)} %` } }),
-        axis(colour, { type: "value", min: 0, minInterval: 1, grid: false, axisLabel: { formatter: short } }),
+        axis(colour, { type: "value", min: 0, max: 1, interval: 0.5, axisLabel: { formatter: (value) => `${Math.round(value * 100)} %` } }),
+        axis(colour, { type: "value", min: 0, minInterval: 1, splitNumber: 2, grid: false, axisLabel: { formatter: short } }),
       ],
       series: [
-        line("slots busy", (sample) => sample.slots, "a-train", { areaStyle: { color: colour("a-train"), opacity: 0.12 } }),
-        line("waiting requests", (sample) => sample.queue, "a-restart", { yAxisIndex: 1, step: "end" }),
+        line("slots busy", (point) => point.busy, "a-train", { areaStyle: { color: colour("a-train"), opacity: 0.12 } }),
+        line("waiting requests", (point) => point.queue, "a-restart", { yAxisIndex: 1 }),
       ],
     },
   };

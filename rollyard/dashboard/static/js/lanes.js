@@ -16,7 +16,7 @@ export class Lanes {
     this.timeline = new Timeline(run, { lanes: LANES, height: 26 });
     this.roles = panel("By role", "share of the time of its devices, setup left out", "roles");
     this.element = h("div", { class: "view" }, this.timeline.element,
-      h("p", { class: "hint dim" }, "Drag to move, Ctrl + wheel to zoom, or use the bar below the lanes, or the keys + − ← → 0. Dotted lines are the ends of steps. Where a lane is grey, its device waits."),
+      h("p", { class: "hint dim" }, "Drag to move, Ctrl + wheel to zoom, or use the bar below the lanes, or the keys + − ← → 0. Dotted lines are the ends of steps, others the beginnings of lives. Where a lane is grey, its device waits."),
       this.roles.element);
     this.on = { live: () => this.timeline.update(), changed: () => this.timeline.update(), overview: () => this.shown() };
     this.keys = timelineKeys(this.timeline);

@@ -3,7 +3,7 @@
 import { colourOf, ordered } from "./activities.js";
 import { newest, seldom } from "./api.js";
 import { Chart, dot, panel } from "./chart.js";
-import { histogram, load, midst, phaseShares, rewardCurve, staleness, tokenRate } from "./charts.js";
+import { histogram, midst, phaseShares, rewardCurve, staleness, tokenRate } from "./charts.js";
 import { fill, grid, h } from "./dom.js";
 import { clock, count, NONE, number, percent, rate, reward, seconds, short } from "./format.js";
 import { timelineKeys } from "./lanes.js";
@@ -34,7 +34,6 @@ export class Overview {
       chart("Tokens per second", tokenRate, { unit: "tok/s while engines generate, by step", name: "tokens" }),
     ];
     this.shares = chart("Phases", phaseShares, { unit: "share of each step's wall time", name: "phases" });
-    this.load = chart("Slots and queue", load, { unit: "since this page was opened", name: "load" });
     this.engines = panel("Engines", "now", "engines");
     this.bars = [
       drawn("Lengths", "lengths", (found, colour) => histogram(found?.lengths, colour, { what: "tokens", of: "completions" }), { unit: "tokens of a completion" }),
@@ -45,8 +44,7 @@ export class Overview {
     this.drops = panel("Drops", "prompts that were not trained on, by reason", "drops");
     this.forecast = panel("Forecast and what happened", "of a step", "forecast");
     this.trouble = panel("Trouble", "the newest last", "trouble");
-    this.now = h("div", { class: "cards half", hidden: true }, this.load.element, this.engines.element);
-    this.element = h("div", { class: "view overview" }, this.tiles, this.timeline.element, this.now,
+    this.element = h("div", { class: "view overview" }, this.tiles, this.timeline.element, this.engines.element,
       h("div", { class: "cards half" }, this.curves.map((each) => each.element), this.shares.element, this.phases.element),
       h("div", { class: "cards third" }, this.bars.map((each) => each.element)),
       h("div", { class: "cards half" }, this.drops.element, this.forecast.element), this.trouble.element);
@@ -64,7 +62,7 @@ export class Overview {
   }
 
   dispose() {
-    [...this.curves, this.shares, this.load, ...this.bars, this.timeline].forEach((each) => each.dispose());
+    [...this.curves, this.shares, ...this.bars, this.timeline].forEach((each) => each.dispose());
   }
 
   #lives() {
@@ -75,10 +73,9 @@ export class Overview {
 
   /** What is known only while a run goes on. */
   #engines() {
-    const { live, samples } = this.#run;
-    this.now.hidden = !samples.length;
-    this.load.redraw();
-    fill(this.engines.body, live ? enginesNow(live) : h("p", { class: "empty" }, "The run is over."));
+    const { live } = this.#run;
+    this.engines.element.hidden = !live;
+    if (live) fill(this.engines.body, enginesNow(live));
   }
 
   #changed() {

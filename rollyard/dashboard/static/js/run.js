@@ -2,7 +2,6 @@
 
 import { ask, Gone, problemOf, seldom } from "./api.js";
 
-const SAMPLES = 900; // of slots and queue that are kept: a quarter of an hour
 const RETRY_MS = 2000;
 const OVERVIEW_MS = 2000; // between two looks at what no event tells
 
@@ -14,7 +13,6 @@ export class Run extends EventTarget {
   overview = null;
   steps = new Steps();
   live = null;
-  samples = [];
   connection = { state: "connecting", at: null }; // connecting, live, ended or gone; when something was heard last
   problem = ""; // why something cannot be shown
   #events = null;
@@ -97,8 +95,6 @@ export class Run extends EventTarget {
 
   #lives(told) {
     this.live = told;
-    this.samples.push({ at: Date.now(), slots: busy(told), queue: told.queue });
-    if (this.samples.length > SAMPLES) this.samples.shift();
     this.#connected("live");
     this.#tell("live");
     this.#look();
@@ -112,7 +108,6 @@ export class Run extends EventTarget {
 
   /** A new life of the run has begun. */
   async #anew() {
-    this.samples.length = 0;
     await this.#read().then(() => this.heard(null), (error) => this.heard(error));
     this.#tell("changed");
   }

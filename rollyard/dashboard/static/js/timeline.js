@@ -1,9 +1,11 @@
-// What every device did: a lane a device, coloured by activity, zoomed with wheel, drag, keys, buttons and the bar below.
+// What every device did: a lane a device, coloured by activity, zoomed with wheel, drag, keys, buttons and the bar below. Under
+// it, over the same time, how full the engines were.
 
 import { ACTIVITIES, colourOf } from "./activities.js";
 import { newest, seldom } from "./api.js";
 import * as echarts from "../vendor/echarts/echarts.esm.min.js";
 import { axis, Chart, dot, tip } from "./chart.js";
+import { load } from "./charts.js";
 import { fill, h } from "./dom.js";
 import { count, moment, percent, seconds } from "./format.js";
 
@@ -13,7 +15,7 @@ const CLOSEST_S = 1e-5; // what the whole width shows at least
 const ZOOM = 1.6;
 const NEAR = 10; // pixels between the ends of two steps, below which none are drawn
 
-/** The panel of the timeline. `lanes` of it, of `height` pixels, are seen at once; more are reached by the bar at its right. */
+/** The panels of the timeline. `lanes` of it, of `height` pixels, are seen at once; more are reached by the bar at its right. */
 export class Timeline {
   #run;
   #ask = newest();
@@ -26,7 +28,7 @@ export class Timeline {
   #heeded = false; // the chart is listened to
   #lanes;
   #height;
-  #soon = seldom(200, () => this.#load());
+  #soon = seldom(200, () => this.#read());
 
   constructor(run, { lanes, height = 20 }) {
     this.#run = run;
@@ -40,7 +42,8 @@ export class Timeline {
     this.panel = new Chart("Devices", (colour) => this.#draw(colour), { name: "timeline", tools, height: "lanes" });
     this.key = h("p", { class: "key" });
     this.panel.element.append(this.key);
-    this.element = this.panel.element;
+    this.load = new Chart("Slots and queue", (colour) => this.#load(colour), { unit: "share of all slots, and requests that wait for one: means", name: "load", height: "low" });
+    this.element = h("div", { class: "cards" }, this.panel.element, this.load.element);
     this.update();
   }
 
@@ -51,6 +54,7 @@ export class Timeline {
 
   dispose() {
     this.panel.dispose();
+    this.load.dispose();
   }
 
   /** Shows `factor` times as much time. */
@@ -77,7 +81,7 @@ export class Timeline {
 
   #look(from, until) {
     this.#keep(from, until);
-    this.panel.redraw();
+    this.#redraw();
     this.#soon();
   }
 
@@ -92,10 +96,11 @@ export class Timeline {
     const { startValue, endValue } = this.panel.chart.getOption().dataZoom[0];
     this.#keep(startValue, endValue);
     this.#say();
+    this.load.redraw();
     this.#soon();
   }
 
-  async #load() {
+  async #read() {
     const width = Math.max(200, Math.round(this.panel.canvas.clientWidth || this.element.clientWidth || 800));
     const ns = (at) => at && Math.round(at * 1e9);
     try {
@@ -109,23 +114,42 @@ export class Timeline {
 
   #take(found) {
     this.panel.empty = found.why || "No device has told yet what it did.";
+    this.load.empty = found.why || "Nobody has told yet.";
     this.#found = found;
     this.#end = Math.max(found.whole_ns / 1e9, CLOSEST_S);
     if (!this.#chosen && this.#skipSetup(found.lanes)) return;
     this.panel.canvas.style.height = `${Math.min(found.lanes.length, this.#lanes) * this.#height + AROUND}px`;
-    this.panel.redraw();
+    this.#redraw();
     if (this.panel.chart && !this.#heeded) this.panel.chart.on("datazoom", () => this.#zoomed());
     this.#heeded = Boolean(this.panel.chart);
   }
 
   /** A long setup would leave little room for the rest: what is shown first begins with its end. */
   #skipSetup(lanes) {
-    const ends = lanes.filter((lane) => lane.role !== "driver").map((lane) => Math.max(0, ...lane.spans.filter((span) => span[2] === "setup").map((span) => span[1] / 1e9)));
+    const ends = lanes.filter((lane) => lane.role !== "driver").map((lane) => Math.max(0, ...lane.spans.filter((span) => span[2] === "setup" && span[0] === 0).map((span) => span[1] / 1e9)));
     const setup = Math.min(...ends);
     if (!Number.isFinite(setup) || setup < this.#end / 10 || setup >= this.#end) return false;
     this.#setup = setup;
     this.#look(setup, this.#end);
     return true;
+  }
+
+  #redraw() {
+    this.panel.redraw();
+    this.load.redraw();
+  }
+
+  #load(colour) {
+    return load(this.#found?.slots ?? [], this.#shown(), this.#sides(), colour);
+  }
+
+  /** Pixels left and right of what is drawn: names of devices, numbers of requests. */
+  #sides() {
+    return { left: this.#narrow() ? 92 : 150, right: 44 };
+  }
+
+  #narrow() {
+    return this.element.clientWidth < 600;
   }
 
   #say() {
@@ -155,7 +179,7 @@ export class Timeline {
   }
 
   #option(colour, lanes, [from, until]) {
-    const narrow = this.element.clientWidth < 600;
+    const narrow = this.#narrow();
     const names = lanes.map((lane) => lane.name);
     const many = names.length > this.#lanes;
     const zoom = { filterMode: "none", startValue: from, endValue: until, minValueSpan: CLOSEST_S, xAxisIndex: 0 };
@@ -163,7 +187,7 @@ export class Timeline {
       backgroundColor: "transparent", dataBackground: { lineStyle: { opacity: 0 }, areaStyle: { opacity: 0 } }, handleStyle: { color: colour("panel"), borderColor: colour("dim") },
       moveHandleStyle: { color: colour("dim"), opacity: 0.5 } };
     return {
-      grid: { left: narrow ? 92 : 150, right: many ? 34 : 12, top: TOP, bottom: AROUND - TOP },
+      grid: { ...this.#sides(), top: TOP, bottom: AROUND - TOP },
       tooltip: tip(colour, ({ data }) => [names[data.value[0]], [
         [data.itemStyle.color, data.what ? `${data.activity}: ${data.what}` : data.activity, seconds(data.value[2] - data.value[1])],
         [null, "from", moment(data.value[1], (until - from) / 1000)], [null, "until", moment(data.value[2], (until - from) / 1000)],
@@ -190,13 +214,17 @@ export class Timeline {
     ]);
   }
 
-  /** The end of each step, as lines. */
+  /** The ends of steps and the beginnings of lives, as lines. */
   #steps(colour, from, until) {
-    const marks = (this.#found.marks ?? []).map(([step, at]) => [step, at / 1e9]).filter(([, at]) => at >= from && at <= until);
-    return { id: "steps", type: "custom", renderItem: () => null, data: [], markLine: {
-      silent: true, symbol: "none", animation: false, data: marks.length > this.panel.canvas.clientWidth / NEAR ? [] : marks.map(([step, at]) => ({ xAxis: at, name: `${step}` })),
-      lineStyle: { color: colour("dim"), type: "dotted", width: 1, opacity: 0.7 },
-      label: { show: marks.length <= 24, position: "start", rotate: 0, distance: 3, color: colour("dim"), fontSize: 10, formatter: ({ data }) => data.name } } };
+    const inside = ([, at]) => at >= from && at <= until;
+    const marks = (this.#found.marks ?? []).map(([step, at]) => [`${step}`, at / 1e9]).filter(inside);
+    const lives = (this.#found.lives ?? []).map(([life, at]) => [`life ${life}`, at / 1e9]);
+    const ends = marks.length > this.panel.canvas.clientWidth / NEAR ? [] : marks;
+    const line = (type, width) => ({ color: colour("dim"), type, width, opacity: 0.7 });
+    const label = (show) => ({ show, position: "start", rotate: 0, distance: 3, color: colour("dim"), fontSize: 10, formatter: ({ data }) => data.name });
+    const lines = (shown, style, named) => shown.map(([name, at]) => ({ xAxis: at, name, lineStyle: style, label: label(named) }));
+    return { id: "steps", type: "custom", renderItem: () => null, data: [], markLine: { silent: true, symbol: "none", animation: false,
+      data: [...lines(ends, line("dotted", 1), marks.length <= 24), ...lines(lives, line("solid", 2), true)] } };
   }
 }
 
