@@ -50,6 +50,8 @@ test-trl: trl
 
 test-verifiers: $(PEERS)/verifiers/.installed
 
+test-slow: $(VENV)/.installed-deepspeed
+
 test-browser: docs
 
 test-trl: trl
@@ -112,6 +114,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '.[datasets,dev,gguf,gym,lora,math,mlflow,opentelemetry,parquet,ray,tensorboard,wandb]'
+	@touch $@
+
+# The example of a trainer of another stack.
+$(VENV)/.installed-deepspeed: examples/external_trainer/requirements.txt $(VENV)/.installed-dev
+	$(PIP) -r $<
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -487,7 +487,6 @@ class Capabilities:
     keep: bool = False  # swap weights under running requests
     sleep: bool = False  # sleeping gives memory back
     noise: bool = False  # token i of a request depends on (seed, i) alone, on any engine of this kind
-    kept_sets: bool = False  # says which tokens top_p and top_k kept
     logprobs: bool = True  # of each token, under the distribution it was drawn from
     truncation: bool = True  # also where top_p or top_k narrowed that distribution
     token_ids: bool = True  # as they were sampled; False: of a text that was tokenised anew, never for training

@@ -192,11 +192,6 @@ def cut_mean(mu: float, sigma: float, cap: float) -> float:
     return _normal(alpha) + (math.exp(mu + sigma * sigma / 2) * between if between > 0 else 0.0) + cap * _normal(-beta)
 
 
-def cut_share(mu: float, sigma: float, cap: float) -> float:
-    """Share of completions that the cap cuts."""
-    return _normal((mu - math.log(cap)) / sigma) if sigma else float(mu >= math.log(cap))
-
-
 def _normal(z: float) -> float:
     """Share of a standard normal below z."""
     return math.erfc(-z / math.sqrt(2)) / 2

@@ -79,18 +79,6 @@ class ValueTrainer(Trainer, Protocol):
         ...
 
 
-class LocalTrainer(Trainer, Protocol):
-    """A trainer in this very process: what it needs to go on can be read as tensors, and written."""
-
-    def state(self) -> Mapping[str, Tensor]:
-        """Parameters by their names, and whatever else decides the next step. Always the same names, shapes and dtypes.
-
-        To hand a state over: between two steps, copy each tensor into the other trainer's tensor of that name, inside
-        its model's `stamp.writing()`; then the other one's `become`.
-        """
-        ...
-
-
 class ExternalTrainer(Protocol):
     """A trainer of another stack, made by the function that `train.adapter` names. docs/trainers.md has its contract.
 

@@ -351,7 +351,6 @@ class RolloutCore:
         """It is of a request that the engine does not hold."""
         segment = event.segment
         self._ledger.came(segment, wanted=False)
-        self.counts.late_segments += 1
         if segment.request.group < 0:
             return ()  # an answer outside the rollouts, that nobody waits for any more
         return self._wrong(event.engine, f"tokens of request {tuple(segment.request)}, which it does not hold")

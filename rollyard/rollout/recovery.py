@@ -175,7 +175,6 @@ def counts_before(
         members_trained=counters["members_trained"],
         members_dropped=member_drops,
         retries=counters["retries"],
-        late_segments=counters["late_segments"],
         refills=counters["refills"],
         unfiltered=counters["unfiltered"],
         tokens=TokenCounts(tokens["trained"] + sum(token_drops.values()), tokens["trained"], token_drops),

@@ -247,7 +247,6 @@ class Counts:
     members_trained: int = 0
     members_dropped: dict[str, int] = field(default_factory=dict)
     retries: int = 0
-    late_segments: int = 0  # news of attempts that were given up
     refills: int = 0  # prompts admitted in place of groups that were filtered
     unfiltered: int = 0  # groups that would have been filtered, had not as many been for this batch as may be
     tokens: TokenCounts = field(default_factory=TokenCounts)

@@ -354,10 +354,10 @@ def test_what_a_member_goes_on_from_is_recorded_and_nothing_else():
 def test_counts_go_on_from_what_has_left_for_good():
     """At the checkpoint 8 of 14 prompts were trained, 2 dropped, one of them by a stop, 4 live; one was filtered since."""
     tokens = TokenCounts(100, 60, {"failed": 7, "stopped": 9})
-    at = Counts(14, 8, {"failed": 1, "stopped": 1}, 42, 23, {"failed": 5, "stopped": 3}, 4, 3, 0, 2, tokens)
+    at = Counts(14, 8, {"failed": 1, "stopped": 1}, 42, 23, {"failed": 5, "stopped": 3}, 4, 0, 2, tokens)
     counts = counts_before(asdict(at), {"failed": 1, "filtered": 1}, {"failed": 4, "filtered": 3})
     assert counts == Counts(
-        10, 8, {"failed": 1, "filtered": 1}, 30, 23, {"failed": 4, "filtered": 3}, 4, 3, 0, 2, TokenCounts(67, 60, {"failed": 7})
+        10, 8, {"failed": 1, "filtered": 1}, 30, 23, {"failed": 4, "filtered": 3}, 4, 0, 2, TokenCounts(67, 60, {"failed": 7})
     )
     core = RolloutCore(RULES, 4, counts)
     core.step(ev.GenerationOpened(), 0.0)

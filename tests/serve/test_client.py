@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from safetensors.torch import save
 
 from rollyard.environment import serve_token
 from rollyard.errors import ConfigError
@@ -169,6 +170,27 @@ async def test_weights_by_a_torch_group(tmp_path: Path) -> None:
         assert await asyncio.wait_for(training, 30) == [1, 2]
         (_, last) = served.run.published
         assert last["stats"] == {"loss": 0.5} and all(torch.equal(last["weights"][name], WEIGHTS[name]) for name in WEIGHTS)
+
+
+async def test_weights_of_a_common_disk(tmp_path: Path) -> None:
+    """By their path alone, from the client that blocks and from the one that does not."""
+    (tmp_path / "new.safetensors").write_bytes(save(WEIGHTS))
+    async with serving(tmp_path, serve__weights_folder=str(tmp_path)) as served, listening(served) as port:
+
+        def train() -> int:
+            with Client(f"http://127.0.0.1:{port}", TOKEN) as own, own.trainer("one") as trainer:
+                next(trainer.batches())
+                return trainer.publish_path("new.safetensors", {"loss": 0.5}).step
+
+        served.run.batch.put_nowait(batch(0, 5))
+        assert await asyncio.wait_for(asyncio.to_thread(train), 30) == 1
+        served.run.batch.put_nowait(batch(1, 6))
+        async with client(served) as own, await own.trainer("other") as trainer:
+            await anext(trainer.batches())
+            assert (await trainer.publish_path("new.safetensors")).step == 2
+        first, second = served.run.published
+        assert first["stats"] == {"loss": 0.5} and not second["stats"]
+        assert all(torch.equal(each["weights"]["b"], WEIGHTS["b"]) for each in (first, second))
 
 
 def test_a_tied_head_travels_once() -> None:

@@ -97,10 +97,11 @@ asyncio.run(same_as_the_reference(Path(sys.argv[1]), "deepspeed", Sampling(9, 0.
 def test_ten_steps_of_deepspeed(tmp_path: Path, stage: int) -> None:
     """In a process of its own, which it changes as it likes."""
     if importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("examples/external_trainer/requirements.txt is not installed")
+        pytest.skip("examples/external_trainer/requirements.txt is not installed: `make test-slow` does that")
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", DEEPSPEED, str(tiny_folder(tmp_path)), str(stage)]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja, for its kernel
+    environment = {**os.environ, "PYTHONPATH": str(root), "PATH": path}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=290, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
