@@ -147,8 +147,10 @@ def test_memory_is_that_of_the_trainer_that_runs_what_is_written(
     told = " ".join(capsys.readouterr().err.split())
     assert f"weights 32.1 GB, gradients and optimizer 96.4 GB, activations {kept:.1f} GB, of 80.0 GB" in told
     few = ["--gpus", "16xH100", *large[:4], "--place.train", "8", "--place.generate", "8", "--batch.token_budget", "10000"]
-    assert main([*SMALL, *FIXED, *few]) == 2
+    assert main([*SMALL, *FIXED, *few, "--weights.transport", "broadcast"]) == 2
     assert "a copy that travels 32.1 GB" in " ".join(capsys.readouterr().err.split())
+    assert main([*SMALL, *FIXED, *few]) == 0  # and else goes another way
+    assert "caution: weights go by a disk that all nodes share" in capsys.readouterr().err
 
 
 def written(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
