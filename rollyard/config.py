@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from rollyard.texts import Host
 from rollyard.types import LARGEST
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -353,7 +354,7 @@ class WeightsConfig(Section):
     limit_s: Positive = Field(300.0, description="seconds that bringing a version to all engines may take")
     retries: Natural = Field(1, description="times a version is offered again after it did not reach every engine")
     delta: bool = Field(False, description="only numbers that changed travel to engines that have the version before")
-    address: str = Field(
+    address: Host = Field(
         "",
         description="of the trainer's machine, as engines and other trainers reach it (empty: the cluster's own, or loopback)",
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 
 PLAIN = frozenset("\n\t")
 SIGNS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in PLAIN} | {0x7F: 0x2421}  # of C0, such as ␛
@@ -96,3 +96,17 @@ def counted(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
+
+
+def host_name(name: str) -> str:
+    """The same. Raises ValueError for what no machine is called: looking it up would fail, and not as an unknown name does."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        name = "\0"
+    if "\0" in name:
+        raise ValueError("no name of a machine, and no address in numbers")
+    return name
+
+
+Host = Annotated[str, AfterValidator(host_name)]  # of an option

@@ -68,6 +68,8 @@ def _check_size(scenario: Scenario) -> None:
     run, rollout, place = scenario.run, scenario.rollout, scenario.place
     batch = rollout.groups_per_step * rollout.group_size
     engines = {"separate": place.generate, "async": place.generate, "colocated": place.train}.get(place.placement, 2)
+    evaluations = 2 + (run.steps // scenario.eval.every if scenario.eval.every else 0)
+    held_out = scenario.prompts.held_out * scenario.eval.samples
     coming = sum(join.engines for join in joins_of(scenario) if join.engines > 0)
     many = "failures.joins" if coming else "place.generate" if place.apart else "place.train"
     sizes = (
@@ -77,6 +79,7 @@ def _check_size(scenario: Scenario) -> None:
         ("engine.tensor_parallel_size", "devices of an engine", scenario.engine.tensor_parallel_size, DEVICES),
         ("place.train", "devices that train", place.train, DEVICES),
         ("prompts.held_out", "held-out prompts", scenario.prompts.held_out, DEVICES),
+        ("eval.every", "completions, of all evaluations,", held_out * evaluations, COMPLETIONS),
         ("engine.slots", "slots of an engine", scenario.engine.slots, DEVICES),
     )
     for where, what, size, most in sizes:
@@ -150,7 +153,8 @@ def check_window(scenario: Scenario, window: int, held: int) -> None:
         longest = max(read_trace(workload.trace).prompts)
     if held < (needed := min(window, longest + most)):
         problem = f"an engine has keys and values of {held:,} tokens, and a prompt with its completion may have {needed:,}"
-        raise ConfigError(problem, where="engine.pages", remedy=f"use 0, or more, or --engine.window {held}, which cuts there")
+        shorter = f", or --engine.window {held}, which cuts there" if held else ""
+        raise ConfigError(problem, where="engine.pages", remedy=f"use 0, or more{shorter}")
 
 
 def _check_unheeded(workload: WorkloadConfig, names: tuple[str, ...], why: str) -> None:

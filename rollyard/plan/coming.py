@@ -53,6 +53,7 @@ class Coming:
     def __init__(self, run: Run, clock: Clock, failures: Failures) -> None:
         self._run, self._clock, self._failures = run, clock, failures
         self._draws: dict[int, random.Random] = {}  # by node
+        self._down = set[int]()  # nodes on which nothing was up when they failed last
         self._failed = 0  # nodes that had an engine then
         self._numbers = itertools.count(sum(1 for _ in run.engines))
         self._leaving = Leaving(lambda: run.conductor.staying, lambda engine, cause: None)
@@ -93,6 +94,9 @@ class Coming:
         node = self._node(engine)
         if self._failures.mean_s and node not in self._draws:
             self._draws[node] = random.Random(f"{self._failures.seed}/node/{node}")
+            self._down.add(node)
+        if node in self._down:
+            self._down.remove(node)
             self._next(node)
 
     def _next(self, node: int) -> None:
@@ -101,13 +105,19 @@ class Coming:
         self._clock.beside += 1
 
     def _fail(self, node: int) -> None:
-        """All that it has goes down at once; what is up again by the next time goes down again."""
+        """All that it has goes down at once. The next time is drawn now, or, where nothing was up, once something is again.
+
+        How long ago the last time was makes no difference to when the next one is.
+        """
         self._clock.beside -= 1
-        names = [seat.name for seat in self._run.engines if self._node(seat.name) == node]
+        names = [seat.name for seat in self._run.engines if self._node(seat.name) == node and not seat.lost]
         self._failed += bool(names)
         for name in names:
             self._run.engines.lose(name, f"node {node} failed")
-        self._next(node)
+        if names:
+            self._next(node)
+        else:
+            self._down.add(node)
 
     @property
     def failures(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import stat
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -55,6 +56,9 @@ def read_trace(path: str | Path) -> Recorded:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character in it
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{path} cannot be read: {why}", where=WHERE, remedy="give a file") from None
+    if not (stat.S_ISREG(there.st_mode) or stat.S_ISDIR(there.st_mode)):
+        remedy = "write what comes through it to a file, and give that"
+        raise ConfigError(f"{path} is a pipe or a device, and it is read more than once", where=WHERE, remedy=remedy)
     return _read(path, there.st_mtime_ns, there.st_size)
 
 

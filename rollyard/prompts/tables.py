@@ -26,6 +26,9 @@ def read_data(prompts: PromptsConfig) -> list[Row]:
     path = Path(prompts.path)
     if prompts.dataset:
         return _rows(_hub(prompts), prompts, prompts.dataset, "prompts.dataset")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        remedy = "write what comes through it to a file, and give that"
+        raise ConfigError(f"{path} is a pipe or a device, and it is read more than once", where="prompts.path", remedy=remedy)
     if path.is_dir():
         return _rows(_folder(path, prompts), prompts, str(path), "prompts.path")
     if name := next((name for name in ("subset", "split") if getattr(prompts, name)), ""):

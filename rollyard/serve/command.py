@@ -18,7 +18,7 @@ from rollyard.environment import serve_token
 from rollyard.errors import ConfigError, RunFailed
 from rollyard.journal.folder import RunFolder, folder_of
 from rollyard.layers import Resolved, options, presets, resolve_tree, value
-from rollyard.serve.settings import ServeConfig, check, check_address
+from rollyard.serve.settings import ServeConfig, check, check_address, check_folder
 from rollyard.serve.store import NAME
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def serve(given: argparse.Namespace, overrides: Mapping[str, str], explain: Call
         return open_view(kind, header, console)
 
     check_address(config.serve.host, token)
+    check_folder(config.serve.weights_folder)
     with _listening(config.serve.host, config.serve.port) as line:
         return asyncio.run(_serve(config, token, line, view, tell))
 
@@ -144,9 +145,13 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     """The port is ours before anything loads. Raises ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        problem = f"there is no address {host!r}: {error.strerror}"
+        raise ConfigError(problem, where="serve.host", remedy="give one of this machine, such as 127.0.0.1") from None
+    try:
         line = socket.create_server(address[:2], family=family)
     except OSError as error:
-        problem = f"{host}:{port} cannot be listened on: {error.strerror}"
+        problem = f"{host}:{port} cannot be listened on: {os.strerror(error.errno or 0)}"
         raise ConfigError(problem, where="serve.port", remedy="give another one; 0: one that is free") from None
     with line:
         yield line

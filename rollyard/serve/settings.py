@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 
 from pydantic import Field
 
@@ -10,6 +11,7 @@ from rollyard import combinations
 from rollyard.config import Config, Count, Positive, Section, Words
 from rollyard.errors import ConfigError
 from rollyard.serve.tools import Parser
+from rollyard.texts import Host
 
 MIB, GIB = 2**20, 2**30
 
@@ -17,7 +19,7 @@ MIB, GIB = 2**20, 2**30
 class ServiceConfig(Section):
     """`rollyard serve`: rollouts over HTTP."""
 
-    host: str = Field("127.0.0.1", description="address to listen on; any but a loopback address needs ROLLYARD_TOKEN")
+    host: Host = Field("127.0.0.1", description="address to listen on; any but a loopback address needs ROLLYARD_TOKEN")
     port: int = Field(8000, ge=0, lt=2**16, description="port to listen on (0: one that the system chooses)")
     names: tuple[Words, ...] = Field(
         (),
@@ -39,7 +41,7 @@ class ServiceConfig(Section):
     weights_folder: str = Field(
         "", description="folder below which weights may be published from files by their path (empty: none are)"
     )
-    group_address: str = Field(
+    group_address: Host = Field(
         "127.0.0.1", description="of this machine: where a torch group meets by which a trainer sends weights"
     )
     body_s: Positive = Field(60.0, description="seconds a request's body may take to come; weights: between two MiB of it")
@@ -83,6 +85,13 @@ def check_address(host: str, token: str) -> None:
     if not token and not is_loopback(host):
         remedy = "set ROLLYARD_TOKEN to a secret that clients give too, or listen on 127.0.0.1"
         raise ConfigError(f"whoever reaches {host} could publish weights", where="serve.host", remedy=remedy)
+
+
+def check_folder(path: str) -> None:
+    """Raises ConfigError where weights are to be published from a folder that is not there."""
+    if path and not Path(path).is_dir():
+        problem = f"there is no folder {path}"
+        raise ConfigError(problem, where="serve.weights_folder", remedy="make it, or give another one")
 
 
 def is_loopback(host: str) -> bool:

@@ -73,6 +73,9 @@ def test_every_number_of_a_scenario_has_an_end(name: str) -> None:
         ({"failures__node_hours": 1e-300}, "use 0, or at least 1e-06"),
         ({"costs__score_workers": 10**12}, "less than or equal to 1000000"),
         ({"costs__minibatch_s": 1e5, "run__steps": 1001}, "the run would go on for more than 100,000,000 s"),
+        ({"failures__node_hours": 1e-3, "failures__restart_s": 1e9}, "the run would go on for more than 100,000,000 s"),
+        ({"prompts__held_out": 1_000_000, "eval__every": 1, "run__steps": 20}, "22,000,000 completions, of all evaluations"),
+        ({"engine__page_tokens": 1_000_000}, "(use 0, or more)"),
     ],
 )
 def test_what_is_too_large_is_told_before_it_begins(given: dict[str, Any], told: str) -> None:

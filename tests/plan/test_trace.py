@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -168,6 +169,8 @@ def test_files_that_are_no_trace(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "a.jsonl") and "No such file" in refused(tmp_path / "a.parquet")
     assert "no completion" in refused(lines(tmp_path / "a.jsonl"))
     assert "not Parquet" in refused(lines(tmp_path / "a.parquet", "hello, this is text"))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert "is a pipe or a device" in refused(tmp_path / "pipe.jsonl")
     (tmp_path / "folder.jsonl").mkdir()
     assert "cannot be read" in refused(tmp_path / "folder.jsonl")
     (tmp_path / "folder.parquet").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -68,6 +69,9 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, parquet: Path) -> 
     broken = tmp_path / "broken.parquet"
     broken.write_text("no parquet")
     assert "cannot be read" in refused(path=str(broken)).problem
+    for name in ("pipe.parquet", "pipe.jsonl"):
+        os.mkfifo(tmp_path / name)
+        assert "is a pipe or a device" in refused(path=str(tmp_path / name)).problem
     empty = tmp_path / "empty.parquet"
     pq.write_table(pa.table({"question": pa.array([], pa.string())}), empty)
     assert "has no rows" in refused(path=str(empty)).problem

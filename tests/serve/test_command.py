@@ -15,9 +15,9 @@ from rollyard.journal.journal import Journal, RunRecord
 from rollyard.journal.reader import has_lives
 from rollyard.layers import resolve_tree
 from rollyard.resume import BEGAN, Began
-from rollyard.serve.command import _begun, _to_the_end
+from rollyard.serve.command import _begun, _listening, _to_the_end
 from rollyard.serve.server import Server
-from rollyard.serve.settings import ServeConfig, check
+from rollyard.serve.settings import ServeConfig, check, check_folder
 from rollyard.watch.terminal import QuietView
 from tests.serve.double import TOKEN, batch, serving
 
@@ -50,6 +50,34 @@ def test_the_folder_of_another_run_is_left_alone(tmp_path: Path) -> None:
     folder.began.write_bytes(BEGAN.dump_json(Began({}, ())))
     with pytest.raises(ConfigError, match="exists already"):
         begun(made)
+
+
+@pytest.mark.parametrize("name", ["a" * 64, "localhost..", "a\0b"])
+@pytest.mark.parametrize("option", ["serve__host", "serve__group_address", "weights__address"])
+def test_what_no_machine_is_called_is_refused(option: str, name: str) -> None:
+    with pytest.raises(ConfigError, match="no name of a machine") as refused:
+        sorting(**{option: name})
+    assert refused.value.where.startswith(option.replace("__", "."))
+
+
+def test_what_is_wrong_with_where_it_listens_is_told_of_that_option() -> None:
+    with pytest.raises(ConfigError, match=r"there is no address 'nowhere\.invalid'") as refused, _listening("nowhere.invalid", 0):
+        pass
+    assert refused.value.where == "serve.host"
+    with (
+        _listening("127.0.0.1", 0) as line,
+        pytest.raises(ConfigError, match="listened on: Address already in use") as refused,
+        _listening("127.0.0.1", line.getsockname()[1]),
+    ):
+        pass
+    assert refused.value.where == "serve.port"
+
+
+def test_a_folder_for_weights_has_to_be_there(tmp_path: Path) -> None:
+    check_folder("")
+    check_folder(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"serve\.weights_folder: there is no folder"):
+        check_folder(str(tmp_path / "nowhere"))
 
 
 async def test_one_whose_run_failed_does_not_wait_for_readers(tmp_path: Path) -> None:
