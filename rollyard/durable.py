@@ -60,8 +60,12 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """A file that has another name for the length of a block, and is `path` after it. Texts are UTF-8. One writer a path."""
+def writing(path: Path, mode: str = "wb", *, at_once: bool = True) -> Iterator[IO[Any]]:
+    """A file that has another name for the length of a block, and is `path` after it. Texts are UTF-8. One writer a path.
+
+    Args:
+        at_once: else a power cut soon after it may leave what was there before.
+    """
     draft = path.with_name(f".{path.name}.draft")
     try:
         with naming(path, draft):
@@ -73,12 +77,13 @@ def writing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    if at_once:
+        sync(path.parent)
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Make the file, or replace it."""
-    with writing(path) as file:
+def write_file(path: Path, content: bytes, *, at_once: bool = True) -> None:
+    """Make the file, or replace it. `at_once`: see `writing`."""
+    with writing(path, at_once=at_once) as file:
         file.write(content)
 
 

@@ -60,7 +60,8 @@ def write_kept(path: Path, earlier: Traced, traced: Traced, *, whole: bool) -> N
     all_ = joined(earlier, traced)
     kept = Kept(traced.start_ns, whole, all_.end_ns, all_.lives, all_.marks, tuple(all_.slots), all_.lanes)
     record = {each.name: getattr(kept, each.name) for each in fields(kept)}
-    write_file(path, json.dumps(record, separators=(",", ":")).encode())  # a fourth of what Pydantic takes for it
+    content = json.dumps(record, separators=(",", ":")).encode()  # Pydantic takes longer
+    write_file(path, content, at_once=False)
 
 
 def read_kept(path: Path) -> Kept | None:

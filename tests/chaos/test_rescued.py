@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from rollyard.chaos.injector import Injector
 from rollyard.durable import remove_folder
 from rollyard.journal import folder
 from rollyard.journal.reader import JournalReader
-from rollyard.ring import Ring
 from rollyard.watch.accounts import Accounts
+from rollyard.watch.recorder import Recorder
 from rollyard.watch.report import Report
 from rollyard.watch.step import Step
 from tests.chaos.doubles import Times
@@ -30,18 +31,18 @@ def test_its_last_engine_is_lost(tmp_path: Path) -> None:
 
 
 def test_something_of_the_run_itself_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture, broken = Ring._picture, list[str]()
+    picture, broken = Recorder.picture, list[str]()
 
-    def breaks(ring: Ring) -> None:
+    def breaks(recorder: Recorder, *shown: Any) -> None:
         if broken:
             raise RuntimeError(broken.pop())
-        picture(ring)
+        picture(recorder, *shown)
 
     def later(world: World, step: Step) -> None:
         if step.step == SAVED - 1:
             asyncio.get_running_loop().call_later(1.0, broken.append, "no screen")
 
-    monkeypatch.setattr(Ring, "_picture", breaks)
+    monkeypatch.setattr(Recorder, "picture", breaks)
     goes_on(Life(SHAPE, tmp_path, meddle=later).live())
 
 

@@ -127,7 +127,7 @@ async def test_the_end_is_in_it_and_the_next_life_goes_on_after_it(tmp_path: Pat
 async def test_a_disk_that_is_full_is_told_of_once_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = 0
 
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, content: bytes, *, at_once: bool) -> None:
         nonlocal tried
         tried += 1
         raise OSError(28, "No space left on device")
