@@ -1,6 +1,7 @@
 """Takes the pictures of docs/dashboard.md: the dashboard of a run in a real browser, on a desk and a phone, by day and by night.
 
-    rollyard run --preset sort --place.placement async --place.generate 2 --rollout.max_staleness 2 --rollout.filter flat
+    rollyard run --preset sort --place.placement async --place.generate 2 --rollout.max_staleness 2 --rollout.filter flat \
+        --run.steps 36
     python docs/make_screenshots.py runs/sort docs/pictures
 
 Needs Chromium (`apt-get install chromium`) and the development tools.

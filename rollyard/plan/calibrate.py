@@ -164,9 +164,7 @@ class _Fitting:
 
     def all(self) -> Iterable[Fitted]:
         yield Fitted("cluster.hardware", self._hardware, "given")
-        decode, prefill, train = self._decode(), self._prefill(self._decode()), self._train()
-        rates = {"decode_flops": decode.slope, "prefill_flops": prefill, "train_flops": train.slope}
-        self._check(rates)
+        decode, train, rates = self._lines()
         best = min(slope for slope in rates.values() if slope) if self._cpu else 1.0
         if self._cpu:
             yield Fitted("cluster.flops", UNIT / best, "the best rate of decoding, prefill and training")
@@ -185,6 +183,20 @@ class _Fitting:
         yield from self._of_driver()
         yield from self._of_sync()
 
+    def _lines(self) -> tuple[Fit, Fit, dict[str, float]]:
+        """Of decoding and of training, and the slopes by the name of the rate.
+
+        What took no longer the more there was is not free: its line is that of the best rate, or it would be counted twice,
+        once as what is fixed and once at that rate.
+        """
+        decode, train = self._decode(), self._train()
+        rates = {"decode_flops": decode.slope, "prefill_flops": self._prefill(decode), "train_flops": train.slope}
+        self._check(rates)
+        best = min(slope for slope in rates.values() if slope) if self._cpu else 1.0
+        decode = decode if decode.slope else self._decode(best)
+        train = train if train.slope else self._train(best)
+        return decode, train, rates | {"decode_flops": decode.slope, "train_flops": train.slope}
+
     def _check(self, rates: Mapping[str, float]) -> None:
         """Raises ConfigError where nothing follows from what was computed, or it is faster than its devices."""
         if not any(rates.values()):
@@ -200,13 +212,13 @@ class _Fitting:
     def _took(self, pace: Pace) -> float:
         return (pace.thread_s if self._cpu and pace.thread_s else pace.seconds) / pace.steps
 
-    def _decode(self) -> Fit:
+    def _decode(self, least: float = 0.0) -> Fit:
         """Seconds of a step over what its tokens would take at the peak."""
         paces = [pace for pace in self._run.report.usage.paces if not pace.prefill and pace.sequences]
         if not paces:
             raise ConfigError("no step of an engine only decoded", where=WHERE, remedy="give a run with longer completions")
         x, y = [self._at_peak(pace) for pace in paces], [self._took(pace) for pace in paces]
-        return least_squares(x, y, [pace.steps for pace in paces])
+        return least_squares(x, y, [pace.steps for pace in paces], least)
 
     def _process(self) -> Fitted:
         paces = [pace for pace in self._run.report.usage.paces if pace.process_s] if self._cpu else []
@@ -228,7 +240,7 @@ class _Fitting:
         taken = sum((self._took(pace) - decode.fixed - decode.slope * self._at_peak(pace)) * pace.steps for pace in paces)
         return taken / ideal if ideal and taken > 0 else decode.slope
 
-    def _train(self) -> Fit:
+    def _train(self, least: float = 0.0) -> Fit:
         """Seconds of a batch over what it would take at the peak."""
         run = self._run
         seconds = run.column("train/thread_s") if self._cpu else []
@@ -237,7 +249,7 @@ class _Fitting:
             lengths = [end - start for start, end in steps]
             seconds = lengths[1:] if len(lengths) == run.report.steps else [run.seconds("step")] * (run.report.steps - 1)
         ideal = [self._peak.batch_s(batch) for batch in run.batches]
-        return middle(ideal, seconds)
+        return middle(ideal, seconds, least)
 
     # ---------------------------------------------------------------------------------- driver and weight sync
 
