@@ -6,7 +6,7 @@ comment at its end, or on a line of its own, which then holds for the rest of it
     # not run: needs GPUs
     # run by make test-vllm                      in the order of its page too, after what stands before it, in another lane
     # run by tests/serve/test_examples.py        that test names its options and examples
-    # run by .ci/run                             which has that line
+    # run by .ci/run                             which does it, or what needs it
     # takes 3 minutes, run by hand on 2026-11-30
 
 `python -m tests.docs.commands --by-hand [PAGE]` runs those that are marked so, and what stands before them on their pages.
