@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -61,7 +61,7 @@ def _rows(summary: Summary) -> list[tuple[str, RenderableType]]:
             ("phases", stacked(_coloured(summary.phases_s), BAR)),
             ("", _legend(summary.phases_s, summary.step_s.mean)),
         ]
-    rows += [(role, _busy(role, share, summary.waits[role])) for role, share in summary.busy.items()]
+    rows += _roles(summary)
     rows += [
         ("slots", f"{summary.slots_busy:.1%} busy while engines step"),
         ("sync", f"{seconds(summary.sync_s)} a step"),
@@ -105,6 +105,15 @@ def _legend(phases: Mapping[str, float], step_s: float) -> Text:
                 lines.append(Text())
             lines[-1].append_text(entry)
     return Text("\n").join(lines)
+
+
+def _roles(summary: Summary) -> Iterator[tuple[str, str]]:
+    """A line each; one where the same devices are both, which have the same numbers then."""
+    told = {role: (share, summary.waits[role]) for role, share in summary.busy.items()}
+    if TRAINER in told and all(each == told[TRAINER] for each in told.values()) and len(told) > 1:
+        yield "devices", _busy(TRAINER, *told[TRAINER])
+    else:
+        yield from ((role, _busy(role, *each)) for role, each in told.items())
 
 
 def _busy(role: str, share: float, waits: Mapping[str, float]) -> str:

@@ -251,6 +251,14 @@ def test_the_table_has_what_a_person_asks_for() -> None:
     assert "lost" not in told and "2 times an engine" in shown(replace(REPORT, lost=("a node failed", "again")))
 
 
+def test_devices_that_generate_and_train_have_one_line() -> None:
+    engine = next(pool for pool in REPORT.usage.pools if pool.role == "engine")
+    both = replace(REPORT.usage, pools=(engine, replace(engine, role="trainer")))
+    told = shown(replace(REPORT, usage=both))
+    assert "devices   60.0% busy; waits for its batch or other trainers 30.0%, weights 10.0%" in told
+    assert told.count("% busy; waits") == 1 and shown(REPORT).count("% busy; waits") == 2
+
+
 def test_programs_get_the_same_as_one_object() -> None:
     found = json.loads(json.dumps(asdict(summarize(REPORT, ROWS, scenario()))))
     assert found["step_s"]["median"] == 20.0 and found["busy"] == {"engine": 0.6, "trainer": 0.4}
