@@ -23,7 +23,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 MOST = 200_000  # bytes of a picture
-DESK, PHONE = {"width": 1280, "height": 1000}, {"width": 390, "height": 844}
+DESK, PHONE = {"width": 1280, "height": 838}, {"width": 390, "height": 844}
 ROLLOUTS = "rollouts?sort=tokens&order=desc"
 # Name, address, size of the window, colours.
 PICTURES: tuple[tuple[str, str, dict[str, int], str], ...] = (
