@@ -69,7 +69,9 @@ async def open_prompts(
         apart = _numbered(gym.held_out(name, options, prompts.held_out))
         source = Source(lambda place: (place, _gym_row(gym.training(name, options, seed, place))), render, None, done)
     else:
-        rows, apart = _split(_data(prompts), prompts, seed)
+        data = _data(prompts)
+        _check_template(data, tokenizer)
+        rows, apart = _split(data, prompts, seed)
         limit = prompts.epochs * len(rows) or None
         source = Source(Epochs(rows, shuffle=prompts.shuffle, seed=seed), render, limit, done)
     held_out: list[Prompt] = []
@@ -87,6 +89,14 @@ def _data(prompts: PromptsConfig) -> list[Row]:
         tasks = verifiers.tasks(prompts.task, prompts.options)
         return [Row(messages, {verifiers.COLUMN: column}) for messages, column in tasks]
     return read_data(prompts)
+
+
+def _check_template(rows: Sequence[Row], tokenizer: Tokenizer) -> None:
+    """Raises ConfigError for a conversation that nothing could make tokens of, before the first prompt is asked."""
+    talk = next((number for number, row in enumerate(rows) if not isinstance(row.prompt, str)), None)
+    if talk is not None and not tokenizer.has_chat_template:
+        problem = f"prompt {talk} is a conversation, and the tokenizer has no chat template"
+        raise ConfigError(problem, where="model.path", remedy="give texts, or an instruct model")
 
 
 def _numbered(problems: Iterable[gym.Problem | None]) -> Iterator[tuple[int, Row] | None]:

@@ -213,10 +213,10 @@ async def test_what_the_tokenizer_does_not_know_is_told_once(write, tmp_path, pr
 
 
 async def test_messages_need_a_template(write, tmp_path):
-    path = write('{"prompt": [{"role": "user", "content": "cd"}]}')
-    stream, _ = await open_prompts(config(path, held_out=0), Tokenizer(tiny_folder(tmp_path)))
-    with pytest.raises(ConfigError, match="no chat template"):
-        stream.take(1)
+    """Also where the first prompts are texts: that is told before any of them is asked."""
+    path = write('{"prompt": "ab"}', '{"prompt": [{"role": "user", "content": "cd"}]}')
+    with pytest.raises(ConfigError, match="prompt 1 is a conversation, and the tokenizer has no chat template"):
+        await open_prompts(config(path, held_out=0, shuffle=False), Tokenizer(tiny_folder(tmp_path)))
 
 
 def test_a_prompt_without_a_token_is_told():
