@@ -165,7 +165,8 @@ class Rollouts:
 
     async def __aenter__(self) -> Self:
         """Raises ConfigError for what only loading shows, EngineError for an engine that does not start."""
-        assert self._task is None, "it is entered once"
+        if self._task is not None:
+            raise ConfigError("the block was entered before", where="rollouts", remedy="make another one for another run")
         self._caller.enter()
         self._task = asyncio.create_task(self._go(), name="rollouts")
         ready = asyncio.ensure_future(self._caller.ready.wait())
@@ -193,6 +194,11 @@ class Rollouts:
             warnings.warn(f"{told}: it is dropped as stopped", RuntimeWarning, stacklevel=2)
         if error is None and failure is not None:
             raise failure
+
+    def _check_entered(self) -> None:
+        """Raises ConfigError where nothing would ever come."""
+        if self._task is None:
+            raise ConfigError("the run has not begun", where="rollouts", remedy="enter the block first")
 
     async def _leave(self, cause: str) -> None:
         """The run ends as planned where nothing is left to train, else it is stopped."""
@@ -290,6 +296,7 @@ class Rollouts:
 
     async def next_batch(self) -> Batch | None:
         """The next of them, None when there will be none any more. Raises as `batches`."""
+        self._check_entered()
         return await self._caller.next()
 
     async def publish(self, weights: Weights, stats: Mapping[str, float] | None = None) -> WeightVersion:
@@ -313,7 +320,7 @@ class Rollouts:
 
         Raises RollyardError for who is thousands of groups behind, RunFailed when the run has failed.
         """
-        async for outcome in self._caller.outcomes():
+        async for outcome in self.outcomes():
             if isinstance(outcome, Group):
                 yield outcome
 
@@ -322,6 +329,7 @@ class Rollouts:
 
         A group that is finished may be dropped later, as stale or because the run ends. Raises as `groups`.
         """
+        self._check_entered()
         async for outcome in self._caller.outcomes():
             yield outcome
 

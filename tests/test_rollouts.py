@@ -461,3 +461,19 @@ async def test_a_batch_that_nobody_has_taken_is_a_wait_and_no_training(model_fol
     assert 0.2 <= device.busy_ns["train"] / 1e9 < whole and 0.2 <= report.phases.train_s < whole
     status = rollouts.status()
     assert status.tokens_per_s == pytest.approx(report.generation_tokens_per_s)
+
+
+async def test_what_is_asked_of_a_run_that_has_not_begun_or_begins_twice(model_folder: Path, tmp_path: Path) -> None:
+    config = given(model_folder, tmp_path / "run")
+    rollouts = rollyard.Rollouts(config, reward=share_of_a)
+    async with asyncio.timeout(5):
+        for ask in (rollouts.next_batch(), anext(rollouts.batches()), anext(rollouts.groups()), anext(rollouts.outcomes())):
+            with pytest.raises(ConfigError, match="the run has not begun"):
+                await ask
+        for sent in (rollouts.submit(["ab"]), rollouts.publish({})):
+            with pytest.raises(ConfigError):
+                await sent
+    assert not (tmp_path / "run").exists()
+    async with rollouts:
+        with pytest.raises(ConfigError, match="entered before"):
+            await rollouts.__aenter__()
