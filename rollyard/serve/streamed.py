@@ -43,13 +43,11 @@ class Streamed:
         Example: of `hello </` with the mark `</end>` it is `hello `.
         """
         text = self._text
-        if self._blank and not text.strip():
-            return ""
         ends = min((at for at in map(text.find, self._marks) if at >= 0), default=-1)
-        if ends >= 0:
-            return text[:ends]
-        begun = (length for mark in self._marks for length in range(1, len(mark)) if text.endswith(mark[:length]))
-        return text[: len(text) - max(begun, default=0)]
+        if ends < 0:
+            begun = (length for mark in self._marks for length in range(1, len(mark)) if text.endswith(mark[:length]))
+            ends = len(text) - max(begun, default=0)
+        return "" if self._blank and not text[:ends].strip() else text[:ends]
 
 
 class Progress:

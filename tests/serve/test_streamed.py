@@ -33,6 +33,13 @@ def test_of_what_may_begin_something_else_nothing_is_told() -> None:
     assert found[-1] == "hello </e\N{EURO SIGN}", "what comes after an end is no text of the answer"
 
 
+def test_blanks_before_a_call_come_to_nothing() -> None:
+    own = Streamed(bytes_of, (OPEN,), blank=True)
+    for byte in b"\n<tool_call>":
+        own.hear(len(own._ids), [byte])
+        assert own.sure == ""
+
+
 def test_of_what_was_taken_back_nothing_is_left() -> None:
     own = Streamed(bytes_of, (), blank=False)
     own.hear(0, b"hello")
