@@ -112,22 +112,6 @@ def test_without_async_the_run_has_a_thread_of_its_own(model_folder: Path, tmp_p
         rollouts.submit(["ab"])
 
 
-async def test_prompts_are_taken_where_they_are_given_and_the_run_goes_on(model_folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "ab"}\n' * BATCH)
-    config = given(model_folder, tmp_path / "run", prompts__source="auto", prompts__path=str(file))
-    rollouts = rollyard.Rollouts(config, reward=share_of_a)
-    with pytest.raises(ConfigError, match="the run has not begun") as error:
-        await rollouts.submit(["ab"])
-    assert error.value.remedy == "enter the block first"
-    async with rollouts:
-        for submits in (lambda: rollouts.submit(["ab"]), lambda: asyncio.to_thread(rollouts.end_of_prompts)):
-            with pytest.raises(ConfigError, match="prompts come from a file or a task") as error:
-                await submits()
-            assert "prompts.source" in error.value.remedy and "block" not in error.value.remedy
-        rollouts.stop("seen enough")
-
-
 async def test_an_exception_in_the_block_makes_a_failed_run_with_its_report(model_folder: Path, tmp_path: Path) -> None:
     config = given(model_folder, tmp_path / "run")
     with pytest.raises(ZeroDivisionError), pytest.warns(RuntimeWarning, match="batch 0 .3 prompts. was handed out"):
