@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from rollyard.dashboard.app import make_app
 from rollyard.dashboard.serving import Server, address, bound
 from rollyard.dashboard.shown import Shown
 from rollyard.environment import process_environment
+from rollyard.errors import EngineLost
 from rollyard.journal.folder import RunFolder
 from rollyard.place.child import launch
 from rollyard.protocols.processes import Channel
@@ -48,10 +50,13 @@ async def beside(folder: RunFolder, port: int) -> AsyncIterator[str]:
     try:
         child.ready()
         yield (await child.call("address", limit_s=START_S)).decode()
-        child.tell("leave")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
-                await child.ended()
+        try:
+            child.tell("leave")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await child.ended()
+        except EngineLost as lost:  # nothing of the run's: that is how it is, whatever becomes of this
+            warnings.warn(f"{lost}; the run went on without it", RuntimeWarning, stacklevel=2)
     finally:
         child.kill()  # it has nothing to put away
         await child.close()
