@@ -5,7 +5,7 @@
 
 Two constants are fitted, and only to the rows that are marked in rows.py: a factor on all that decoding takes, and what a
 micro-batch of training takes besides its arithmetic. All others are in the scenarios, as `rollyard simulate` takes them. Every
-row is the mean of runs with several seeds, those that are fitted to as well.
+row is the mean of as many runs as its table has seeds, those that are fitted to as well.
 """
 
 from __future__ import annotations
