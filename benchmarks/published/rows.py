@@ -8,6 +8,8 @@ from typing import Final
 
 SCENARIOS: Final = Path(__file__).parent / "scenarios"
 WITHIN: Final = 0.15  # of a published ratio
+RESPONSES: Final = 8_192  # of a step of T1
+PROMPT_TOKENS: Final = 128  # that its scenarios give a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class Row:
     @property
     def path(self) -> Path:
         return SCENARIOS / f"{self.file}.toml"
+
+    @property
+    def mean_tokens(self) -> int:
+        """Of a completion of T1, as the row's own tokens/s and step have it."""
+        return round(self.tokens_per_s * self.step_s / RESPONSES) - PROMPT_TOKENS
 
 
 def _dora(gpus: int, mode: str, label: str, minutes: float, exposed: float, tokens_per_s: float, **more: str | bool) -> Row:
@@ -95,3 +102,32 @@ ROWS: Final = (
     Row("T3", "t3-rlinf", "RLinf", "t3", 346.3, False, "", 266.1, 61.1, 17.8),
     Row("T3", "t3-verl", "veRL", "t3", 363.6, False, "", 260.9, 66.5, 17.5),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows that share a table of the page.
+
+    Args:
+        name: of its results and on the command line. title: of its line in the counts.
+        seeds: how many runs a row is the mean of; theirs are 1, 2, ...
+        own_lengths: each row has the mean length that its own tokens/s come to, not that of its scenario.
+    """
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    seeds: int
+    own_lengths: bool = False
+
+
+def _of(name: str) -> tuple[Row, ...]:
+    return tuple(row for row in ROWS if row.table == name)
+
+
+TABLES: Final = (
+    Table("T1", "T1, 2,400 tokens in all rows", _of("T1"), 1),
+    Table("T1-lengths", "T1, lengths of each row", _of("T1"), 1, own_lengths=True),
+    Table("T2", "T2", _of("T2"), 8),
+    Table("T3", "T3", _of("T3"), 8),
+)

@@ -1,86 +1,51 @@
-"""Published steps of whole systems beside what the simulator says of them: prints the tables of docs/published.md.
+"""Published steps of whole systems beside what the simulator says of them: results.json and the tables of docs/published.md.
 
-    python benchmarks/published/tables.py [T1|T2|T3] ...
+    python benchmarks/published/tables.py [T1|T1-lengths|T2|T3] ...   simulates these, and writes both
+    python benchmarks/published/tables.py --page                      writes the page alone, from results.json
 
 Two constants are fitted, and only to the rows that are marked in rows.py: a factor on all that decoding takes, and what a
-micro-batch of training takes besides its arithmetic. All others are in the scenarios, as `rollyard simulate` takes them.
+micro-batch of training takes besides its arithmetic. All others are in the scenarios, as `rollyard simulate` takes them. Every
+row is the mean of as many runs as its table has seeds, those that are fitted to as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from rollyard.layers import resolve_tree
 from rollyard.plan.check import check_scenario
 from rollyard.plan.costs import costs_of
 from rollyard.plan.learning import TrainingCosts
-from rollyard.plan.scenario import CostsConfig, Scenario
+from rollyard.plan.scenario import Scenario
 from rollyard.plan.simulate import simulate
 from rollyard.plan.trace import lengths_of
 
 sys.path.insert(0, str(Path(__file__).parent))
-from rows import ROWS, WITHIN, Row
+from page import PAGE, render
+from results import FILE, Constants, Found, Results, keep, load, mean
+from rows import TABLES, Row, Table
 
 ROUNDS: Final = 2  # of the fit: generation is not quite proportional to its factor
 BATCHES: Final = 4  # in which micro-batches are counted
-TABLES: Final = ("T1", "T2", "T3")
-RATES: Final = ("decode_bandwidth", "decode_flops", "prefill_flops")  # shares of what hardware states
-SECONDS: Final = ("step_s", "tensor_parallel_s", "nodes_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Constants:
-    """Fitted: a factor on what decoding takes, and seconds of a micro-batch besides."""
-
-    decoding: float = 1.0
-    microbatch_s: float = 0.0
-
-    def options(self) -> dict[str, Any]:
-        usual = CostsConfig()
-        slower = {f"costs.{name}": getattr(usual, name) / self.decoding for name in RATES}
-        longer = {f"costs.{name}": getattr(usual, name) * self.decoding for name in SECONDS}
-        return slower | longer | {"costs.microbatch_s": self.microbatch_s}
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A mean step of a simulated run; seconds. `training_s`: training goes on, logprob passes included."""
-
-    step_s: float
-    training_s: float
-    logprob_s: float
-    switch_s: float  # from training to generating and back, where devices do both
-    microbatches: float  # that a device works on in a step, in whole ones
-    tokens_per_s: float  # prompts and completions
-
-    @property
-    def generation_s(self) -> float:
-        """Nothing trains."""
-        return self.step_s - self.training_s
-
-    @property
-    def decoding_s(self) -> float:
-        """The same without the switch."""
-        return self.generation_s - self.switch_s
-
-
-def scenario_of(row: Row, constants: Constants, steps: int = 0) -> Scenario:
-    """Of a row; `steps` 0: as many as its file says."""
-    overrides = constants.options() | ({"run.steps": steps} if steps else {})
+def scenario_of(table: Table, row: Row, constants: Constants, seed: int) -> Scenario:
+    overrides = constants.options() | {"run.seed": seed}
+    if table.own_lengths:
+        overrides["workload.mean_tokens"] = row.mean_tokens
     return resolve_tree(Scenario, check_scenario, file=row.path, environment={}, overrides=overrides).config
 
 
-def run(row: Row, constants: Constants, steps: int = 0) -> Found:
+def run(scenario: Scenario) -> Found:
     """Without the steps in which a pipeline fills, and those in which no prompts come any more."""
-    scenario = scenario_of(row, constants, steps)
     simulated, lag = simulate(scenario), scenario.rollout.max_staleness
-    rows = simulated.metrics[1 + lag : len(simulated.metrics) - lag] or simulated.metrics
+    rows = simulated.metrics[1 + lag : len(simulated.metrics) - lag]
     step_s = _mean(rows, "seconds")
     training_s = _mean(rows, "phase/train_s")
     costs, rollout = costs_of(scenario), scenario.rollout
@@ -89,7 +54,15 @@ def run(row: Row, constants: Constants, steps: int = 0) -> Found:
     switch_s = 0.0 if scenario.place.apart else costs.sleep_s + costs.wake_s
     passes = scenario.costs.logprob_passes
     logprob_s = training_s * passes / (passes + 3 + scenario.costs.recompute)  # of forward passes that all take as long
-    return Found(step_s, training_s, logprob_s, switch_s, microbatches(scenario, costs.training), batch / step_s)
+    counted = microbatches(scenario, costs.training)
+    return Found(step_s, training_s, logprob_s, switch_s, counted, batch / step_s, len(rows))
+
+
+def seeds(table: Table, row: Row, constants: Constants) -> tuple[Found, ...]:
+    """Of a row, one run each."""
+    found = tuple(run(scenario_of(table, row, constants, seed)) for seed in range(1, table.seeds + 1))
+    print(f"{table.name}, {row.label}: {', '.join(f'{each.step_s:,.1f}' for each in found)} s", flush=True)
+    return found
 
 
 def microbatches(scenario: Scenario, training: TrainingCosts) -> float:
@@ -111,13 +84,13 @@ def _mean(rows: Sequence[Mapping[str, object]], name: str) -> float:
     return fmean(float(str(row[name])) for row in rows)
 
 
-def fit(rows: Sequence[Row], steps: int = 0) -> Constants:
+def fit(table: Table, rows: Sequence[Row]) -> Constants:
     """Both constants where two numbers are published: parts of one row's step, or the steps of two rows. With the step of one row
     alone decoding is as it is stated, and training takes the rest. With none nothing is fitted.
     """
     constants = Constants()
     for _ in range(ROUNDS if rows else 0):
-        constants = _closer(rows, [run(row, constants, steps) for row in rows], constants)
+        constants = _closer(rows, [mean(seeds(table, row, constants)) for row in rows], constants)
     return constants
 
 
@@ -138,108 +111,28 @@ def _closer(rows: Sequence[Row], found: Sequence[Found], now: Constants) -> Cons
     return Constants(now.decoding * factor, max(0.0, now.microbatch_s + more))
 
 
-def fitted(rows: Sequence[Row], steps: int = 0) -> dict[str, Constants]:
-    """By the name that rows share."""
-    names = dict.fromkeys(row.fitted for row in rows)
-    return {name: fit([row for row in rows if row.fitted == name and row.calibrates], steps) for name in names}
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A row and what was simulated; ratios are to the row's other, 0 without one."""
-
-    row: Row
-    found: Found
-    ratio: float
-    published: float
-
-    @property
-    def holds(self) -> bool:
-        return abs(self.ratio / self.published - 1) <= WITHIN
-
-
-def compare(rows: Sequence[Row], constants: Mapping[str, Constants], steps: int = 0) -> list[Compared]:
-    """All of a table."""
-    found = {row.file: run(row, constants[row.fitted], steps) for row in rows}
-    by_file = {row.file: row for row in rows}
-    compared = []
-    for row in rows:
-        other = by_file.get(row.against)
-        ratio = found[row.file].step_s / found[other.file].step_s if other else 0.0
-        compared.append(Compared(row, found[row.file], ratio, row.step_s / other.step_s if other else 0.0))
-    return compared
-
-
-def table(compared: Sequence[Compared]) -> Iterator[str]:
-    """As Markdown: steps, and their ratios."""
-    yield "| row | step s | published | error | step against | published | error |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
-    labels = {each.row.file: each.row.label for each in compared}
-    for each in compared:
-        row, step_s = each.row, each.found.step_s
-        cells = [
-            row.label + (" (fitted)" if row.calibrates else ""),
-            f"{step_s:,.1f}",
-            f"{row.step_s:,.1f}",
-            _error(step_s, row.step_s),
-        ]
-        if row.against:
-            cells += [f"{each.ratio:.2f} of {labels[row.against]}", f"{each.published:.2f}", _error(each.ratio, each.published)]
-        else:
-            cells += ["", "", ""]
-        yield f"| {' | '.join(cells)} |"
-
-
-def parts(compared: Sequence[Compared]) -> Iterator[str]:
-    """What else is published, as Markdown; nothing where there is nothing else."""
-    names = {
-        "generation_s": "nothing trains, s",
-        "training_s": "training, s",
-        "logprob_s": "logprob pass, s",
-        "tokens_per_s": "tokens/s",
-    }
-    shown = {name: title for name, title in names.items() if any(getattr(each.row, name) for each in compared)}
-    if not shown:
-        return
-    yield f"| row | {' | '.join(f'{title} | published | error' for title in shown.values())} |"
-    yield f"| {' | '.join(['---'] * (1 + 3 * len(shown)))} |"
-    for each in compared:
-        cells = [each.row.label]
-        for name in shown:
-            published, found = getattr(each.row, name), getattr(each.found, name)
-            if name == "training_s" and each.row.logprob_s:  # which is published apart
-                found -= each.found.logprob_s
-            digits = ",.0f" if name == "tokens_per_s" else ",.1f"
-            known = (format(published, digits), _error(found, published)) if published else ("", "")
-            cells += [format(found, digits), *known]
-        yield f"| {' | '.join(cells)} |"
-
-
-def _error(found: float, published: float) -> str:
-    return f"{found / published - 1:+.0%}"
-
-
-def constants_table(constants: Mapping[str, Constants]) -> Iterator[str]:
-    """As Markdown; by the beginning of the names of scenarios."""
-    yield "| scenarios | decoding takes | a micro-batch takes besides |"
-    yield "| --- | --- | --- |"
-    for name, each in constants.items():
-        yield f"| `{name}` | x {each.decoding:.3f} | {each.microbatch_s:.3f} s |"
+def simulated(table: Table) -> Results:
+    """Fitted first, then all rows."""
+    names = dict.fromkeys(row.fitted for row in table.rows)
+    constants = {name: fit(table, [row for row in table.rows if row.fitted == name and row.calibrates]) for name in names}
+    return Results(constants, {row.file: seeds(table, row, constants[row.fitted]) for row in table.rows})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", default=TABLES, help=f"of {', '.join(TABLES)}; all by default")
-    for name in parser.parse_args().tables:
-        if name not in TABLES:
-            parser.error(f"there is no table {name!r}; they are {', '.join(TABLES)}")
-        rows = [row for row in ROWS if row.table == name]
-        constants = fitted(rows)
-        compared = compare(rows, constants)
-        print(f"{name}", "", *constants_table(constants), "", *table(compared), "", *parts(compared), "", sep="\n")
-        if judged := [each for each in compared if each.row.against]:
-            held = sum(each.holds for each in judged)
-            print(f"{held} of {len(judged)} ratios within {WITHIN:.0%}.", "", sep="\n", flush=True)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join(table.name for table in TABLES))
+    parser.add_argument("--page", action="store_true", help="simulate nothing")
+    asked = parser.parse_args()
+    by_name = {table.name: table for table in TABLES}
+    if unknown := [name for name in asked.tables if name not in by_name]:
+        parser.error(f"there is no table {unknown[0]!r}; they are {', '.join(by_name)}")
+    results = load() if FILE.exists() else {}
+    for name in () if asked.page else asked.tables or by_name:
+        results[name] = simulated(by_name[name])
+        keep(results)
+    if missing := sorted(set(by_name) - set(results)):
+        parser.exit(1, f"the page needs all tables: simulate {' '.join(missing)} as well\n")
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 
 if __name__ == "__main__":
