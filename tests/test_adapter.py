@@ -42,6 +42,7 @@ def same(curve: Curve, other: Curve) -> None:
         assert loss == pytest.approx(other_loss, **NEAR) and norm == pytest.approx(other_norm, **NEAR)
 
 
+@pytest.mark.slow
 def test_wherever_the_engine_is_a_run_is_the_same_one(make: Callable[..., Config]) -> None:
     curve, report = learnt(make())
     looked_after(report)

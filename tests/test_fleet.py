@@ -74,6 +74,7 @@ def ask_states(run: rollyard.Run) -> tuple[tuple[str, str], ...]:
     return run._going.fleet.states()
 
 
+@pytest.mark.slow
 def test_an_engine_comes_and_another_leaves(make: Callable[..., Config]) -> None:
     run = rollyard.Run(make(**{"run.steps": 1000}))
     steps = iter(run)
@@ -374,6 +375,7 @@ def test_an_engine_that_is_ordered_as_the_run_ends_is_not_started(tmp_path: Path
     assert not launched
 
 
+@pytest.mark.slow
 def test_more_engines_write_more(tmp_path: Path) -> None:
     """Four times the engines from the second step on: the same work in a third of the time or less, theirs counted from then."""
 

@@ -18,6 +18,7 @@ CROWD = sized(Crowd(8, 1.0), MEMBERS)
 SMALL = Crowd(2, 1.0, steps=6, slots=16)
 
 
+@pytest.mark.slow
 def test_putting_tails_off_halves_them_and_trains_what_was_admitted():
     plain, off = (tail(name, CROWD, ROUTINGS[name]) for name in ("plain", "tails put off, S 2"))
     assert off.tail_s < HALVED * plain.tail_s and off.steps_per_s > 1.3 * plain.steps_per_s and off.slots > 1.5 * plain.slots
@@ -26,6 +27,7 @@ def test_putting_tails_off_halves_them_and_trains_what_was_admitted():
     assert plain.staleness == plain.put_off == 0 < off.put_off and off.staleness < 1
 
 
+@pytest.mark.slow
 def test_dropping_what_comes_late_is_biased_and_the_test_sees_it():
     """The negative control: the same prompts to spare, and those that would be too old are dropped. The config refuses it."""
     biased = tail("dropped", CROWD, Routing(staleness=1, spare=0.5, on_stale="drop"))

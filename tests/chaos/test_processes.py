@@ -36,7 +36,7 @@ OF_FAULTS = {"EngineDown", "Restart", "Forget", "Drop"}  # see `test_at_what_fol
 OF_LATER_LIVES = {"GroupsRecovered", "Reuse"}  # see test_resumed.py
 ELSEWHERE = {
     "people who stop a run or let engines go": {"StopRequested", "EngineLeaving", "Retire"},
-    "episodes": {"Play", "Tell", "Asked", "EpisodeEnded"},
+    "episodes": {"Play", "Tell", "Stream", "Asked", "EpisodeEnded"},
     "a model whose tensors are moved": {"Prove", "Proved"},
     "completions that move": {"Move"},
     "what is given up": {"Abort", "RequestFailed", "SyncFailed", "EvaluationCut", "RunBroken"},
@@ -63,6 +63,7 @@ def test_killed_at_every_kind_of_event(name: str, victim: str, tmp_path: Path) -
         assert moment.kinds <= survived(SHAPES[name], [fault], tmp_path / moment.kind).met, fault
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "victim"), HELD)
 def test_stalled_or_slow_at_every_kind_of_event(name: str, victim: str, tmp_path: Path) -> None:
     for moment, fault in at_every_event(SHAPES[name], victim, kill=False):

@@ -23,6 +23,7 @@ SHAPES = {
 TRIED = (("async", "run"), ("swap", "run"), ("async", "trainer"))  # each at every kind of event
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_between_any_two_writes(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]

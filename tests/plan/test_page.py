@@ -22,6 +22,7 @@ def figures() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_page_has_what_the_preset_of_a_cluster_prints(figures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert f"```\n{figures.block()}```" in figures.PAGE.read_text(encoding="utf-8")
