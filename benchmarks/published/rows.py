@@ -126,7 +126,7 @@ def _of(name: str) -> tuple[Row, ...]:
 
 
 TABLES: Final = (
-    Table("T1", "T1, 2,400 tokens in all rows", _of("T1"), 1),
+    Table("T1", "T1, 2,400 tokens in all rows", _of("T1"), 5),
     Table("T1-lengths", "T1, lengths of each row", _of("T1"), 1, own_lengths=True),
     Table("T2", "T2", _of("T2"), 8),
     Table("T3", "T3", _of("T3"), 8),
