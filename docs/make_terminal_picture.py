@@ -12,6 +12,7 @@ import argparse
 import io
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from rollyard.watch.timeline import Phase
 
 
 class Kept:
-    """A view that keeps the first it is given once so many steps are done and completions are judged, and the report."""
+    """A view that keeps what it is given amid a step: the first once so many are done, else the last before. And the report."""
 
     snapshot: Snapshot | None = None
     report: Report | None = None
@@ -34,8 +35,8 @@ class Kept:
         self.header, self._steps = header, steps
 
     def update(self, snapshot: Snapshot) -> None:
-        shown = snapshot.step >= self._steps and snapshot.activity == Phase.GENERATE and snapshot.judged > 0
-        if shown and self.snapshot is None:
+        early = self.snapshot is None or self.snapshot.step < self._steps
+        if early and snapshot.activity == Phase.GENERATE and snapshot.judged > 0:
             self.snapshot = replace(snapshot, rewards=tuple(snapshot.rewards))  # the run's own list grows on
 
     def finish(self, report: Report) -> None:
@@ -45,9 +46,9 @@ class Kept:
         """Nothing is held."""
 
 
-def played(preset: str, folder: Path) -> Kept:
+def played(preset: str, options: Mapping[str, str], folder: Path) -> Kept:
     """A run of the preset; three quarters of its steps are done when its snapshot is taken."""
-    config = resolve(preset=preset, environment={}, overrides={"run.out": str(folder)}).config
+    config = resolve(preset=preset, environment={}, overrides={**options, "run.out": str(folder)}).config
     kept: list[Kept] = []
 
     def view(header: Header) -> Kept:
@@ -75,10 +76,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("picture", type=Path, help="SVG file to write")
     parser.add_argument("--preset", default="sort", help="what is run (default: %(default)s, the demo)")
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="another option of the run")
     parser.add_argument("--width", type=int, default=92, help="columns of the terminal (default: %(default)s)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        kept = played(arguments.preset, Path(folder) / arguments.preset)
+        options = dict(each.partition("=")[::2] for each in arguments.set)
+        kept = played(arguments.preset, options, Path(folder) / arguments.preset)
     arguments.picture.write_text(drawn(kept, arguments.width), encoding="utf-8")
 
 

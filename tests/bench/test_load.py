@@ -66,8 +66,9 @@ async def test_nothing_is_lost_and_memory_is_flat_over_a_hundred_thousand_rollou
 
 @pytest.mark.slow
 async def test_python_holds_no_more_after_thirty_thousand_rollouts() -> None:
+    """Some 4 MiB: 100 bytes a rollout would be seen."""
     found = await soak.bench(lambda line: None, 30_000)
-    assert found.traced_growth < soak.GROWTH
+    assert found.traced_growth < 3 * soak.GROWTH
 
 
 async def test_books_that_do_not_agree_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
