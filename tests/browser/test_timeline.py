@@ -12,22 +12,22 @@ from tests.browser.conftest import Open, until, window
 pytestmark = pytest.mark.browser
 
 
-def lanes(page: Page) -> list[list[str]]:
-    page.get_by_role("button", name="Devices: as a table").click()
-    rows = page.locator("[data-panel=timeline] table tr")
+def told(page: Page, title: str, panel: str) -> list[list[str]]:
+    """What a panel shows, as a table."""
+    page.get_by_role("button", name=f"{title}: as a table").click()
+    rows = page.locator(f"[data-panel={panel}] table tr")
     expect(rows.first).to_be_visible()
     found = [row.locator("th, td").all_inner_texts() for row in rows.all()]
-    page.get_by_role("button", name="Devices: as a table").click()
+    page.get_by_role("button", name=f"{title}: as a table").click()
     return found
+
+
+def lanes(page: Page) -> list[list[str]]:
+    return told(page, "Devices", "timeline")
 
 
 def load(page: Page) -> list[list[str]]:
-    page.get_by_role("button", name="Slots and queue: as a table").click()
-    rows = page.locator("[data-panel=load] table tr")
-    expect(rows.first).to_be_visible()
-    found = [row.locator("th, td").all_inner_texts() for row in rows.all()]
-    page.get_by_role("button", name="Slots and queue: as a table").click()
-    return found
+    return told(page, "Slots and queue", "load")
 
 
 def test_slots_and_queue_are_shown_over_the_time_of_the_lanes(open_page: Open, address: str, report: dict[str, Any]) -> None:
