@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -45,8 +44,7 @@ def block(table: Table, results: Results) -> Iterator[str]:
         yield from ("", *rows)
     if judged := [each for each in compared if each.row.against]:
         held = sum(each.holds for each in judged)
-        seeds = f"means over {table.seeds} seeds" if table.seeds > 1 else "one seed"
-        yield from ("", f"{held} of {len(judged)} ratios within {WITHIN:.0%}, of {seeds}.")
+        yield from ("", f"{held} of {len(judged)} ratios within {WITHIN:.0%}, of means over {table.seeds} seeds.")
 
 
 def steps_table(compared: Sequence[Compared]) -> Iterator[str]:
@@ -59,13 +57,13 @@ def steps_table(compared: Sequence[Compared]) -> Iterator[str]:
         cells = [
             row.label + (" (fitted)" if row.calibrates else ""),
             f"{each.found.steps:.0f}",
-            _beside(f"{step_s:,.1f}", f"{each.doubt_s:.1f}"),
+            f"{step_s:,.1f} ± {each.doubt_s:.1f}",
             f"{row.step_s:,.1f}",
             _error(step_s, row.step_s),
         ]
         if row.against:
             cells += [f"{each.ratio:.2f} of {labels[row.against]}", f"{each.published:.2f}"]
-            cells.append(_beside(f"{each.error:+.1%}", f"{each.doubt:.1%}"))
+            cells.append(f"{each.error:+.1%} ± {each.doubt:.1%}")
         else:
             cells += ["", "", ""]
         yield f"| {' | '.join(cells)} |"
@@ -106,8 +104,7 @@ def counts(compared: Mapping[str, Sequence[Compared]]) -> Iterator[str]:
     titles = {table.name: table.title for table in TABLES if judged[table.name]}
     for name, title in titles.items():
         doubtful = "; ".join(f"{each.row.label} ({each.error:+.1%} ± {each.doubt:.1%})" for each in judged[name] if each.doubtful)
-        known = not math.isnan(judged[name][0].doubt)
-        yield f"| {title} | {_held(judged[name])} | {doubtful or ('none' if known else 'not known: one seed')} |"
+        yield f"| {title} | {_held(judged[name])} | {doubtful or 'none'} |"
     for title, names in (("T1 and T2", ("T1", "T2")), ("T1 and T2, lengths of each row in T1", ("T1-lengths", "T2"))):
         yield f"| {title} | {_held([each for name in names for each in judged[name]])} | |"
 
@@ -115,11 +112,6 @@ def counts(compared: Mapping[str, Sequence[Compared]]) -> Iterator[str]:
 def _held(judged: Sequence[Compared]) -> str:
     held = sum(each.holds for each in judged)
     return f"{held} of {len(judged)}, {held / len(judged):.0%}"
-
-
-def _beside(mean: str, doubt: str) -> str:
-    """With its standard error, where there is one."""
-    return mean if doubt.startswith("nan") else f"{mean} ± {doubt}"
 
 
 def _error(found: float, published: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -91,7 +90,7 @@ class Compared:
     """A row and what was simulated.
 
     Ratios are to the step of the row's other, 0 without one. `doubt_s` and `doubt` are standard errors, of the mean step in
-    seconds and of the ratio's error as a share; not a number with one seed.
+    seconds and of the ratio's error as a share.
     """
 
     row: Row
@@ -136,4 +135,4 @@ def compare(table: Table, results: Results) -> list[Compared]:
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    return float(stdev(values) / len(values) ** 0.5) if len(values) > 1 else math.nan
+    return float(stdev(values) / len(values) ** 0.5)

@@ -110,7 +110,7 @@ class Table:
 
     Args:
         name: of its results and on the command line. title: of its line in the counts.
-        seeds: how many runs a row is the mean of; theirs are 1, 2, ...
+        seeds: how many runs a row is the mean of, two at least; theirs are 1, 2, ...
         own_lengths: each row has the mean length that its own tokens/s come to, not that of its scenario.
     """
 
@@ -127,7 +127,7 @@ def _of(name: str) -> tuple[Row, ...]:
 
 TABLES: Final = (
     Table("T1", "T1, 2,400 tokens in all rows", _of("T1"), 5),
-    Table("T1-lengths", "T1, lengths of each row", _of("T1"), 1, own_lengths=True),
+    Table("T1-lengths", "T1, lengths of each row", _of("T1"), 5, own_lengths=True),
     Table("T2", "T2", _of("T2"), 8),
     Table("T3", "T3", _of("T3"), 8),
 )
