@@ -309,6 +309,7 @@ class TrainConfig(Section):
     precision: Literal["model", "bfloat16"] = Field(
         "model", description="number format of matrix products (bfloat16: autocast, the parameters keep their own format)"
     )
+    recompute: bool = Field(False, description="layers are computed again in the backward pass: less memory, a third more work")
     aggregation: Literal["token", "sequence", "fixed"] = Field(
         "token", description="mean over tokens; mean over sequences of their means; or sum over sequences x max_tokens"
     )

@@ -45,7 +45,7 @@ OPEN: Final = (
     "engine.server", "engine.url", "engine.silent_s", "engine.faults", "engine.failures",
     "weights.transport", "weights.rollover", "weights.retries", "weights.delta", "weights.address",
     "weights.canary", "weights.probe", "weights.probe_every",
-    "batch.token_budget", "train.shard",
+    "batch.token_budget", "train.shard", "train.recompute",
     "rollout.max_live_groups", "rollout.moves", "rollout.retries", "rollout.give_up_after",
     "environment.workers", "environment.memory_mib",
     "reward.workers", "reward.start_s", "reward.memory_mib", "reward.concurrency", "reward.batch", "reward.give_up_after",

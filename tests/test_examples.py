@@ -179,6 +179,8 @@ def test_a_config_for_a_cluster_fills_that_many_nodes_and_is_simulated(
     assert run[:2] == ["run", f"examples/cluster/{name}.toml"]
     assert cli.main([*simulate, "--run.steps=2", "--json"]) == 0
     simulated = json.loads(capsys.readouterr().out)
+    assert cli.main([*simulate, "--run.steps=2", "--costs.recompute=false"]) == 0  # as our own trainer is told
+    assert "does not fit" not in capsys.readouterr().out
     assert simulated["devices"] == nodes * 8 and simulated["steps"] == 2
     config = resolve(file=EXAMPLES / "cluster" / f"{name}.toml", environment={}).config
     hosts = layout(worker.roles_of(config), nodes * 8)

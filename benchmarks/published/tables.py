@@ -53,7 +53,7 @@ def run(scenario: Scenario) -> Found:
     batch = sequence * rollout.groups_per_step * rollout.group_size
     switch_s = 0.0 if scenario.place.apart else costs.sleep_s + costs.wake_s
     passes = scenario.costs.logprob_passes
-    logprob_s = training_s * passes / (passes + 3 + scenario.costs.recompute)  # of forward passes that all take as long
+    logprob_s = training_s * passes / (passes + 3 + scenario.recomputes)  # of forward passes that all take as long
     counted = microbatches(scenario, costs.training)
     return Found(step_s, training_s, logprob_s, switch_s, counted, batch / step_s, len(rows))
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from rollyard.model.architecture import Architecture, RopeScaling
 from rollyard.model.fused import Rotation, norm_gated, norm_linears, rotate
@@ -72,8 +73,16 @@ class Layer(nn.Module):
         self.self_attn = Attention(arch, index, dtype, device)
         self.post_attention_layernorm = nn.RMSNorm(arch.hidden_size, arch.rms_eps, device=device, dtype=dtype)
         self.mlp = FeedForward(arch, dtype, device)
+        self.recompute = False  # keep its input alone for the backward pass
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return self._through(x, rotation, attend)
+        # Inside the layer, so that one whose rows are shared is gathered when it computes again. Nothing in it is random.
+        out: Tensor = checkpoint(self._through, x, rotation, attend, use_reentrant=False, preserve_rng_state=False)
+        return out
+
+    def _through(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         x = x + self.self_attn(x, self.input_layernorm, rotation, attend)
         out: Tensor = self.mlp(x, self.post_attention_layernorm)
         return out
@@ -133,6 +142,12 @@ class CausalLM(nn.Module):
         parameters = dict(self.named_parameters())
         adapter = {name.replace(".default.", "."): each for name, each in parameters.items() if ".lora_" in name}
         return adapter or parameters
+
+    def recompute(self, *, layers: bool) -> None:
+        """Keep the input of each layer alone for a backward pass, and compute the layer again there; or keep all."""
+        for layer in self.model.layers:
+            assert isinstance(layer, Layer)
+            layer.recompute = layers
 
     @property
     def adapted(self) -> bool:

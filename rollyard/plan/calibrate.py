@@ -177,7 +177,7 @@ class _Fitting:
         yield Fitted("costs.decode_flops", shares["decode_flops"], "the same", decode.residual)
         yield Fitted("costs.decode_bandwidth", 1.0 if self._cpu else shares["decode_flops"], "the same")
         yield Fitted("costs.prefill_flops", shares["prefill_flops"], "of them, those that read prompts besides")
-        yield Fitted("costs.recompute", False, "what is computed again is in the share of training")
+        yield Fitted("costs.recompute", False, "as train.recompute has it")
         yield Fitted("costs.train_flops", shares["train_flops"], f"{self._run.report.steps - 1} training steps", train.residual)
         yield Fitted("costs.minibatch_s", train.fixed / self._run.config.train.minibatches, "the same", train.residual)
         yield from self._of_driver()

@@ -50,13 +50,14 @@ def _state(scenario: Scenario, shape: Shape) -> str:
 
 
 def _memory(scenario: Scenario, shape: Shape, devices: Devices) -> str:
-    """Our own trainer keeps all activations of a micro-batch, and a copy of what it broadcasts."""
+    """Our own trainer keeps all activations of a micro-batch unless it is told otherwise, and a copy of what it broadcasts."""
     if scenario.cluster.hardware == CPU:
         return ""
     own = with_options(scenario, {"costs.recompute": False, "costs.sent_copy": True})
     try:
         training(own, shape, devices, sizes_of(own, shape), longest_of(own, shape))
     except ConfigError as error:
-        kept = "activations, and a copy of what it broadcasts" if sizes_of(own, shape).sent else "activations"
-        return f"our own trainer keeps {kept} (as with costs.recompute false): {error.problem}"
+        kept = ["a copy of what it broadcasts"] * bool(sizes_of(own, shape).sent)
+        kept += ["activations, without train.recompute"] * (not own.recomputes)
+        return f"our own trainer keeps {' and '.join(kept) or 'more than that'}: {error.problem}"
     return ""

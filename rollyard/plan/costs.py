@@ -127,6 +127,7 @@ def priced(scenario: Scenario, shape: Shape, hardware: Hardware) -> Costs:
         minibatches=scenario.train.minibatches,
         budget=budget,
         passes=passes_of(scenario),
+        recompute=scenario.recomputes,
     )
     swapped = offloaded_s(scenario, shape, devices, sizes)
     return Costs(

@@ -33,6 +33,7 @@ class TrainingCosts:
         minibatches: optimizer steps on a batch.
         budget: tokens of a micro-batch.
         passes: forward passes besides, over a batch.
+        recompute: activations are computed again.
     """
 
     shape: Shape
@@ -46,6 +47,7 @@ class TrainingCosts:
     minibatches: int
     budget: int
     passes: Passes
+    recompute: bool
 
     def work(self, groups: Iterable[tuple[int, Sequence[int]]]) -> tuple[int, int]:
         """Tokens and pairs of a batch.
@@ -76,7 +78,7 @@ class TrainingCosts:
         # An adapter's frozen weights have no gradient of their own.
         backward = forward if self.trained < self.shape.parameters else 2 * forward
         adapter = 6.0 * self.trained * tokens if self.trained < self.shape.parameters else 0.0
-        again = forward if self.costs.recompute else 0.0
+        again = forward if self.recompute else 0.0
         besides = self.passes.bodies * forward + self.passes.heads * 2.0 * self.shape.head * tokens
         return forward + backward + again + adapter + besides
 

@@ -155,7 +155,7 @@ def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, l
     shared = devices.ranks * scenario.costs.stages / devices.train
     tokens = _together(scenario, devices, longest) * shared
     layer = STREAM * sizes.train + (LAYER - STREAM) * sizes.product
-    kept = shape.layers * sizes.train + layer if scenario.costs.recompute else shape.layers * layer
+    kept = shape.layers * sizes.train + layer if scenario.recomputes else shape.layers * layer
     found = Memory(
         "training",
         devices.hardware.memory,
@@ -173,7 +173,7 @@ def training(scenario: Scenario, shape: Shape, devices: Devices, sizes: Sizes, l
             remedy += ", with one copy for all (--train.shard true where engines are apart, --costs.state_devices elsewhere)"
         elif found.activations > found.capacity / 2:
             remedy += ", or use a smaller --batch.token_budget"
-            remedy += "" if scenario.costs.recompute else ", or --costs.recompute true, which our own trainer does not do"
+            remedy += "" if scenario.recomputes else ", or --train.recompute true"
         if found.sent >= -found.free:
             remedy += ", or --weights.transport checkpoint, which makes no copy there"
         raise ConfigError(problem, where="place.train", remedy=remedy)

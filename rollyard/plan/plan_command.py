@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -130,32 +131,38 @@ def space_of(given: argparse.Namespace) -> Space:
     shape = shape_for(resolved.config)
     base = with_options(resolved.config, {**usual, **windowed(resolved.config, shape.window, said)})
     hardware = device_of(base.cluster, formats_of(base))
+    again, far = _least(base, shape, hardware, gpus)
+    base = base if "train.recompute" in said else with_options(base, {"train.recompute": again})
     held = 1
     while held < gpus and shape.parameters * 2 / held > hardware.memory:
         held *= 2
     limit = base.rollout.max_staleness if "rollout.max_staleness" in pinned else given.max_staleness
-    widest, far = max(hardware.node, 4 * held), _far(base, shape, hardware, gpus)
+    widest = max(hardware.node, 4 * held)
     return Space(base, gpus, hardware.node, limit, widest, frozenset(pinned), far)
 
 
-def _far(base: Scenario, shape: Shape, hardware: Hardware, gpus: int) -> str:
-    """How weights go from node to node: by the common disk where a copy to broadcast would have no room, though as many devices
-    as there are shared all the rest.
+def _least(base: Scenario, shape: Shape, hardware: Hardware, gpus: int) -> tuple[bool, str]:
+    """What training cannot do without, though as many devices as there are shared all the rest.
+
+    Returns:
+        Whether activations are computed again, and how weights go from node to node: by the common disk where a copy to
+        broadcast would have no room.
     """
-    for transport in ("broadcast", "checkpoint"):
+    for again, transport in product((base.train.recompute, True), ("broadcast", "checkpoint")):
         options = {"place.placement": "separate", "place.generate": 1, "place.train": max(gpus - 1, 1), "train.shard": True}
-        scenario = with_options(base, options | {"weights.transport": transport, "engine.tensor_parallel_size": 1})
+        options |= {"weights.transport": transport, "engine.tensor_parallel_size": 1, "train.recompute": again}
+        scenario = with_options(base, options)
         devices, sizes = devices_of(scenario, hardware), sizes_of(scenario, shape)
         try:
             training(scenario, shape, devices, sizes, longest_of(scenario, shape))
         except ConfigError:
             continue
-        return transport
-    return "broadcast"  # nothing fits, and that is told
+        return again, transport
+    return base.train.recompute, "broadcast"  # nothing fits, and that is told
 
 
 def _fitting(base: Scenario, said: Collection[str]) -> Mapping[str, Any]:
-    """What is usual on such devices, and what our own trainer does, which is to run it: it keeps activations, and a copy.
+    """What is usual on such devices, and what our own trainer does, which is to run it: it makes a copy to send.
 
     Parameters of 16 bits would lose what small learning rates change: matrices are multiplied in 16 bits, parameters kept in 32.
     Those under an adapter do not change.
@@ -206,6 +213,8 @@ def cautions_of(scenario: Scenario, space: Space) -> list[str]:
     found = cautions(scenario, costs.shape, costs.devices)
     if scenario.weights.transport == space.far == "checkpoint" and "weights.transport" not in space.pinned:
         found.append("weights go by a disk that all nodes share, since a copy to broadcast has no room beside training")
+    if scenario.train.recompute and "train.recompute" not in space.pinned:
+        found.append("activations are computed again (train.recompute), since training does not fit otherwise")
     return [f"caution: {line}" for line in found]
 
 

@@ -90,7 +90,8 @@ class CostsConfig(Section):
     train_flops: Share = Field(0.35, description="share of peak FLOPs that training reaches")
     recompute: bool = Field(
         True,
-        description="activations are computed again backwards: 8 FLOPs a parameter and token, not 6 (our own trainer keeps them)",
+        description="activations are computed again backwards: 8 FLOPs a parameter and token, not 6 (false: as train.recompute "
+        "says, by which our own trainer goes)",
     )
     weight_bytes: Size = Field(0.0, description="bytes of a parameter in an engine (0: as engine.dtype has it; 1: 8 bits)")
     state_bytes: Size = Field(
@@ -178,3 +179,8 @@ class Scenario(Config):
     workload: WorkloadConfig = WorkloadConfig()
     costs: CostsConfig = CostsConfig()
     failures: FailuresConfig = FailuresConfig()
+
+    @property
+    def recomputes(self) -> bool:
+        """Does training compute activations again?"""
+        return self.costs.recompute or self.train.recompute

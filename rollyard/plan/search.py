@@ -11,6 +11,7 @@ for more steps, and the best of these for more still (successive halving). Where
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
@@ -25,6 +26,7 @@ HOPELESS: Final = 1.25  # corrected estimates this many times the best are not s
 NEIGHBOURS: Final = 2  # of a round, that are like the best so far, whatever their estimates are
 NEAR: Final = 1.01  # what counts as like it, see `_traits`
 FAR: Final = 2.5  # nor is the best estimate of a family this many times the best, before anything is corrected
+RUNNABLE: Final = 3  # of a round, that can be run, where the best so far cannot be
 TRUST: Final = 0.5  # of the uncorrected estimate, against a simulation of the candidate itself
 
 
@@ -180,16 +182,28 @@ class _Rounds(Generic[Outcome]):
         apart = np.sqrt(np.sum((self._like - self._like[best]) ** 2, axis=1))
         near = self._least(apart, NEAR, NEIGHBOURS)
         promising = self._least(corrected, HOPELESS * self.best_s, ROUND)
-        chosen = list(dict.fromkeys((*promising[: ROUND - len(near)], *near)))
+        runnable = [] if self.candidates[best].ready else self._runnable(corrected)
+        chosen = list(dict.fromkeys((*runnable, *promising[: ROUND - len(near) - len(runnable)], *near)))
         return chosen[: self.rule.budget - self._looked_at]
 
-    def _least(self, numbers: Numbers, most: float, count: int) -> list[int]:
-        """So many at most, up to a number, the least first: of those that are not simulated yet and may win."""
+    def _runnable(self, corrected: Numbers) -> list[int]:
+        """Those whose corrected estimates are best among what can be run; all may be the best of these."""
+        came_to = [outcome.step_s for index, outcome in self.came_to.items() if self.candidates[index].ready]
+        best_s = min(came_to, default=math.inf)
+        ready = np.array([each.ready for each in self.candidates])
+        return self._least(np.where(ready, corrected, math.inf), min(HOPELESS * best_s, sys.float_info.max), RUNNABLE, best_s)
+
+    def _least(self, numbers: Numbers, most: float, count: int, best_s: float = 0.0) -> list[int]:
+        """So many at most, up to a number, the least first: of those that are not simulated yet and may win.
+
+        Args:
+            best_s: against this (0: the best of all).
+        """
         found: list[int] = []
         for index in map(int, np.argsort(numbers, kind="stable")):
             if numbers[index] > most or len(found) == count:
                 break
-            if not self._known(index) and self.candidates[index].least_s <= self.best_s:
+            if not self._known(index) and self.candidates[index].least_s <= (best_s or self.best_s):
                 found.append(index)
         return found
 

@@ -89,6 +89,7 @@ RULES: Final = (
         Rule("training makes no other passes for it", (name,), partial(_passes_alike, name))
         for name in ("train.loss", "train.correction", "train.correction_level")
     ),
+    Rule("costs.recompute says so anyway", ("train.recompute",), lambda scenario: scenario.costs.recompute),
     Rule("parameters are in that format", ("train.precision",), lambda scenario: scenario.model.dtype == "bfloat16"),
     Rule("nothing is late", ("train.limit_s", "weights.limit_s", "engine.start_s", "exchange.limit_s")),
     Rule("two jobs are simulated as one", ("exchange.folder",), lambda scenario: not scenario.place.apart),

@@ -79,6 +79,7 @@ class ReferenceTrainer:
         self._where = model.head_weight.device
         self._piece = CACHED_TOKENS if self._where.type == "cpu" and ranks is None else None  # a piece gathers the model twice
         self._products = torch.bfloat16 if config.precision == "bfloat16" else model.head_weight.dtype
+        model.recompute(layers=config.recompute)
         self._reference = reference
         self._head = ValueHead(model.architecture.hidden_size, self._where, config) if values else None
         more = self._head.parameters if self._head is not None else {}

@@ -17,10 +17,11 @@ LAYERS, HIDDEN = 6, 256
 ARCHITECTURE = Architecture("llama", 512, HIDDEN, LAYERS, 4, 2, 64, 896, 128)
 
 
-def kept(dtype: torch.dtype, products: torch.dtype) -> float:
+def kept(dtype: torch.dtype, products: torch.dtype, *, recompute: bool = False) -> float:
     """Bytes of a token, as on a GPU, where attention has no code of its own. Parameters are kept anyway."""
     model = CausalLM(ARCHITECTURE, dtype)
     model.initialise(0)
+    model.recompute(layers=recompute)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     seen: dict[int, Tensor] = {}
 
@@ -50,5 +51,9 @@ def test_activations_are_kept_as_the_planner_says(dtype: str, precision: str, pr
     """None are computed again. The planner's number is that of a common layer, whatever its inner width."""
     options = {"model__path": "llama-1b", "place__placement": "separate", "model__dtype": dtype, "train__precision": precision}
     found = costs_of(scenario(**options, cluster__hardware="H100", cluster__memory=1e12, costs__recompute=False))
+    again = costs_of(scenario(**options, cluster__hardware="H100", cluster__memory=1e12, train__recompute=True))
+    layers, item = found.shape.layers, 2 if dtype == "bfloat16" else 4
+    inputs = again.training.budget * found.shape.hidden * layers * item
+    assert again.memory[1].activations == pytest.approx(found.memory[1].activations / layers + inputs)
     each = found.memory[1].activations / found.training.budget / found.shape.layers / found.shape.hidden
     assert 0.75 * each < kept(getattr(torch, dtype), products) / LAYERS / HIDDEN < 1.05 * each

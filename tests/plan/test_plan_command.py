@@ -153,6 +153,15 @@ def test_memory_is_that_of_the_trainer_that_runs_what_is_written(
     assert "caution: weights go by a disk that all nodes share" in capsys.readouterr().err
 
 
+def test_activations_are_computed_again_where_training_does_not_fit_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 72B and 8,192 tokens all would be 204 GB a device, however many share the rest."""
+    large = ["--gpus", "64xH100", "--model", "qwen2.5-72b"]
+    assert not base_of(monkeypatch).train.recompute
+    assert base_of(monkeypatch, *large).train.recompute
+    assert not base_of(monkeypatch, *large, "--train.recompute", "false").train.recompute
+    assert base_of(monkeypatch, "--train.recompute", "true").train.recompute
+
+
 def written(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A plan for a model that has a longer window than a micro-batch by default, on two processes of this machine."""
     model, path = tiny_folder(folder, window=32768, chat=True), folder / "plan.toml"
