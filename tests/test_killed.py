@@ -78,6 +78,12 @@ def ended(process: subprocess.Popen[str]) -> str:
     return said
 
 
+def told(runs: Runs, life: int) -> bool:
+    """Is anything kept of what this life did? Metrics of the life before do not say that it has begun."""
+    kept = read_kept(runs.path / "run" / "timeline.json")
+    return kept is not None and len(kept.lives) == life
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Runs:
     """A run that nothing happens to."""
@@ -94,7 +100,7 @@ def test_killed_at_any_moment_it_ends_with_the_weights_of_a_run_that_was_not(tmp
     runs, moments = Runs(tmp_path, [f"--place.placement={placement}"]), random.Random(placement)
     process = runs.begin("run")
     for life in range(2):
-        while len(runs.rows("run")) <= 2 * life and process.poll() is None:
+        while not (len(runs.rows("run")) > 2 * life and told(runs, life)) and process.poll() is None:
             time.sleep(0.03)
         time.sleep(moments.uniform(0, 0.2))
         process.kill()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
@@ -16,7 +16,30 @@ from rollyard.texts import visible
 
 
 class Screen(Console):
-    """A console that shows control characters instead of sending them: causes quote users' code, and that a policy's texts."""
+    """A console that shows control characters instead of sending them: causes quote users' code, and that a policy's texts.
+
+    Its size can be held, since a terminal may become another one while something is drawn.
+    """
+
+    _held: ConsoleDimensions | None = None
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        return self._held or super().size
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._held = ConsoleDimensions(*new_size)
+
+    def hold(self) -> ConsoleDimensions:
+        """What the terminal has now is the size from now on."""
+        self._held = None
+        self._held = self.size
+        return self._held
+
+    def let_go(self) -> None:
+        """The size is what the terminal has, at each moment."""
+        self._held = None
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """As any console does it; all texts come by here, also those within tables and panels."""

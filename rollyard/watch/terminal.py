@@ -48,7 +48,7 @@ class View(Protocol):
 class LiveView:
     """A panel that stays in place, redrawn a few times a second by a thread of its own from the newest snapshot."""
 
-    def __init__(self, header: Header, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, header: Header, console: Screen, clock: Callable[[], float] = time.monotonic) -> None:
         self._header = header
         self._console = console
         self._clock = clock
@@ -63,6 +63,7 @@ class LiveView:
 
     def _draw(self) -> RenderableType:
         snapshot, taken = self._newest
+        self._console.hold()  # way is made for a frame of this size, and no other
         if self._panel is not None:
             self._make_way(*self._panel.drawn)
         self._panel = LivePanel(self._header, snapshot, self._clock() - taken)
@@ -85,6 +86,7 @@ class LiveView:
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
+            self._console.let_go()
 
 
 class PlainView:
@@ -170,7 +172,7 @@ class QuietView:
         """Nothing is held."""
 
 
-def open_view(kind: Literal["auto", "live", "plain", "quiet"], header: Header, console: Console | None = None) -> View:
+def open_view(kind: Literal["auto", "live", "plain", "quiet"], header: Header, console: Screen | None = None) -> View:
     """The view that `watch.view` asks for, on standard output unless another console is given.
 
     `auto` is live on a terminal that can move its cursor, plain elsewhere.

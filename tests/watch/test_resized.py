@@ -104,6 +104,18 @@ def seen(terminal: int, screen: Screen, seconds: float) -> None:
     screen.feed(told.decode(errors="replace"))
 
 
+def drawn(terminal: int, screen: Screen) -> None:
+    """Until a frame has come, and nothing after it: the next one is a quarter of a second away."""
+    deadline, last, told = time.monotonic() + 10, 0.0, b""
+    while time.monotonic() < deadline and not 0 < last < time.monotonic() - 0.05:
+        try:
+            told += os.read(terminal, 65536)
+            last = time.monotonic()
+        except BlockingIOError:
+            time.sleep(0.005)
+    screen.feed(told.decode(errors="replace"))
+
+
 @pytest.mark.slow  # it looks at a terminal for some seconds
 def test_there_is_one_panel_whatever_becomes_of_the_terminal() -> None:
     terminal, theirs = pty.openpty()
@@ -125,6 +137,7 @@ def test_there_is_one_panel_whatever_becomes_of_the_terminal() -> None:
         while "41/100" not in "".join(screen.rows) and time.monotonic() < deadline:
             seen(terminal, screen, 0.3)
         for width in (50, 45, 120, 92, 40):
+            drawn(terminal, screen)
             resize(terminal, width)
             screen.resize(width)
             process.stdin.write("\n")

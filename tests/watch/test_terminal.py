@@ -1,4 +1,7 @@
 import io
+import itertools
+import os
+import re
 import subprocess
 import sys
 import warnings
@@ -6,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from rollyard.watch.eta import Left
+from rollyard.watch.screen import Screen
 from rollyard.watch.terminal import LiveView, PlainView, QuietView, open_view
 from tests.watch.test_draw import HEADER, REPORT, SNAPSHOT
 
@@ -18,8 +21,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def console(file: io.StringIO, **options: object) -> Console:
-    return Console(file=file, width=200, **options)  # type: ignore[arg-type]
+def console(file: io.StringIO, **options: object) -> Screen:
+    return Screen(file=file, width=200, **options)  # type: ignore[arg-type]
 
 
 def test_auto_is_live_on_a_terminal_and_plain_elsewhere() -> None:
@@ -110,6 +113,23 @@ def test_live_draws_the_newest_snapshot_and_gives_the_terminal_back() -> None:
     assert "77/100" in shown
     assert shown.count("/100") < 10  # most snapshots were never drawn
     assert shown.index("77/100") < shown.index("\x1b[?25h") < shown.index("3 steps done")
+
+
+def test_a_frame_is_of_one_size_whatever_becomes_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrower each time somebody looks: way is made for the frame that is drawn."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    widths, out = itertools.count(160, -10), Terminal()
+    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((next(widths), 50)))
+    screen = Screen(file=out, force_terminal=True)
+    assert screen.size.width > screen.size.width
+    held = screen.hold().width
+    assert {screen.size.width for _ in range(3)} == {held}
+    view = LiveView(HEADER, screen, clock=lambda: 5.0)
+    view.update(SNAPSHOT)
+    frame = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", out.getvalue()).split("╭")[1].split("╰")[0].splitlines()
+    assert {len(line) for line in frame[1:]} == {len(frame[0]) + 1}
+    view.close()
+    assert screen.size.width > screen.size.width
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
