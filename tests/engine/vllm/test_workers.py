@@ -19,14 +19,14 @@ from tests.engine.vllm.receivers import told
 from tests.engine.vllm.test_weights import agrees
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
-LONG = 240  # tokens, so that they are not all written before new weights are near
+LONG = 1500  # tokens, so that they are not all written before new weights are near
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize("transport", ["checkpoint", "shared_memory", "broadcast"])
 async def test_two_workers(transport: str, tmp_path: Path) -> None:
     """One start of vLLM for all of it: it takes longer than the rest together."""
-    folder = model_folder(tmp_path, heads=4, kv_heads=2, width=128, layers=1)
+    folder = model_folder(tmp_path, heads=4, kv_heads=2, width=128, layers=1, window=2048)
     config = configured(folder, transport, tensor_parallel_size=2)
     async with driving(config, launch=partial(launched, "serve_freezing")) as driven:
         await agrees(driven, folder)
@@ -67,9 +67,9 @@ def shares_of(driven: Driven) -> dict[str, list[Slice]]:
 
 async def goes_on(driven: Driven) -> None:
     """Weights change under a request, in both workers at the same token."""
+    await driven.move(seed=3)
     driven.engine.generate([ask(1, [5, 6, 7], LONG, ignore_eos=True)])
     written = await segments(driven.engine, 8)
-    await driven.move(seed=3)
     rolling = asyncio.create_task(driven.sync(WeightVersion(1), Rollover.KEEP))
     done = await collect(driven.engine, 1)
     await rolling
